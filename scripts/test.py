@@ -1,0 +1,54 @@
+"""`python scripts/test.py`: the whole test suite, from a fresh machine, with the coverage of the package.
+
+Without arguments everything runs in two processes, and the coverage has to reach the bound in
+`pyproject.toml`. Other arguments go to pytest and narrow the run, `python scripts/test.py tests/unit -k kl`:
+then one process is used (`-n 2` for two) and no bound holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from environment import TEST_EXTRAS, Environment, run, say
+
+# Toy models are several times faster on one thread a process. Nothing may reach for the network.
+VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "offline",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code of pytest, or 1 when all tests pass but cover too little."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
+    options, chosen = parser.parse_known_args(arguments)
+    python = Environment().ensure(TEST_EXTRAS)
+    settings = ["-m", "slow or not slow"] if options.slow else []
+    if not chosen and (os.cpu_count() or 1) >= 2:
+        settings += ["-n", "2"]
+    run([python, "-m", "coverage", "erase"])
+    code = run([python, "-m", "coverage", "run", "-m", "pytest", *settings, *chosen], **VARIABLES)
+    covered = report_coverage(python, everything_ran=not chosen)
+    return code or (0 if covered else 1)
+
+
+def report_coverage(python: Path, everything_ran: bool) -> bool:
+    """Print the coverage, by file when everything ran. False if a bound holds and is not reached."""
+    run([python, "-m", "coverage", "combine", "--quiet"])
+    if everything_ran:
+        return run([python, "-m", "coverage", "report"]) == 0
+    say("Coverage of trlx_like in percent:")
+    run([python, "-m", "coverage", "report", "--format=total", "--fail-under=0"])
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Tiny real models and tokenizers, made in the test and loaded through the real loading code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
+
+
+def tiny_tokenizer(pad: bool = True, bos: bool = False) -> PreTrainedTokenizerFast:
+    """One token a letter, besides <eos> (0), <pad> (1) and, if asked for, <bos> (2). Without `pad`, EOS pads."""
+    special = ["<eos>", *(["<pad>"] if pad else []), *(["<bos>"] if bos else [])]
+    vocabulary = {token: number for number, token in enumerate([*special, *LETTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="."))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<eos>",
+        pad_token="<pad>" if pad else None,
+        bos_token="<bos>" if bos else None,
+        unk_token=".",
+        padding_side="left",
+    )
+
+
+def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **extra: Any) -> PretrainedConfig:
+    ids = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
+    if family == "gpt2":
+        sizes = {"n_layer": layers, "n_head": 2, "n_embd": 16, "n_positions": 64}
+        return GPT2Config(vocab_size=vocabulary, **{**sizes, **ids, **extra})
+    sizes = {"num_hidden_layers": layers, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
+    common = {"vocab_size": vocabulary, **sizes, **ids}
+    if family == "opt":
+        return OPTConfig(ffn_dim=32, word_embed_proj_dim=16, **{**common, **extra})
+    common["intermediate_size"] = 32
+    if family == "gpt_neox":
+        return GPTNeoXConfig(**{**common, **extra})
+    common["num_key_value_heads"] = 1
+    if family == "llama":
+        return LlamaConfig(**{**common, **extra})
+    return Qwen3Config(head_dim=8, **{**common, **extra})
+
+
+def tiny_lm(family: str = "gpt2", seed: int = 0, **extra: Any) -> PreTrainedModel:
+    """A random causal language model of a few thousand parameters, in evaluation mode."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(tiny_config(family, **extra)).eval()
+
+
+def save_tiny(folder: Path, family: str = "gpt2", **extra: Any) -> str:
+    """A folder with a tiny model and tokenizer, as a user's `model.model_path`."""
+    tiny_lm(family, **extra).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,167 @@
+"""PPO's losses and their diagnostics."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.functional import reference_numpy as reference
+from tests.unit.functional.properties import (
+    LAYOUTS,
+    QUICK,
+    Batch,
+    Formula,
+    Layout,
+    batches,
+    check_padding_is_silent,
+    check_rows_add_up,
+    splits,
+)
+from trlx_like.functional import policy_gradient as pg
+from trlx_like.functional.masked import masked_sum
+
+CLIP = 0.2
+NAN = float("nan")
+
+# Ratios and advantages with c = 0.2, so the range is [0.8, 1.2]; -A r and -A clip(r):
+#   r 1.5, A  2: -3.0, -2.4 -> -2.4 clipped     r 0.5, A  2: -1.0, -1.6 -> -1.0
+#   r 1.5, A -2:  3.0,  2.4 ->  3.0             r 0.5, A -2:  1.0,  1.6 ->  1.6 clipped
+#   r 1.1, A  1: -1.1 inside                    the last place is padding
+RATIOS = [1.5, 1.5, 0.5, 0.5, 1.1]
+OLD = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, NAN])
+ADVANTAGES = torch.tensor([2.0, -2.0, 2.0, -2.0, 1.0, NAN])
+MASK = torch.tensor([True] * 5 + [False])
+
+FORMULAS: dict[str, tuple[Formula, int]] = {
+    "clipped_surrogate": (partial(pg.clipped_surrogate, cliprange=CLIP), 3),
+    "clip_fraction": (partial(pg.clip_fraction, cliprange=CLIP), 2),
+    "clipped_value_loss": (partial(pg.clipped_value_loss, cliprange_value=0.5), 3),
+    "value_loss": (partial(pg.clipped_value_loss, cliprange_value=None), 3),
+    "approx_kl": (pg.approx_kl, 2),
+}
+
+
+def new_logprobs() -> torch.Tensor:
+    return torch.cat([OLD[:5] + torch.tensor(RATIOS).log(), torch.zeros(1)]).requires_grad_()
+
+
+def test_clipped_surrogate_golden() -> None:
+    logprobs = new_logprobs()
+    loss = pg.clipped_surrogate(logprobs, OLD, ADVANTAGES, CLIP)
+    torch.testing.assert_close(loss[:5].detach(), torch.tensor([-2.4, 3.0, -1.0, 1.6, -1.1]))
+    total = masked_sum(loss, MASK)  # -2.4 + 3 - 1 + 1.6 - 1.1 = 0.1
+    torch.testing.assert_close(total.item(), 0.1, rtol=1e-5, atol=1e-6)
+    total.backward()
+    # The gradient to log pi is -A r where the first branch is the larger one, 0 where the ratio is clipped.
+    assert logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad[:5], torch.tensor([0.0, 3.0, -1.0, 0.0, -1.1]))
+
+
+def test_clip_fraction_golden() -> None:
+    outside = pg.clip_fraction(new_logprobs(), OLD, CLIP)
+    assert outside[:5].tolist() == [1, 1, 1, 1, 0]
+    assert masked_sum(outside, MASK).item() == 4
+
+
+def test_clipped_value_loss_golden() -> None:
+    # V 2, V_old 1, c 0.5, so clip(V) = 1.5. R 3: errors 1, 2.25. R 0: errors 4, 2.25. Half the larger one.
+    values, old, returns = torch.tensor([2.0, 2.0, 2.0]), torch.ones(3), torch.tensor([3.0, 0.0, NAN])
+    mask = torch.tensor([True, True, False])
+    loss = pg.clipped_value_loss(values, old, returns, 0.5)
+    assert loss[:2].tolist() == [1.125, 2.0]
+    assert masked_sum(loss, mask).item() == 3.125
+    assert masked_sum(pg.clipped_value_loss(values, old, returns, None), mask).item() == 0.5 + 2.0
+
+
+def test_approx_kl_golden() -> None:
+    # r - 1 - ln r: at 2, 1 - ln 2 = 0.3068528; at 1/2, ln 2 - 1/2 = 0.1931472; at 1, 0.
+    logprobs = torch.tensor([2.0, 0.5, 1.0, NAN]).log()
+    got = pg.approx_kl(logprobs, torch.zeros(4))
+    torch.testing.assert_close(got[:3], torch.tensor([0.3068528, 0.1931472, 0.0]))
+    torch.testing.assert_close(masked_sum(got, logprobs.isfinite()).item(), 0.5, rtol=1e-5, atol=1e-6)
+
+
+def test_explained_variance_golden() -> None:
+    # Returns 1, 2, 3: m2 2. Residuals 0, 0, 1: mean 1/3, m2 = 1/9 + 1/9 + 4/9 = 2/3. 1 - (2/3) / 2 = 2/3.
+    returns, mask = torch.tensor([1.0, 2.0, 3.0, NAN]), torch.tensor([True, True, True, False])
+    got = pg.explained_variance(torch.tensor([1.0, 2.0, 2.0, NAN]), returns, mask)
+    torch.testing.assert_close(got, torch.tensor(2 / 3))
+    assert pg.explained_variance(returns, returns, mask).item() == 1
+    for constant in (1.0, 0.7):
+        equal = torch.full((999,), constant)
+        assert pg.explained_variance(torch.randn(999), equal, torch.ones(999, dtype=torch.bool)).item() == 0
+
+
+def test_a_ratio_beyond_float32_spoils_nothing() -> None:
+    logprobs = torch.tensor([200.0, 200.0, -200.0, 0.0], requires_grad=True)
+    loss = pg.clipped_surrogate(logprobs, torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, 1.0]), CLIP)
+    loss.sum().backward()
+    torch.testing.assert_close(loss.detach(), torch.tensor([-1.2, math.exp(20), -math.exp(-20), -1.0]))
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [0, 0, 0, -1]
+    assert torch.isfinite(pg.approx_kl(logprobs, torch.zeros(4))).all()
+
+
+@QUICK
+@given(batches(3), st.sampled_from([0.1, 0.2, 0.5]))
+def test_equals_numpy(batch: Batch, c: float) -> None:
+    x, y, z, _ = batch.numpy()
+    a, b, d = batch.fields
+    pairs = [
+        (pg.clipped_surrogate(a, b, d, c), partial(reference.clipped_surrogate, cliprange=c), (x, y, z)),
+        (pg.clip_fraction(a, b, c), partial(reference.clip_indicator, cliprange=c), (x, y)),
+        (pg.clipped_value_loss(a, b, d, c), partial(reference.clipped_value_loss, cliprange=c), (x, y, z)),
+        (
+            pg.clipped_value_loss(a, b, d, None),
+            partial(reference.clipped_value_loss, cliprange=None),
+            (x, y, z),
+        ),
+        (pg.approx_kl(a, b), lambda new, old: math.exp(new - old) - 1 - (new - old), (x, y)),
+    ]
+    for got, formula, arrays in pairs:
+        np.testing.assert_allclose(
+            got.numpy(), reference.elementwise(formula, *arrays), rtol=1e-9, atol=1e-12
+        )
+
+
+@QUICK
+@given(batches(2), LAYOUTS)
+def test_explained_variance_equals_numpy_whatever_the_padding(batch: Batch, layout: Layout) -> None:
+    expected = reference.explained_variance(*batch.numpy())
+    for version in (batch, layout(batch)):
+        got = pg.explained_variance(*version.fields, version.mask)
+        torch.testing.assert_close(got.item(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@QUICK
+@given(st.data(), LAYOUTS)
+def test_padding_changes_nothing(name: str, data: st.DataObject, layout: Layout) -> None:
+    formula, fields = FORMULAS[name]
+    check_padding_is_silent(formula, data.draw(batches(fields)), layout)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@QUICK
+@given(st.data())
+def test_rows_add_up(name: str, data: st.DataObject) -> None:
+    formula, fields = FORMULAS[name]
+    check_rows_add_up(formula, *data.draw(splits(fields)))
+
+
+@QUICK
+@given(batches(2))
+def test_gradient_at_ratio_one_is_the_policy_gradient(batch: Batch) -> None:
+    advantages = batch.fields[1]
+    weight = batch.fields[0].clone().requires_grad_()
+    logprobs = torch.log_softmax(weight, dim=-1)
+    (surrogate,) = torch.autograd.grad(
+        pg.clipped_surrogate(logprobs, logprobs.detach(), advantages, CLIP).sum(), weight, retain_graph=True
+    )
+    (reinforce,) = torch.autograd.grad((-advantages * logprobs).sum(), weight)
+    torch.testing.assert_close(surrogate, reinforce)

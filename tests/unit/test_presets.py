@@ -1,0 +1,69 @@
+"""The configurations to start from."""
+
+from __future__ import annotations
+
+import pytest
+
+from trlx_like.config import PPOConfig, SFTConfig
+from trlx_like.errors import ConfigError
+from trlx_like.presets import PRESETS, default_ppo_config, default_sft_config, preset_for
+
+
+def test_ppo_has_the_values_of_trlx() -> None:
+    config = default_ppo_config()
+    train, method = config.train, config.method
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 10000, 32)
+    assert (train.checkpoint_interval, train.eval_interval, train.trainer) == (10000, 100, "PPOTrainer")
+    assert (config.model.model_path, config.model.num_layers_unfrozen) == ("lvwerra/gpt2-imdb", 2)
+    assert config.optimizer.kwargs == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
+    assert config.scheduler.to_dict() == {
+        "name": "cosine_annealing",
+        "kwargs": {"T_max": 1e12, "eta_min": 3e-5},
+    }
+    assert isinstance(method, PPOConfig)
+    assert (method.num_rollouts, method.chunk_size, method.ppo_epochs) == (128, 128, 4)
+    assert (method.init_kl_coef, method.target, method.horizon) == (0.001, None, 10000)
+    assert (method.gamma, method.lam, method.cliprange, method.cliprange_value) == (1, 0.95, 0.2, 0.2)
+    assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, None, 10)
+    assert method.gen_kwargs == {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
+
+
+def test_sft_has_the_values_of_trlx() -> None:
+    config = default_sft_config()
+    train = config.train
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 1000, 8)
+    assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
+    assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 1e-4
+    assert isinstance(config.method, SFTConfig)
+
+
+def test_each_call_makes_its_own() -> None:
+    for make in PRESETS.values():
+        first = make()
+        first.optimizer.kwargs["lr"] = 1.0
+        assert make().optimizer.kwargs["lr"] != 1.0
+
+
+def test_the_preset_that_fits_the_arguments() -> None:
+    assert preset_for(reward_fn=len) == ("ppo", default_ppo_config())
+    assert preset_for(samples=[]) == ("sft", default_sft_config())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "train() needs a config, a reward_fn (for PPO) or samples (for SFT)."),
+        (
+            {"reward_fn": len, "samples": ["a"]},
+            "reward_fn fits PPO and samples fit SFT; pass one of them, or a config.",
+        ),
+        (
+            {"samples": ["a"], "rewards": [1.0]},
+            "rewards: no preset learns from samples with given rewards; pass a config.",
+        ),
+    ],
+)
+def test_arguments_that_no_preset_fits(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        preset_for(**given)
+    assert str(error.value) == sentence

@@ -1,0 +1,197 @@
+"""The one call: read the configuration, load plugins, choose the trainer, hand over the data, learn."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.errors import ConfigError
+from trlx_like.presets import preset_for
+from trlx_like.registry import load_plugin
+
+logger = logging.getLogger(__name__)
+
+DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences")
+"""The arguments of `train` that are data: a trainer takes those that its `uses` names."""
+
+
+def train(
+    config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
+    reward_fn: Callable[..., Any] | None = None,
+    prompts: Sequence[Any] | None = None,
+    *,
+    eval_prompts: Sequence[Any] | None = None,
+    metric_fn: Callable[..., Any] | None = None,
+    samples: Sequence[Any] | None = None,
+    rewards: Sequence[float] | None = None,
+    preferences: Sequence[Any] | None = None,
+    stop_sequences: Sequence[str] | None = None,
+    logit_mask: Any = None,
+    model_path: Any = None,
+    tokenizer: Any = None,
+    plugins: Sequence[str] = (),
+    callbacks: Sequence[Any] = (),
+    dataset: Any = None,
+) -> Any:
+    """Trains a model and returns the trainer.
+
+    config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
+    reward_fn: called with keywords, those that it accepts of samples, prompts, outputs, tokenizer and the prompts' own
+        keys; returns one number a sample, one a response token, or None to leave a sample out.
+    prompts, eval_prompts: strings, or dicts with "prompt" and whatever the reward function is to see.
+    metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
+    samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output".
+    rewards, preferences: for trainers that learn from them.
+    stop_sequences: strings at which a response ends. They are not part of what the reward function sees.
+    logit_mask: bool [V, V]: whether the second token may follow the first. True = allowed.
+    model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model.
+    tokenizer: replaces `tokenizer.tokenizer_path`.
+    plugins: modules, .py files or entry points that register trainers, methods and so on.
+    callbacks: `trlx_like.Callback`s.
+
+    What is not given here is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
+    """
+    if dataset is not None:
+        raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")
+    data = {
+        "prompts": prompts,
+        "eval_prompts": eval_prompts,
+        "samples": samples,
+        "rewards": rewards,
+        "preferences": preferences,
+    }
+    trainer = make_trainer(
+        read_config(config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, data=data),
+        reward_fn=reward_fn,
+        metric_fn=metric_fn,
+        stop_sequences=stop_sequences,
+        logit_mask=logit_mask,
+        tokenizer=tokenizer,
+        callbacks=callbacks,
+        **data,
+    )
+    trainer.learn()
+    return trainer
+
+
+def read_config(
+    config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None,
+    *,
+    model_path: Any = None,
+    plugins: Sequence[str] = (),
+    reward_fn: Any = None,
+    data: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> TRLConfig:
+    """The complete configuration. The caller's object is not changed."""
+    ensure_logging()
+    for plugin in plugins:
+        load_plugin(plugin)
+    if config is None:
+        given = data or {}
+        name, chosen = preset_for(
+            reward_fn=reward_fn, samples=given.get("samples"), rewards=given.get("rewards")
+        )
+        logger.info("No config was given: using the preset %r.", name)
+    elif isinstance(config, TRLConfig):
+        chosen = config
+    elif isinstance(config, Mapping):
+        chosen = TRLConfig.from_dict(dict(config))
+    else:
+        chosen = TRLConfig.load_yaml(config, overrides)
+    if model_path is not None:
+        chosen = chosen.evolve(model={"model_path": model_path})
+    return chosen
+
+
+def make_trainer(
+    config: TRLConfig,
+    *,
+    reward_fn: Callable[..., Any] | None = None,
+    metric_fn: Callable[..., Any] | None = None,
+    stop_sequences: Sequence[str] | None = None,
+    logit_mask: Any = None,
+    tokenizer: Any = None,
+    callbacks: Sequence[Any] = (),
+    **data: Any,
+) -> Any:
+    """The trainer that `train` would run, ready to `learn`, `generate` or `step`."""
+    from trlx_like.pipelines.sources import load_function, load_rows
+
+    check(config)
+    named = config.data
+    for name in DATA:
+        spec = getattr(named, name, None)
+        if data.get(name) is None and spec is not None:
+            data[name] = load_rows(spec, f"data.{name}")
+    if reward_fn is None and named.reward_fn is not None:
+        reward_fn = load_function(named.reward_fn, "data.reward_fn")
+    if metric_fn is None and named.metric_fn is not None:
+        metric_fn = load_function(named.metric_fn, "data.metric_fn")
+    if logit_mask is None and named.logit_mask is not None:
+        logit_mask = load_function(named.logit_mask, "data.logit_mask")()
+    trainer_class = TRAINERS.get(config.train.trainer)
+    given = {name: value for name, value in data.items() if value is not None}
+    _refuse_unused(trainer_class, given)
+    if data.get("eval_prompts") is None and given.get("prompts") is not None:
+        given["eval_prompts"] = given["prompts"][: config.train.batch_size]
+    for key in config.inert():
+        logger.info("%s is set but does nothing with this configuration.", key)
+    return trainer_class(
+        config,
+        reward_fn=reward_fn,
+        metric_fn=metric_fn,
+        stop_sequences=named.stop_sequences if stop_sequences is None else stop_sequences,
+        logit_mask=logit_mask,
+        tokenizer=tokenizer,
+        callbacks=callbacks,
+        **config.train.trainer_kwargs,
+        **given,
+    )
+
+
+def check(config: TRLConfig) -> None:
+    """Looks up everything that the configuration names, without loading a model. Raises what `train` would raise."""
+    import torch
+
+    from trlx_like.optim import make_optimizer, make_scheduler
+    from trlx_like.pipelines.prompts import DATAPIPELINES
+    from trlx_like.samplers.generators import GENERATORS
+    from trlx_like.tracking import TRACKERS
+
+    trainer_class = TRAINERS.get(config.train.trainer)
+    if not isinstance(config.method, trainer_class.method_class):
+        raise ConfigError(
+            f"train.trainer ({config.train.trainer}) needs method.name: {trainer_class.method_class.__name__}, not "
+            f"{config.method.name}."
+        )
+    DATAPIPELINES.get(config.train.pipeline)
+    GENERATORS.get(config.sampler.engine)
+    for tracker in config.train.trackers:
+        TRACKERS.get(tracker)
+    optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config.optimizer)
+    make_scheduler(optimizer, config.scheduler)
+
+
+def ensure_logging() -> None:
+    """Shows the library's log lines on stderr, unless the program has set up logging itself."""
+    library = logging.getLogger("trlx_like")
+    if library.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    library.addHandler(handler)
+    library.setLevel(logging.INFO)
+
+
+def _refuse_unused(trainer_class: Any, given: Mapping[str, Any]) -> None:
+    unused = [name for name in given if name not in trainer_class.uses]
+    if unused:
+        raise ConfigError(
+            f"{trainer_class.__name__} cannot use {', '.join(unused)}; it takes "
+            f"{', '.join(sorted(trainer_class.uses)) or 'no data'}."
+        )

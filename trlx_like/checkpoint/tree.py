@@ -1,0 +1,230 @@
+"""Nested state as two files, without pickle: structure in `<path>.json`, tensors in `<path>.safetensors`.
+
+What comes back is equal bit by bit, NaN payloads included, and has the same types. What cannot be held so
+(sets, open files, objects) is refused by the place where it stands. Left out on purpose: devices (tensors
+come back on the CPU), `requires_grad`, memory layout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trlx_like.errors import CheckpointError
+
+FORMAT = "trlx_like.tree"
+VERSION = 1
+_TAG = "!"  # key of a JSON object that stands for something JSON has no word for
+_MAX_DEPTH = 100
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_MAPPING_NAMES = {kind: name for name, kind in _MAPPINGS.items()}
+
+# Written as they are; all other dtypes as bytes, since older releases of safetensors do not know them.
+_NATIVE = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+}
+_NUMPY_KINDS = "biufcUSMm"  # not objects (O) and records (V)
+
+Place = tuple[str, ...]
+
+
+def save_tree(tree: Any, path: Path) -> None:
+    """Writes a nested state to `<path>.safetensors` and `<path>.json`.
+
+    tree: dicts (also OrderedDict, Counter) with str or int keys, lists, tuples, None, bool, int, float, str,
+    dense tensors of any dtype, numpy arrays and scalars. Tensors that are the same memory are written once,
+    and come back as one tensor. Raises CheckpointError for anything else, with its dotted place, and for a
+    disk that refuses.
+    """
+    writer = _Writer()
+    document = {"format": FORMAT, "version": VERSION, "tree": writer.encode(tree, ())}
+    structure, tensors = _files(path)
+    try:
+        save_file(writer.tensors, tensors)
+        structure.write_text(json.dumps(document, allow_nan=False), encoding="ascii")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
+
+
+def load_tree(path: Path) -> Any:
+    """Reads what `save_tree` wrote to this path. Raises CheckpointError for missing and for damaged files."""
+    structure, tensors = _files(path)
+    for file in (structure, tensors):
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing.")
+    try:
+        document = json.loads(structure.read_bytes())
+        if document["format"] != FORMAT or document["version"] != VERSION:
+            found = f"{document['format']!r}, version {document['version']!r}"
+            raise CheckpointError(
+                f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}."
+            )
+        return _Reader(_read_tensors(tensors)).decode(document["tree"])
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{structure} or {tensors.name} is damaged: {error!r}") from error
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.safetensors")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(str(path), framework="pt") as file:
+        names: list[str] = file.keys()
+        # Cloned, since they are views of the file, and its folder may be pruned while they are in use.
+        return {name: file.get_tensor(name).clone() for name in names}
+
+
+class _Writer:
+    """Turns a state into what JSON can hold, and gathers its tensors on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._storages: set[int] = set()
+
+    def encode(self, value: Any, place: Place) -> Any:
+        if len(place) > _MAX_DEPTH:
+            raise _refusal(place[:5], f"is nested deeper than {_MAX_DEPTH}, or contains itself")
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind in (int, float, str):
+            return _encode_scalar(value)
+        if kind in (list, tuple):
+            items = [self.encode(item, (*place, str(row))) for row, item in enumerate(value)]
+            return items if kind is list else {_TAG: "tuple", "items": items}
+        if kind in _MAPPING_NAMES:
+            return self._encode_mapping(value, place)
+        if kind in (Tensor, nn.Parameter):
+            return self._encode_tensor(value, place)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._encode_array(value, place)
+        raise _refusal(place, f"is a {kind.__module__}.{kind.__qualname__}")
+
+    def _encode_mapping(self, value: dict[Any, Any], place: Place) -> Any:
+        for key in value:
+            if type(key) not in (str, int):
+                raise _refusal(place, f"has the key {key!r} of type {type(key).__qualname__}, not str or int")
+        items = {key: self.encode(item, (*place, str(key))) for key, item in value.items()}
+        # A plain object where JSON keeps all there is to know: string keys that survive being written.
+        if type(value) is dict and all(type(key) is str and key != _TAG and _plain(key) for key in items):
+            return items
+        pairs = [[_encode_scalar(key), item] for key, item in items.items()]
+        return {_TAG: _MAPPING_NAMES[type(value)], "items": pairs}
+
+    def _encode_tensor(self, value: Tensor, place: Place) -> Any:
+        if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+            kind = f"{value.layout}, {value.dtype}, {value.device}"
+            raise _refusal(place, f"is a tensor that is not dense ({kind})")
+        same: tuple[Any, ...] = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        same = (*same, value.is_conj(), value.is_neg())
+        name = self._names.get(same) if value.numel() else None
+        if name is None:
+            name = self._names[same] = self._hold(value)
+        node: dict[str, Any] = {_TAG: "tensor", "name": name}
+        if value.dtype not in _NATIVE:
+            node |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        return node
+
+    def _hold(self, value: Tensor) -> str:
+        """Keeps a dense copy on the CPU, with memory of its own as safetensors demands; returns its name."""
+        data = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        if data.untyped_storage().data_ptr() in self._storages:
+            data = data.clone()
+        self._storages.add(data.untyped_storage().data_ptr())
+        name = str(len(self.tensors))
+        self.tensors[name] = data if data.dtype in _NATIVE else data.reshape(-1).view(torch.uint8)
+        return name
+
+    def _encode_array(self, value: Any, place: Place) -> Any:
+        array = np.asarray(value)
+        if array.dtype.kind not in _NUMPY_KINDS or array.dtype.metadata:
+            raise _refusal(place, f"is a numpy {type(value).__qualname__} of dtype {array.dtype}")
+        data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
+        node = {_TAG: "numpy", "name": self._hold(data), "dtype": array.dtype.str, "shape": list(array.shape)}
+        return node if isinstance(value, np.ndarray) else {**node, "scalar": True}
+
+
+def _refusal(place: Place, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{'.'.join(place) or 'the state'} {what}: a checkpoint holds None, bool, int, float, str, dense tensors, "
+        "numpy arrays, and lists, tuples and dicts of these."
+    )
+
+
+def _plain(text: str) -> bool:
+    """True of text that JSON gives back as it was. Two lone surrogates would come back as one character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode_scalar(value: float | str) -> Any:
+    if isinstance(value, str):
+        return value if _plain(value) else {_TAG: "str", "utf8": value.encode("utf-8", "surrogatepass").hex()}
+    if isinstance(value, int):
+        # Beyond 64 bits many JSON readers round, and Python's refuses above 4300 digits.
+        return value if -(2**63) <= value < 2**63 else {_TAG: "int", "hex": hex(value)}
+    return value if math.isfinite(value) else {_TAG: "float", "bits": struct.pack(">d", value).hex()}
+
+
+class _Reader:
+    """The inverse of `_Writer`. Nodes that it never writes raise LookupError, TypeError or ValueError."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._by_tag: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "int": lambda node: int(node["hex"], 16),
+            "float": lambda node: struct.unpack(">d", bytes.fromhex(node["bits"]))[0],
+            "str": lambda node: bytes.fromhex(node["utf8"]).decode("utf-8", "surrogatepass"),
+            "tuple": lambda node: tuple(self.decode(item) for item in node["items"]),
+            "tensor": self._decode_tensor,
+            "numpy": self._decode_array,
+            **dict.fromkeys(_MAPPINGS, self._decode_mapping),
+        }
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if _TAG not in node:
+            return {key: self.decode(item) for key, item in node.items()}
+        return self._by_tag[node[_TAG]](node)
+
+    def _decode_mapping(self, node: dict[str, Any]) -> Any:
+        mapping = _MAPPINGS[node[_TAG]]()
+        for key, item in node["items"]:
+            mapping[self.decode(key)] = self.decode(item)
+        return mapping
+
+    def _decode_tensor(self, node: dict[str, Any]) -> Tensor:
+        tensor = self.tensors[node["name"]]
+        if "dtype" not in node:
+            return tensor
+        dtype = getattr(torch, node["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"this release of torch has no dtype {node['dtype']!r}")
+        return tensor.view(dtype).reshape(node["shape"])
+
+    def _decode_array(self, node: dict[str, Any]) -> Any:
+        dtype = np.dtype(node["dtype"])
+        if dtype.kind not in _NUMPY_KINDS:
+            raise ValueError(f"numpy dtype {node['dtype']!r} is never written")
+        array = self.tensors[node["name"]].numpy().view(dtype).reshape(node["shape"])
+        return array[()] if node.get("scalar") else array

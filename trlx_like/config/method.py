@@ -1,0 +1,65 @@
+"""What every method's section has: a name, and for methods on text how to generate.
+
+A plugin subclasses `MethodConfig`, or `TextMethodConfig` or `OnlineTextMethodConfig` to inherit generation
+and its checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from trlx_like.config.generation import experience_problems, generation_problems
+from trlx_like.config.problems import Problem
+from trlx_like.config.section import Section
+
+
+class MethodConfig(Section):
+    """The section `method`: which algorithm, and its options. `name` picks the class."""
+
+    section: ClassVar[str] = "method"
+    registered_name: ClassVar[str] = ""  # set by `register_method`
+
+    name: str = ""
+    """Registered name of this method's configuration, for example PPOConfig; by default that of the class."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, values: Any) -> Any:
+        default = vars(cls).get("registered_name") or cls.__name__
+        return {"name": default, **values} if isinstance(values, dict) else values
+
+
+def default_gen_kwargs() -> dict[str, Any]:
+    """40 tokens from the model's own distribution."""
+    return {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
+
+
+class TextMethodConfig(MethodConfig):
+    """A method whose evaluation generates text."""
+
+    gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
+    """Options of `generate` for evaluation; a list of values for an option is a sweep over it."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from generation_problems(self.gen_kwargs, "gen_kwargs")
+
+
+class OnlineTextMethodConfig(TextMethodConfig):
+    """A method that learns from text it generates itself."""
+
+    gen_experience_kwargs: dict[str, Any] | None = None
+    """Options of `generate` for the text that is trained on; null: those of `gen_kwargs`."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from super().conflicts()
+        if self.gen_experience_kwargs is not None:
+            yield from generation_problems(self.gen_experience_kwargs, "gen_experience_kwargs")
+        yield from experience_problems(self.gen_kwargs, self.gen_experience_kwargs)
+
+    @property
+    def experience_kwargs(self) -> dict[str, Any]:
+        """The options in use for the text that is trained on, as a copy."""
+        return dict(self.gen_kwargs if self.gen_experience_kwargs is None else self.gen_experience_kwargs)

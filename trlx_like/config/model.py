@@ -1,0 +1,132 @@
+"""The sections about the model: `model`, `tokenizer`, `optimizer`, `scheduler`, `sampler` and `backend`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from trlx_like.config.problems import Says
+from trlx_like.config.section import Section
+
+
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _model_source(value: Any) -> Any:
+    """Known by what it offers, so that checking a file imports no transformers."""
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):
+        raise ValueError
+    return value
+
+
+def _tokenizer_source(value: Any) -> Any:
+    if isinstance(value, str) and value.strip() or value is None or hasattr(value, "encode"):
+        return value
+    raise ValueError
+
+
+PathText = Annotated[str, BeforeValidator(_as_text)]
+"""Text that may be given as a `Path`."""
+
+
+class ModelConfig(Section):
+    """The section `model`."""
+
+    section: ClassVar[str] = "model"
+
+    model_path: Annotated[
+        Any,
+        BeforeValidator(_as_text),
+        AfterValidator(_model_source),
+        Says("a folder, a hub name, a PretrainedConfig or a loaded model"),
+    ]
+    """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
+    model_arch_type: Literal["causal", "seq2seq"] = "causal"
+    """Decoder only, or encoder and decoder."""
+    num_layers_unfrozen: int = Field(-1, ge=-1)
+    """Top layers that are trained; -1: the whole model, 0: none (heads only)."""
+    ref_model_path: PathText | None = None
+    """Folder or hub name of the reference model of the KL penalty; null: the model before training."""
+    peft_config: Any = None
+    """A peft configuration, or a mapping of its options; null: no adapter."""
+    model_extra_configs: dict[str, Any] = {}
+    """Further keyword arguments of `from_pretrained` or `from_config`."""
+
+
+class TokenizerConfig(Section):
+    """The section `tokenizer`."""
+
+    section: ClassVar[str] = "tokenizer"
+
+    tokenizer_path: Annotated[
+        Any,
+        BeforeValidator(_as_text),
+        AfterValidator(_tokenizer_source),
+        Says("a folder, a hub name, a loaded tokenizer or null"),
+    ] = None
+    """Folder or hub name of the tokenizer, or a loaded one; null: that of the model."""
+    padding_side: Literal["left", "right"] = "left"
+    """Side on which prompts are padded."""
+    truncation_side: Literal["left", "right"] = "right"
+    """Side from which a prompt that is too long loses tokens."""
+    tokenizer_extra_configs: dict[str, Any] = {}
+    """Further keyword arguments of `from_pretrained`."""
+
+
+def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:
+    """trlX's Adam; other optimisers do not take its betas."""
+    adam = {"betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
+    return {"lr": 3.0e-5, **(adam if values.get("name", "").lower().startswith("adam") else {})}
+
+
+class OptimizerConfig(Section):
+    """The section `optimizer`."""
+
+    section: ClassVar[str] = "optimizer"
+
+    name: str = "adamw"
+    """Registered name of the optimiser."""
+    kwargs: dict[str, Any] = Field(default_factory=_optimizer_kwargs)
+    """Its keyword arguments."""
+
+
+class SchedulerConfig(Section):
+    """The section `scheduler`."""
+
+    section: ClassVar[str] = "scheduler"
+
+    name: str = "constant"
+    """Registered name of the learning-rate schedule."""
+    kwargs: dict[str, Any] = {}
+    """Its keyword arguments."""
+
+
+class SamplerConfig(Section):
+    """The section `sampler`: how text is generated during training."""
+
+    section: ClassVar[str] = "sampler"
+
+    engine: str = "transformers"
+    """Registered name of the engine that generates."""
+    batch_size: int | None = Field(None, ge=1)
+    """Rows generated at once; null: all that are asked for."""
+
+
+class BackendConfig(Section):
+    """The section `backend`: numbers, devices and threads."""
+
+    section: ClassVar[str] = "backend"
+
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """Number format of the forward pass; "no": that of the weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, for less memory."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where to train; auto: an accelerator if there is one."""
+    num_threads: int | None = Field(None, ge=1)
+    """CPU threads a process; null: as torch chooses."""

@@ -1,0 +1,98 @@
+"""What is wrong with a configuration, in plain words: which key, what it should be, what it is.
+
+Sections report `Problem`s; only the reader of a YAML file knows on which line each one stands.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from trlx_like.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to fix: the place (`("train", "seed")`) and a sentence about it."""
+
+    path: tuple[Any, ...]
+    sentence: str
+
+    @property
+    def key(self) -> str:
+        """The dotted key: `train.seed`."""
+        return ".".join(str(part) for part in self.path)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.sentence}" if self.path else self.sentence
+
+
+class UnknownKey(Problem):
+    """The key of a section that does not have it; another section may."""
+
+
+class InvalidConfig(ConfigError):
+    """A configuration with one or more problems, one line each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+@dataclass(frozen=True)
+class Says:
+    """Put in `Annotated[...]`: the words for what a field takes, where its type does not say it."""
+
+    words: str
+
+
+def shown(value: Any) -> str:
+    """A value as YAML would write it, shortened to fit a line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def expected(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """What a type and its bounds allow: `a whole number of at least 1 or null`."""
+    return listed(_alternatives(annotation, list(metadata)))
+
+
+def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
+    says = [item.words for item in metadata if isinstance(item, Says)]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if says:
+        return says
+    if origin is Annotated:
+        return _alternatives(arguments[0], [*metadata, *arguments[1:]])
+    if origin is Union or origin is types.UnionType:
+        return [words for one in arguments for words in _alternatives(one, metadata)]
+    if origin is Literal:
+        return [shown(one) for one in arguments]
+    if annotation is int or annotation is float:
+        return [("a whole number" if annotation is int else "a number") + _bounds(metadata)]
+    if origin is list:
+        return ["a list of texts" if arguments == (str,) else "a list"]
+    words = {type(None): "null", bool: "true or false", str: "text", list: "a list"}
+    return [words.get(annotation, "a mapping of settings" if annotation is not Any else "set")]
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    found = {
+        name: getattr(item, name)
+        for item in metadata
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(item, name)
+    }
+    if found.keys() == {"ge", "le"}:
+        return f" from {found['ge']} to {found['le']}"
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+    return "".join(f" {words[name]} {bound}" for name, bound in found.items())

@@ -1,0 +1,95 @@
+"""The methods and trainers that `method.name` and `train.trainer` choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, overload
+
+from trlx_like.config.method import MethodConfig
+from trlx_like.errors import RegistryError
+from trlx_like.registry import Registry
+
+Method = TypeVar("Method", bound=type[MethodConfig])
+Trainer = TypeVar("Trainer", bound=type[Any])
+
+METHODS: Registry[type[MethodConfig]] = Registry(
+    "method",
+    {
+        "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
+        "SFTConfig": "trlx_like.config.methods.sft:SFTConfig",
+    },
+)
+
+# Any: this layer cannot import trainers.
+TRAINERS: Registry[type[Any]] = Registry(
+    "trainer",
+    {
+        "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
+        "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
+    },
+    aliases={"AcceleratePPOTrainer": "PPOTrainer", "AccelerateSFTTrainer": "SFTTrainer"},
+    gone={"NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md)."},
+)
+
+
+@overload
+def register_method(
+    name: str | None = None, *, aliases: Iterable[str] = ()
+) -> Callable[[Method], Method]: ...
+@overload
+def register_method(name: Method, *, aliases: Iterable[str] = ()) -> Method: ...
+def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
+    """Decorator that makes a `MethodConfig` subclass available as `method.name`.
+
+    Raises `RegistryError` for another kind of class and for a name that is taken.
+    """
+    if name is not None and not isinstance(name, str):
+        return register_method()(name)
+
+    def add(method: Method) -> Method:
+        if not (isinstance(method, type) and issubclass(method, MethodConfig)):
+            raise RegistryError(f"register_method needs a subclass of MethodConfig, got {method!r}.")
+        _refuse_dataclass(method)
+        METHODS.register(name, aliases=aliases)(method)
+        method.registered_name = name or method.__name__
+        return method
+
+    return add
+
+
+@overload
+def register_trainer(
+    name: str | None = None, *, aliases: Iterable[str] = ()
+) -> Callable[[Trainer], Trainer]: ...
+@overload
+def register_trainer(name: Trainer, *, aliases: Iterable[str] = ()) -> Trainer: ...
+def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
+    """Decorator that makes a trainer class available as `train.trainer`.
+
+    Raises `RegistryError` for something that is no class and for a name that is taken.
+    """
+    if name is not None and not isinstance(name, str):
+        return register_trainer()(name)
+
+    def add(trainer: Trainer) -> Trainer:
+        if not isinstance(trainer, type):
+            raise RegistryError(f"register_trainer needs a class, got {trainer!r}.")
+        TRAINERS.register(name, aliases=aliases)(trainer)
+        return trainer
+
+    return add
+
+
+def method_class(name: str) -> type[MethodConfig]:
+    """The section class of a method. Raises `RegistryError`."""
+    method = METHODS.get(name)
+    _refuse_dataclass(method)
+    return method
+
+
+def _refuse_dataclass(method: type) -> None:
+    """@dataclass replaces the constructor that checks; above `register_method` it is seen only on use."""
+    if "__dataclass_fields__" in vars(method):
+        raise RegistryError(
+            f"{method.__name__} is a MethodConfig, which declares its fields by itself: drop @dataclass."
+        )

@@ -1,0 +1,138 @@
+"""`Section`: a closed, typed part of the configuration, with errors in plain words.
+
+A section is a pydantic model. A subclass declares fields with type, bound, default and a docstring, and may
+override `conflicts` to say which combinations cannot run. Every error is a `ConfigError`, never pydantic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, expected, shown
+from trlx_like.registry import nearest
+
+
+def copied(value: Any) -> Any:
+    """A copy down to the mappings and lists; anything else (models, functions) is kept by reference."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration. Assigning to a field checks it as well."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        validate_assignment=True,
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+    )
+    section: ClassVar[str] = ""  # the name of this part in the configuration, for errors
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**copied(values))
+        except ValidationError as error:
+            raise InvalidConfig(self._explained(error, values)) from None
+        if problems := self.problems():
+            raise InvalidConfig(problems)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise InvalidConfig(self._explained(error, {name: value})) from None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any] | None) -> Self:
+        """Make the section from a mapping (None is an empty one), which is copied. Raises `ConfigError`."""
+        if isinstance(values, cls):
+            return values
+        if values is not None and not isinstance(values, Mapping):
+            raise InvalidConfig(
+                [Problem(cls._path(), f"must be a mapping of settings, got {shown(values)}.")]
+            )
+        if odd := [key for key in values or {} if not isinstance(key, str)]:
+            raise InvalidConfig([Problem(cls._path(key), "a key must be text.") for key in odd])
+        return cls(**(values or {}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy as plain mappings and lists; objects (a loaded model) are kept by reference."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
+
+    def conflicts(self) -> Iterable[Problem]:
+        """Fields that are each valid but cannot go together. Override, and chain to `super().conflicts()`."""
+        return ()
+
+    def inert(self) -> list[str]:
+        """Names of fields that were changed from their default but do nothing beside the other fields."""
+        return []
+
+    def problems(self) -> list[Problem]:
+        """What is wrong between the fields, now that each of them is valid."""
+        words = [
+            problem
+            for name in type(self).model_fields
+            if isinstance(value := getattr(self, name), dict)
+            for problem in _words_for_booleans(value, self._path(name))
+        ]
+        return [*words, *self.conflicts()]
+
+    def changed(self, name: str) -> bool:
+        """Whether the field differs from its default."""
+        field = type(self).model_fields[name]
+        return bool(getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}))
+
+    @classmethod
+    def unknown(cls, name: str) -> Problem:
+        """The problem of a key that this section does not have."""
+        close = nearest(name, cls.model_fields)
+        if close:
+            return UnknownKey(cls._path(name), f"unknown key. Did you mean {'.'.join(cls._path(close))}?")
+        return UnknownKey(cls._path(name), f"unknown key. {cls.__name__} has {', '.join(cls.model_fields)}.")
+
+    @classmethod
+    def _path(cls, *names: Any) -> tuple[Any, ...]:
+        return (cls.section, *names) if cls.section else names
+
+    @classmethod
+    def _explained(cls, error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+        """Pydantic's errors as one problem a field: a union reports each of its branches."""
+        problems: dict[str, Problem] = {}
+        for detail in error.errors(include_url=False):
+            name = str(detail["loc"][0]) if detail["loc"] else ""
+            problems.setdefault(name, cls._explain(name, detail, values.get(name)))
+        return list(problems.values())
+
+    @classmethod
+    def _explain(cls, name: str, detail: Mapping[str, Any], given: Any) -> Problem:
+        path = cls._path(name) if name else cls._path()
+        kind, message = detail["type"], str(detail.get("ctx", {}).get("error", ""))
+        if kind in ("extra_forbidden", "no_such_attribute"):
+            return cls.unknown(name)
+        if name not in cls.model_fields or (kind in ("value_error", "assertion_error") and message):
+            return Problem(path, message or str(detail["msg"]))
+        field = cls.model_fields[name]
+        allowed = expected(field.annotation, field.metadata)
+        if kind == "missing":
+            return Problem(path, f"missing. It must be {allowed}.")
+        hint = " Write null for no value." if given in ("None", "none") and "null" in allowed else ""
+        return Problem(path, f"must be {allowed}, got {shown(given)}.{hint}")
+
+
+def _words_for_booleans(value: Any, path: tuple[Any, ...]) -> Iterator[Problem]:
+    """YAML 1.1 read `no` as false. Read as text and handed on to a library, it would count as true."""
+    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+        yield Problem(path, f"{value!r} is text here; write true or false.")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _words_for_booleans(item, (*path, key))

@@ -1,0 +1,239 @@
+"""`TRLConfig`: the whole configuration of a run, from YAML or from Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from trlx_like.config.generation import generation_problems, longest_response
+from trlx_like.config.method import MethodConfig
+from trlx_like.config.model import (
+    BackendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SamplerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+)
+from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, shown
+from trlx_like.config.registries import METHODS, method_class
+from trlx_like.config.section import Section, copied
+from trlx_like.config.train import DataConfig, TrainConfig
+from trlx_like.config.yaml_source import YamlSource, dump, plain
+from trlx_like.errors import ConfigError, RegistryError
+from trlx_like.registry import load_plugin, nearest
+
+
+class TRLConfig(Section):
+    """Every option of a run. Sections may be given as objects or as mappings."""
+
+    model: ModelConfig
+    """The model that is trained."""
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    """Its tokenizer."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """The optimiser."""
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    """The learning-rate schedule."""
+    method: MethodConfig
+    """The algorithm."""
+    train: TrainConfig
+    """The run."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """Data and functions of a run without a script."""
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    """How text is generated."""
+    backend: BackendConfig = Field(default_factory=BackendConfig)
+    """Numbers, devices and threads."""
+    plugins: list[str] = []
+    """Modules, .py files or entry points that are imported before anything is looked up by name."""
+
+    _classes: ClassVar[dict[str, type[Section]]] = {
+        "model": ModelConfig,
+        "tokenizer": TokenizerConfig,
+        "optimizer": OptimizerConfig,
+        "scheduler": SchedulerConfig,
+        "method": MethodConfig,
+        "train": TrainConfig,
+        "data": DataConfig,
+        "sampler": SamplerConfig,
+        "backend": BackendConfig,
+    }
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**_sections(values, self._classes))
+
+    @classmethod
+    def load_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML file, with `overrides` such as "train.seed=1" put over it.
+
+        Raises `ConfigError` with a line a problem: file, line, key, what was given and what is allowed.
+        """
+        source = YamlSource(path)
+        for override in overrides:
+            source.override(override)
+        problems = [*source.problems, *source.not_saved()]
+        try:
+            config = cls.from_dict(source.values)
+        except InvalidConfig as error:
+            # A value that could not be read is not looked at again.
+            unread = {
+                problem.path[:depth] for problem in problems for depth in range(1, len(problem.path) + 1)
+            }
+            problems += [problem for problem in error.problems if problem.path not in unread]
+        if problems:
+            raise ConfigError(source.located(problems))
+        return config
+
+    def dump_yaml(self, path: str | Path) -> None:
+        """Write every option, such that `load_yaml` gives an equal configuration.
+
+        An object given from Python (a loaded model, a function) is written as a note, which `load_yaml`
+        refuses by name.
+        """
+        dump(self.to_dict(), path)
+
+    def evolve(self, **changes: Any) -> Self:
+        """A copy with nested changes: `evolve(train={"seed": 1}, method={"gen_kwargs": {"top_k": 5}})`.
+
+        Mappings are merged, so an option may be added to `gen_kwargs`. Another method, optimiser or scheduler
+        starts from its own defaults. Raises `ConfigError` for an unknown key.
+        """
+        return self.update(self, changes)
+
+    @classmethod
+    def update(cls, baseconfig: TRLConfig | Mapping[str, Any], changes: Mapping[str, Any]) -> Self:
+        """As `evolve`, on a configuration or its mapping; keys may be dotted: `{"train.seed": 1}`."""
+        values = baseconfig.to_dict() if isinstance(baseconfig, TRLConfig) else baseconfig
+        base = {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
+        nested = _unflattened(changes)
+        for name, same in (("method", _same_method), ("optimizer", _same_name), ("scheduler", _same_name)):
+            new, old = nested.get(name), base.get(name)
+            if isinstance(new, Mapping) and isinstance(old, Mapping) and "name" in new and not same(old, new):
+                base[name] = {}
+        return cls.from_dict(_merged(base, nested))
+
+    def check(self) -> None:
+        """Check again what depends on several fields, after some were assigned. Raises `ConfigError`."""
+        type(self).from_dict(self.to_dict())
+
+    def conflicts(self) -> Iterator[Problem]:
+        """What does not go together in different sections."""
+        method, name = type(self.method), self.method.name
+        try:
+            if method_class(name) is not method:
+                yield Problem(("method", "name"), f"{shown(name)} is not the name of {method.__name__}.")
+        except RegistryError as error:
+            yield Problem(("method", "name"), str(error))
+        for key in ("gen_kwargs", "gen_experience_kwargs"):
+            kwargs = getattr(self.method, key, None)
+            if isinstance(kwargs, dict) and "max_new_tokens" in kwargs:
+                yield from self._length_problems(key, kwargs)
+
+    def _length_problems(self, key: str, kwargs: dict[str, Any]) -> Iterator[Problem]:
+        if problems := list(generation_problems(kwargs, key)):
+            yield from problems
+            return
+        longest, seq_length = longest_response(kwargs), self.train.seq_length
+        if longest >= seq_length:
+            path = ("method", key, "max_new_tokens")
+            yield Problem(path, f"{longest} must be below train.seq_length ({seq_length}).")
+
+    def inert(self) -> list[str]:
+        """Dotted keys that were changed from their default but do nothing in this configuration."""
+        return [f"{name}.{key}" for name in self._classes for key in getattr(self, name).inert()]
+
+    def __str__(self) -> str:
+        return json.dumps(plain(self.to_dict()), indent=2)
+
+
+def _sections(values: Mapping[str, Any], classes: Mapping[str, type[Section]]) -> dict[str, Any]:
+    """Sections in place of mappings. Raises `InvalidConfig` with the problems of all of them at once."""
+    problems = list(_plugin_problems(values.get("plugins")))
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            made[name] = _section(name, value, classes)
+        except InvalidConfig as error:
+            problems += error.problems
+    required = {"model": "model_path", "method": "name", "train": "trainer"}
+    for name, key in required.items():
+        if name not in values:
+            problems.append(Problem((name,), f"missing section, with at least {key}."))
+    if problems:
+        known = {**classes, **{name: type(section) for name, section in made.items() if name in classes}}
+        raise InvalidConfig([_elsewhere(problem, known) for problem in problems])
+    return made
+
+
+def _section(name: str, value: Any, classes: Mapping[str, type[Section]]) -> Any:
+    if name == "plugins":
+        return [] if value is None else value
+    if name not in classes:
+        close = nearest(name, [*classes, "plugins"])
+        advice = f"Did you mean {close}?" if close else f"The sections are {', '.join(classes)} and plugins."
+        raise InvalidConfig([Problem((name,), f"unknown section. {advice}")])
+    if name != "method" or isinstance(value, Section) or not isinstance(value, Mapping | None):
+        return classes[name].from_dict(value)
+    if not value or "name" not in value:
+        raise InvalidConfig([Problem(("method", "name"), f"missing. It must be {listed(METHODS.names())}.")])
+    try:
+        method = method_class(value["name"])
+    except RegistryError as error:
+        raise InvalidConfig([Problem(("method", "name"), str(error))]) from None
+    return method.from_dict(value)
+
+
+def _elsewhere(problem: Problem, sections: Mapping[str, type[Section]]) -> Problem:
+    """Name the other section that has the key which this one does not."""
+    if isinstance(problem, UnknownKey):
+        for name, section in sections.items():
+            if problem.path[1] in section.model_fields:
+                return Problem(problem.path, f"unknown key. Did you mean {name}.{problem.path[1]}?")
+    return problem
+
+
+def _plugin_problems(plugins: Any) -> Iterator[Problem]:
+    """Load the plugins, which may bring the method. What is no list is left to the check of its type."""
+    for i, plugin in enumerate(plugins if isinstance(plugins, list) else []):
+        try:
+            load_plugin(plugin)
+        except RegistryError as error:
+            yield Problem(("plugins", i), str(error))
+
+
+def _same_method(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    names = [str(mapping.get("name")) for mapping in (old, new)]
+    names = [METHODS.canonical(name) if name in METHODS else name for name in names]
+    return names[0] == names[1]
+
+
+def _same_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return str(old.get("name")).lower() == str(new["name"]).lower()
+
+
+def _unflattened(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": 1, "c": {"d.e": 2}}` as nested mappings. Deeper keys may have dots of their own."""
+    nested: dict[str, Any] = {}
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and "." not in str(key):
+            nested.setdefault(str(key), {})
+            items = [(f"{key}.{name}", item) for name, item in value.items()]
+        else:
+            items = [(str(key), value)]
+        for dotted, item in items:
+            for name in reversed(dotted.split(".")):
+                item = {name: item}
+            nested = _merged(nested, item)
+    return nested
+
+
+def _merged(base: Any, changes: Any) -> Any:
+    """`changes` put over `base`, mapping by mapping. Both are left as they are."""
+    if not (isinstance(base, Mapping) and isinstance(changes, Mapping)):
+        return copied(dict(changes)) if isinstance(changes, Mapping) else copied(changes)
+    return {**copied(dict(base)), **{key: _merged(base.get(key), value) for key, value in changes.items()}}

@@ -1,0 +1,237 @@
+"""YAML as plain values that remember where each of them stands, and back.
+
+Read as YAML 1.2: `1e-5` is a number, only `true` and `false` are booleans, dates are text. Tags and a key
+given twice are refused. Left out on purpose: anything but mappings, lists, text, numbers, booleans and null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trlx_like.config.problems import Problem
+from trlx_like.errors import ConfigError
+
+_TAG = "tag:yaml.org,2002:"
+_RESOLVERS = (
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("int", re.compile(r"(?:[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+)$"), "-+0123456789"),
+    ("float", re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"), "-+.0123456789"),
+    ("float", re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"), "-+."),
+    ("merge", re.compile(r"<<$"), "<"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    # Has YAML 1.1's resolvers as well, so that "no" is quoted and other readers see text too.
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represented(dumper: _Dumper, text: str) -> yaml.Node:
+    """Only double quotes bring back every character: YAML folds unusual line ends such as U+0085."""
+    return dumper.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represented)
+for _name, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+
+
+class YamlSource:
+    """The values of a YAML file, with the overrides of a command line put over them.
+
+    `problems` are the ones of the text itself, which do not keep the rest from being checked.
+    """
+
+    def __init__(self, file: str | Path) -> None:
+        """Raises `ConfigError` if there is no such file, or it is not a YAML mapping."""
+        self.problems: list[Problem] = []
+        self._places: dict[tuple[Any, ...], tuple[str, int]] = {}
+        self._name = str(file)
+        node = _compose(_text(Path(file), self._name), self._name)
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{self._name}: must be a mapping of sections (model, train, method, ...).")
+        self._places[()] = (self._name, 0)
+        self.values: dict[str, Any] = self._value(node, (), self._name)
+
+    def override(self, text: str) -> None:
+        """Put one `dotted.key=YAML value` over the values. Raises `ConfigError` if it is not of that form."""
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            raise ConfigError(f"--set {text}: must be key=value, for example train.seed=1.")
+        parent = self.values
+        for depth, name in enumerate(path[:-1], start=1):
+            if parent.get(name) is None:
+                parent[name] = {}
+                self._places[path[:depth]] = ("--set", 0)
+            parent = parent[name]
+            if not isinstance(parent, dict):
+                raise ConfigError(f"--set {text}: {'.'.join(path[:depth])} is not a mapping.")
+        self.problems = [problem for problem in self.problems if problem.path[: len(path)] != path]
+        self._places = {place: at for place, at in self._places.items() if place[: len(path)] != path}
+        self._places[path] = ("--set", 0)
+        node = _compose(value, f"--set {text}")
+        parent[path[-1]] = None if node is None else self._value(node, path, "--set")
+
+    def not_saved(self) -> Iterator[Problem]:
+        """The values that stand for objects which `dump` could not write."""
+        for path, value in _leaves(self.values, ()):
+            if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
+                yield Problem(
+                    path, f"{value} was given from Python and is not in this file; set {path[-1]} again."
+                )
+
+    def located(self, problems: Iterable[Problem]) -> str:
+        """One line a problem, in the order of the file: `file.yml:12: train.seed: ...`."""
+        lines = []
+        for problem in problems:
+            depth = next(n for n in range(len(problem.path), -1, -1) if problem.path[:n] in self._places)
+            name, line = self._places[problem.path[:depth]]
+            lines.append((line, f"{name}:{line}: {problem}" if line else f"{name}: {problem}"))
+        return "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
+
+    def _value(self, node: yaml.Node, path: tuple[Any, ...], name: str, above: tuple[int, ...] = ()) -> Any:
+        """The plain value of a node; `above` are the ids of the nodes it stands in."""
+        if id(node) in above:
+            self._problem(path, node, name, "contains itself.")
+            return None
+        above = (*above, id(node))
+        tag = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and tag == "map":
+            return self._mapping(node, path, name, above)
+        if isinstance(node, yaml.SequenceNode) and tag == "seq":
+            return [self._value(item, (*path, i), name, above) for i, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                return _scalar(tag, node.value)
+            except KeyError:
+                pass
+            except ValueError:
+                self._problem(
+                    path, node, name, f"{node.value!r} is not of the type {tag} that it is tagged with."
+                )
+                return None
+        self._problem(
+            path, node, name, f"the YAML tag {_short(node.tag)} is not allowed; write a plain value."
+        )
+        return None
+
+    def _mapping(
+        self, node: yaml.MappingNode, path: tuple[Any, ...], name: str, above: tuple[int, ...]
+    ) -> Any:
+        merged: dict[Any, Any] = {}
+        own: dict[Any, Any] = {}
+        lines: dict[Any, int] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _TAG + "merge":
+                several = isinstance(value_node, yaml.SequenceNode)
+                for part in reversed(value_node.value) if several else [value_node]:
+                    values = self._value(part, path, name, above)
+                    merged.update(values if isinstance(values, dict) else {})
+                continue
+            key = self._value(key_node, path, name, above)
+            if isinstance(key, dict | list):
+                self._problem(path, key_node, name, "a key must be text.")
+                continue
+            if key in own:
+                self._problem((*path, key), key_node, name, f"given twice, first on line {lines[key]}.")
+            lines.setdefault(key, line)
+            self._places[(*path, key)] = (name, 0 if name == "--set" else line)
+            own[key] = self._value(value_node, (*path, key), name, above)
+        return {**merged, **own}
+
+    def _problem(self, path: tuple[Any, ...], node: yaml.Node, name: str, sentence: str) -> None:
+        self._places[path] = (name, 0 if name == "--set" else node.start_mark.line + 1)
+        self.problems.append(Problem(path, sentence))
+
+
+def dump(values: Mapping[str, Any], file: str | Path) -> None:
+    """Write values as YAML that reads back equal; an object is written as a note, which `not_saved` finds."""
+    text = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    Path(file).write_text(text, encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """Mappings, lists, text, numbers, booleans and null; a note in place of anything else."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Path):
+        return str(value)
+    where = getattr(value, "name_or_path", "")
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"<object {name} of {where}>" if isinstance(where, str) and where else f"<object {name}>"
+
+
+def _text(file: Path, name: str) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{name}: is a folder, not a YAML file.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start}).") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read ({error.strerror}).") from None
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+        return node
+    except yaml.MarkedYAMLError as error:
+        line = (
+            f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
+        )
+        raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{name}: is not valid YAML: {str(error).splitlines()[0]}.") from None
+
+
+def _scalar(tag: str, text: str) -> Any:
+    """The value of a scalar. Raises KeyError for another tag, ValueError if the text does not fit."""
+    if tag == "str":
+        return text
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return {"true": True, "false": False}[text.lower()]
+    if tag == "int":
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if tag == "float":
+        return float(text.replace(".inf", "inf").replace(".nan", "nan").lower())
+    raise KeyError(tag)
+
+
+def _short(tag: str) -> str:
+    return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value

@@ -1,0 +1,7 @@
+"""Experience: what trainers learn from, and the store that keeps it between collecting and learning."""
+
+from trlx_like.data.experience import Experience, padded
+from trlx_like.data.store import RolloutStore
+from trlx_like.data.text import Completion
+
+__all__ = ["Completion", "Experience", "RolloutStore", "padded"]

@@ -1,0 +1,87 @@
+"""One dataclass is both an element in the store and a batch in a loss.
+
+As an element a field of `T` entries is `[T]`; as a batch it is `[B, T]`, padded on the side that the field declares.
+Which entries are real is never guessed from their value: every padded field names the boolean field that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+
+def padded(
+    side: Literal["left", "right"] = "right", value: float = 0, *, mask: str = "mask", default: Any = MISSING
+) -> Any:
+    """Declares a field whose length differs between elements.
+
+    side: where a batch pads it. value: what it pads with. mask: the boolean field that is True where this one is real
+    (a mask names itself). default: as in `dataclasses.field`; `None` makes the field optional.
+    """
+    metadata = {"side": side, "value": value, "mask": mask}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass
+class Experience:
+    """Base of all experience: fields are tensors, each either `padded(...)` or of one shape in every element."""
+
+    @classmethod
+    def collate(cls, elements: Sequence[Self]) -> Self:
+        """Pads and stacks elements to a batch. A field that is None in the elements is None in the batch."""
+        columns: dict[str, Tensor | None] = {}
+        for column in fields(cls):
+            values = [getattr(element, column.name) for element in elements]
+            if values[0] is None:
+                columns[column.name] = None
+            elif "side" in column.metadata:
+                columns[column.name] = _pad(values, column.metadata["side"], column.metadata["value"])
+            else:
+                columns[column.name] = torch.stack(values)
+        return cls(**columns)
+
+    def split(self) -> list[Self]:
+        """The elements of a batch, their padding removed. The inverse of `collate`."""
+        rows = []
+        for row in range(len(self)):
+            values: dict[str, Tensor | None] = {}
+            for column in fields(self):
+                batch = getattr(self, column.name)
+                if batch is not None and "side" in column.metadata:
+                    length = int(getattr(self, column.metadata["mask"])[row].sum())
+                    start = batch.shape[1] - length if column.metadata["side"] == "left" else 0
+                    values[column.name] = batch[row, start : start + length].clone()
+                else:
+                    values[column.name] = None if batch is None else batch[row].clone()
+            rows.append(type(self)(**values))
+        return rows
+
+    def __len__(self) -> int:
+        """Rows of a batch."""
+        return len(getattr(self, fields(self)[0].name))
+
+    def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Self:
+        """The chosen rows of a batch, as a batch."""
+        return self._map(lambda value: value[rows])
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._map(lambda value: value.to(device))
+
+    def _map(self, function: Any) -> Self:
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
+
+
+def _pad(values: Sequence[Tensor], side: str, value: float) -> Tensor:
+    longest = max(len(row) for row in values)
+    batch = values[0].new_full((len(values), longest, *values[0].shape[1:]), value)
+    for row, entries in zip(batch, values, strict=True):
+        if side == "left":
+            row[longest - len(entries) :] = entries
+        else:
+            row[: len(entries)] = entries
+    return batch

@@ -1,0 +1,55 @@
+"""Gradients of a global batch, whatever the number of micro-batches and processes that it is split into.
+
+Losses are sums over units and are divided once, by the number of units in the global batch. Gradients are then summed
+over processes in one exchange a step. The model is not wrapped in DDP: its hooks demand that every process runs
+backward equally often and through every parameter, which data of different lengths cannot promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from trlx_like.distributed.gather import Group
+
+
+class GradientAccumulator:
+    """Backward over micro-batches, one exchange, clipping."""
+
+    def __init__(self, group: Group, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
+        self.group = group
+        self.parameters = parameters
+        self.max_norm = max_norm
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of one micro-batch. `loss` is divided by the units of the global batch already."""
+        self.group.accelerator.backward(loss)
+
+    def finish(self) -> float:
+        """Sums the gradients over processes and clips them; returns their norm before clipping."""
+        if self.group.size > 1:
+            self._exchange()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            return 0.0
+        if self.max_norm is None:
+            return float(torch.nn.utils.get_total_norm(gradients))
+        return float(self.group.accelerator.clip_grad_norm_(self.parameters, self.max_norm))
+
+    def _exchange(self) -> None:
+        """A process without a gradient for a parameter (it had no data, or never used it) adds zero."""
+        has = self.group.sum(float(p.grad is not None) for p in self.parameters)
+        wanted = [p for p, count in zip(self.parameters, has, strict=True) if count > 0]
+        for parameter in wanted:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for dtype in sorted({p.dtype for p in wanted}, key=str):
+            gradients = [p.grad for p in wanted if p.dtype == dtype and p.grad is not None]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            dist.all_reduce(flat)
+            pieces = flat.split([gradient.numel() for gradient in gradients])
+            for gradient, piece in zip(gradients, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))

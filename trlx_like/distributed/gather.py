@@ -1,0 +1,79 @@
+"""What processes have to agree on. With one process every method returns what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+from torch import distributed as dist
+
+T = TypeVar("T")
+
+
+class Group:
+    """The processes of a run. Every method must be called by all of them, in the same order."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.rank: int = accelerator.process_index
+        self.size: int = accelerator.num_processes
+        self.main: bool = self.rank == 0
+
+    def sum(self, values: Iterable[float]) -> list[float]:
+        """Sums of numbers over processes, in float64."""
+        given = list(values)
+        if self.size == 1:
+            return given
+        total = torch.tensor(given, dtype=torch.float64)
+        total = total if self.accelerator.device.type == "mps" else total.to(self.accelerator.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total]
+
+    def max(self, value: int) -> int:
+        return max(self.gather([value]))
+
+    def gather(self, items: list[T]) -> list[T]:
+        """The items of all processes, in the order of ranks, on every process."""
+        return items if self.size == 1 else list(gather_object(items))
+
+    def broadcast(self, item: T) -> T:
+        """The item of rank 0."""
+        if self.size == 1:
+            return item
+        held: list[Any] = [item]
+        broadcast_object_list(held, from_process=0)
+        result: T = held[0]
+        return result
+
+    def share(self, items: list[T]) -> list[T]:
+        """This process's part of a list that all of them hold."""
+        return items[self.rank :: self.size]
+
+    def join(self, parts: list[T]) -> list[T]:
+        """The inverse of `share`: the whole list, in its first order, on every process."""
+        if self.size == 1:
+            return parts
+        shares = self.gather([parts])
+        longest = max(len(part) for part in shares)
+        return [part[row] for row in range(longest) for part in shares if row < len(part)]
+
+    def lockstep(self, batches: Iterable[T], count: int) -> Iterator[T | None]:
+        """The batches of this process, then None until every process has had as many as the one with most.
+
+        count: batches of this process.
+        """
+        yield from batches
+        yield from [None] * (self.max(count) - count)
+
+    def barrier(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def same_weights(self, parameters: Iterable[Tensor]) -> None:
+        """Gives every process the weights of rank 0."""
+        if self.size > 1:
+            for parameter in parameters:
+                dist.broadcast(parameter.data, src=0)

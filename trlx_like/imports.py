@@ -1,0 +1,71 @@
+"""`module:function` and `path/to/file.py:function`: how a YAML file names something written in Python."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trlx_like.errors import ConfigError
+
+
+def is_python_name(value: object) -> bool:
+    """True of `module:attribute` and `file.py:attribute` (and not of a path such as `C:\\models`)."""
+    if not isinstance(value, str) or ":" not in value:
+        return False
+    place, _, attribute = value.rpartition(":")
+    return attribute.isidentifier() and (place.endswith(".py") or all(p.isidentifier() for p in place.split(".")))
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module made by running a Python file, once a process however often it is asked for."""
+    path = path.resolve()
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def import_name(name: str, option: str) -> Any:
+    """What `module:attribute` or `file.py:attribute` stands for. `option` is the one that an error names.
+
+    Modules are also looked for in the current folder, as a script there would find them.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not is_python_name(name):
+        raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError(f"{option} ({name!r}): there is no file {place} in {Path.cwd()}.")
+    try:
+        module = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"{option} ({name!r}) cannot be imported: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
+    return getattr(module, attribute)
+
+
+def _import_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    finally:
+        if added:
+            sys.path.remove(here)

@@ -1,0 +1,16 @@
+"""Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
+
+from trlx_like.models.heads import ValueHead
+from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer
+from trlx_like.models.policy import LanguagePolicy, PolicyOutput
+from trlx_like.models.reference import create_reference_model
+
+__all__ = [
+    "LanguagePolicy",
+    "PolicyOutput",
+    "ValueHead",
+    "create_reference_model",
+    "disable_dropout",
+    "load_model",
+    "load_tokenizer",
+]

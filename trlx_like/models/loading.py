@@ -1,0 +1,80 @@
+"""From `model.model_path` and `tokenizer.tokenizer_path` to a model and a tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from trlx_like.config import ModelConfig, TokenizerConfig
+from trlx_like.errors import ConfigError
+from trlx_like.imports import import_name, is_python_name
+
+
+def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
+    """A causal language model in float32, unless `model.model_extra_configs` says otherwise.
+
+    path: a folder or hub name, a `PretrainedConfig` (random weights), a model (used as it is), or
+    `module:function` that returns one of these.
+    """
+    if config.model_arch_type != "causal":
+        raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): only 'causal' can be trained yet.")
+    if config.peft_config is not None:
+        raise ConfigError("model.peft_config: adapters cannot be trained yet; leave it out.")
+    if is_python_name(path):
+        path = import_name(path, "model.model_path")()
+    if isinstance(path, PreTrainedModel):
+        return path
+    extra = {"dtype": torch.float32, **config.model_extra_configs}
+    if isinstance(path, PretrainedConfig):
+        return AutoModelForCausalLM.from_config(path, **extra)
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(path), **extra)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.model_path ({str(path)!r}) cannot be loaded: {error}") from error
+
+
+def load_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer, its padding and truncation sides set. Without a pad token it pads with its EOS.
+
+    That is safe here: which tokens are real is known from lengths, never from their ids.
+    """
+    path = config.tokenizer_path if config.tokenizer_path is not None else model_path
+    if is_python_name(path):
+        path = import_name(path, "tokenizer.tokenizer_path")()
+    if isinstance(path, PreTrainedTokenizerBase):
+        tokenizer = path
+    elif isinstance(path, (PreTrainedModel, PretrainedConfig)):
+        raise ConfigError(
+            "tokenizer.tokenizer_path is missing: model.model_path is not a folder or hub name, so the tokenizer "
+            "must be named, or passed as train(tokenizer=...)."
+        )
+    else:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path), **config.tokenizer_extra_configs)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tokenizer.tokenizer_path ({str(path)!r}) cannot be loaded: {error}") from error
+    tokenizer.padding_side = config.padding_side
+    tokenizer.truncation_side = config.truncation_side
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"tokenizer.tokenizer_path ({path!s}): the tokenizer has no EOS token; set its eos_token.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Sets every dropout to 0, so that what was sampled and what is trained are the same distribution."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

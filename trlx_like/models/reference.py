@@ -1,0 +1,98 @@
+"""The frozen reference that a policy is held close to. It equals the policy at step 0, exactly."""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trlx_like.models.layout import Head, TopBlocks, blocks, lm_head, run_base
+
+
+class Reference(Protocol):
+    """What scores tokens under the reference."""
+
+    head: Head
+
+    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+        """The reference's last hidden state [B, T, H].
+
+        last: the policy's own. branch: what enters the policy's first trained block (None where all are trained).
+        """
+        ...
+
+    def modules(self) -> list[nn.Module]:
+        """What has to be moved to the device: its own parameters, not those shared with the policy."""
+        ...
+
+
+class FrozenCopy:
+    """A whole second model: every layer of the policy is trained, or the reference is another checkpoint."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self.lm = lm.eval().requires_grad_(False)
+        self.head = lm_head(self.lm)
+
+    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+        return run_base(self.lm, inputs)[0]
+
+    def modules(self) -> list[nn.Module]:
+        return [self.lm]
+
+
+class FrozenTop:
+    """The hydra reference: a frozen copy of the trained top blocks, run from the hidden state at the branch.
+
+    Blocks below the branch are frozen and shared with the policy, which has already run them.
+    """
+
+    def __init__(self, lm: PreTrainedModel, branch: int) -> None:
+        self.top = TopBlocks(lm, branch).eval().requires_grad_(False)
+        output = lm.get_output_embeddings()
+        trained = any(parameter.requires_grad for parameter in output.parameters())
+        self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
+        self.head = lm_head(lm, self.output)
+
+    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+        assert branch is not None
+        hidden: Tensor = self.top(branch, inputs)
+        return hidden
+
+    def modules(self) -> list[nn.Module]:
+        return [self.top] if self.output is None else [self.top, self.output]
+
+
+class FrozenPolicy:
+    """Nothing of the language model is trained (only heads are), so it is its own reference."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self.head = lm_head(lm)
+
+    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+        return last
+
+    def modules(self) -> list[nn.Module]:
+        return []
+
+
+def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:
+    """The cheapest reference that is exact. Call it after freezing and before the first update.
+
+    other: a model to be held close to in place of the policy's own start.
+    """
+    if other is not None:
+        return FrozenCopy(other)
+    if num_layers_unfrozen == 0:
+        return FrozenPolicy(lm)
+    if num_layers_unfrozen < 0:
+        return FrozenCopy(create_reference_model(lm))
+    return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+
+
+def create_reference_model(model: PreTrainedModel) -> PreTrainedModel:
+    """A frozen copy of a model, in evaluation mode (the name TRL's users know)."""
+    with torch.no_grad():
+        return copy.deepcopy(model).eval().requires_grad_(False)

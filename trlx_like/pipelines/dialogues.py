@@ -1,0 +1,111 @@
+"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, prompt/output dicts."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trlx_like.errors import DataError
+from trlx_like.pipelines.tokens import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Dialogue:
+    """Token ids, and which of them are outputs: what the model should have said. The first is never one."""
+
+    ids: list[int]
+    is_output: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def encode_dialogues(
+    samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[Dialogue]:
+    """Samples as token ids, ended by EOS, at most `max_length` tokens each.
+
+    A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn. A dict has
+    "prompt" and "output" (or "completion"). Longer ones are cut on the tokenizer's truncation side, and the number
+    of them is logged. DataError names the row of anything else, and of a sample of which no output is left.
+    """
+    if not len(samples):
+        raise DataError("samples is empty; give at least one.")
+    encoder = TextEncoder(tokenizer)
+    dialogues = [_encode(_turns(sample, row), encoder) for row, sample in enumerate(samples)]
+    too_long = sum(len(dialogue) > max_length for dialogue in dialogues)
+    if too_long:
+        logger.warning(
+            "%d of %d samples are longer than train.seq_length (%d) and were cut.",
+            too_long,
+            len(samples),
+            max_length,
+        )
+    left = tokenizer.truncation_side == "left"
+    cut = [_cut(dialogue, max_length, left) for dialogue in dialogues]
+    for row, dialogue in enumerate(cut):
+        if not any(dialogue.is_output):
+            raise DataError(
+                f"samples[{row}]: no output is left within train.seq_length ({max_length} tokens); "
+                f"{'it is empty' if len(dialogues[row]) <= max_length else 'shorten its prompt'}."
+            )
+    return cut
+
+
+def pack(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
+    """Rows of dialogues of at most `max_length` tokens together: each, longest first, goes where it fits tightest."""
+    rows: list[list[Dialogue]] = []
+    space: list[tuple[int, int]] = []  # (tokens left, row), sorted
+    for dialogue in sorted(dialogues, key=len, reverse=True):
+        at = bisect_left(space, (len(dialogue), 0))
+        if at == len(space):
+            rows.append([])
+            left, row = max_length, len(rows) - 1
+        else:
+            left, row = space.pop(at)
+        rows[row].append(dialogue)
+        insort(space, (left - len(dialogue), row))
+    return rows
+
+
+def _turns(sample: Any, row: int) -> list[str]:
+    """Alternating prompts and outputs; of plain text a single output."""
+    if isinstance(sample, Mapping):
+        output = sample.get("output", sample.get("completion"))
+        if "prompt" not in sample or output is None:
+            raise DataError(
+                f"samples[{row}]: a dict needs 'prompt' and 'output' (or 'completion'); it has {sorted(sample)}."
+            )
+        sample = (sample["prompt"], output)
+    turns = [sample] if isinstance(sample, str) else sample
+    if not isinstance(turns, Sequence) or not all(isinstance(turn, str) for turn in turns):
+        raise DataError(
+            f"samples[{row}] is a {type(sample).__name__}; give a string, a list of strings (prompt, output, ...) "
+            "or a dict with 'prompt' and 'output'."
+        )
+    if not isinstance(sample, str) and (not turns or len(turns) % 2):
+        raise DataError(f"samples[{row}] has {len(turns)} turns; a dialogue alternates prompt and output: 2, 4, ...")
+    return list(turns)
+
+
+def _encode(turns: list[str], encoder: TextEncoder) -> Dialogue:
+    ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
+    if ids[-1][-1:] != [encoder.eos]:
+        ids[-1] = ids[-1] + [encoder.eos]
+    alone = len(turns) == 1
+    is_output = [bool(alone or turn % 2) for turn, part in enumerate(ids) for _ in part]
+    return Dialogue([token for part in ids for token in part], [False, *is_output[1:]])
+
+
+def _cut(dialogue: Dialogue, longest: int, left: bool) -> Dialogue:
+    if len(dialogue) <= longest:
+        return dialogue
+    part = slice(-longest, None) if left else slice(longest)
+    return Dialogue(dialogue.ids[part], [False, *dialogue.is_output[part][1:]])

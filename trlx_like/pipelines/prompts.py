@@ -1,0 +1,138 @@
+"""Prompts: checked, tokenised once, and drawn in a shuffled order that a checkpoint remembers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trlx_like.errors import DataError
+from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+DATAPIPELINES: Registry[Any] = Registry(
+    "data pipeline", lazy={"PromptPipeline": "trlx_like.pipelines.prompts:PromptPipeline"}
+)
+register_datapipeline = DATAPIPELINES.register
+
+
+@dataclass
+class PromptBatch:
+    """Prompts as token ids, and what else the user gave with each of them."""
+
+    ids: list[list[int]]
+    metadata: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tensors(self, pad: int) -> tuple[Tensor, Tensor]:
+        """Left-padded ids [B, P] and their mask [B, P] (bool)."""
+        longest = max(len(row) for row in self.ids)
+        ids = torch.full((len(self), longest), pad)
+        mask = torch.zeros(len(self), longest, dtype=torch.bool)
+        for row, entries in enumerate(self.ids):
+            ids[row, longest - len(entries) :] = torch.tensor(entries)
+            mask[row, longest - len(entries) :] = True
+        return ids, mask
+
+    def __getitem__(self, rows: slice) -> PromptBatch:
+        return PromptBatch(self.ids[rows], self.metadata[rows])
+
+
+class PromptPipeline:
+    """Prompts that a text trainer generates from.
+
+    prompts: strings, or dicts with a string under "prompt"; their other keys reach the reward function as keywords
+    (one list each). max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side.
+    Raises DataError with the row number for anything else.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str | Mapping[str, Any]],
+        max_prompt_length: int,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        rows = [_read(prompt, row) for row, prompt in enumerate(prompts)]
+        if not rows:
+            raise DataError("prompts is empty; give at least one.")
+        encoder = TextEncoder(tokenizer)
+        ids = encoder.opening([text for text, _ in rows])
+        too_long = sum(len(row) > max_prompt_length for row in ids)
+        if too_long:
+            logger.warning(
+                "%d of %d prompts are longer than %d tokens (train.seq_length minus max_new_tokens) and were cut.",
+                too_long,
+                len(ids),
+                max_prompt_length,
+            )
+        self.ids = [encoder.cut(row, max_prompt_length) for row in ids]
+        self.metadata = [metadata for _, metadata in rows]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: Sequence[int]) -> PromptBatch:
+        return PromptBatch([self.ids[row] for row in rows], [self.metadata[row] for row in rows])
+
+    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[PromptBatch]:
+        """One pass: in the order given, or shuffled by `generator`."""
+        order = list(range(len(self)))
+        if generator is not None:
+            order = torch.randperm(len(self), generator=generator).tolist()
+        for start in range(0, len(order), size):
+            yield self[order[start : start + size]]
+
+
+class PromptStream:
+    """Prompts without end, in a new order each pass. Its state is two numbers."""
+
+    def __init__(self, pipeline: PromptPipeline, seed: int) -> None:
+        self.pipeline = pipeline
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0
+
+    def take(self, count: int) -> PromptBatch:
+        """The next `count` prompts; a pass that ends on the way is followed by the next."""
+        rows: list[int] = []
+        while len(rows) < count:
+            if self.position == len(self.pipeline):
+                self.epoch, self.position = self.epoch + 1, 0
+            order = self._order()[self.position : self.position + count - len(rows)]
+            self.position += len(order)
+            rows.extend(order)
+        return self.pipeline[rows]
+
+    def _order(self) -> list[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order: list[int] = torch.randperm(len(self.pipeline), generator=generator).tolist()
+        return order
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position, "prompts": len(self.pipeline)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["prompts"] != len(self.pipeline):
+            raise DataError(
+                f"prompts: the run that is resumed had {state['prompts']}, now there are {len(self.pipeline)}."
+            )
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+def _read(prompt: Any, row: int) -> tuple[str, dict[str, Any]]:
+    if isinstance(prompt, str):
+        return prompt, {}
+    if isinstance(prompt, Mapping):
+        if not isinstance(prompt.get("prompt"), str):
+            raise DataError(f"prompts[{row}]: a dict needs a string under 'prompt'; it has {sorted(prompt)}.")
+        return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
+    raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")

@@ -1,0 +1,44 @@
+"""Text to token ids, once: special tokens are added where the tokenizer's own encoding adds them, and never twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+
+class TextEncoder:
+    """Token ids of prompts and of outputs.
+
+    A text that opens a sequence begins with BOS if the tokenizer's own encoding begins with it, and a sequence that
+    would be empty holds BOS (or EOS where there is none), so that the first token of an answer has a state to be
+    predicted from.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.eos: int = tokenizer.eos_token_id
+        bos: int | None = tokenizer.bos_token_id
+        self.start: int = self.eos if bos is None else bos
+        self.adds_start = tokenizer("a").input_ids[:1] == [bos]
+
+    def opening(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts that open a sequence; at least one each."""
+        starts = [[self.start] if self.adds_start else []] * len(texts)
+        rows = []
+        for start, ids in zip(starts, self.following(texts), strict=True):
+            rows.append((start if ids[:1] != start else []) + ids or [self.start])
+        return rows
+
+    def following(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts that continue a sequence."""
+        if not texts:
+            return []
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False).input_ids
+        return ids
+
+    def cut(self, ids: list[int], longest: int) -> list[int]:
+        """At most `longest` ids; which end is cut is the tokenizer's truncation side."""
+        if len(ids) <= longest:
+            return ids
+        return ids[-longest:] if self.tokenizer.truncation_side == "left" else ids[:longest]

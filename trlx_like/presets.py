@@ -1,0 +1,71 @@
+"""Complete configurations to start from, with trlX's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trlx_like.config import (
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PPOConfig,
+    SchedulerConfig,
+    SFTConfig,
+    TrainConfig,
+    TRLConfig,
+)
+from trlx_like.errors import ConfigError
+
+
+def default_ppo_config() -> TRLConfig:
+    """PPO on a GPT-2 that was tuned on film reviews."""
+    return _preset(
+        PPOConfig(),
+        ModelConfig(model_path="lvwerra/gpt2-imdb", num_layers_unfrozen=2),
+        lr=3.0e-5,
+        train={"trainer": "PPOTrainer", "total_steps": 10000, "batch_size": 32},
+    )
+
+
+def default_sft_config() -> TRLConfig:
+    """Supervised fine-tuning of GPT-2."""
+    return _preset(
+        SFTConfig(),
+        ModelConfig(model_path="gpt2"),
+        lr=1.0e-4,
+        train={"trainer": "SFTTrainer", "total_steps": 1000, "batch_size": 8},
+    )
+
+
+def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[str, Any]) -> TRLConfig:
+    adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
+    return TRLConfig(
+        method=method,
+        model=model,
+        tokenizer={"tokenizer_path": "gpt2"},
+        optimizer=OptimizerConfig(name="adamw", kwargs=adam),
+        # trlX's way to write a constant rate.
+        scheduler=SchedulerConfig(name="cosine_annealing", kwargs={"T_max": 1e12, "eta_min": lr}),
+        train=TrainConfig(seq_length=1024, epochs=100, checkpoint_interval=10000, eval_interval=100, **train),
+    )
+
+
+PRESETS: dict[str, Callable[[], TRLConfig]] = {"ppo": default_ppo_config, "sft": default_sft_config}
+
+
+def preset_for(
+    *, reward_fn: object = None, samples: object = None, rewards: object = None
+) -> tuple[str, TRLConfig]:
+    """The name and configuration of the preset that fits what `train` was given.
+
+    Raises `ConfigError` if nothing says what to learn from, or two things do.
+    """
+    if rewards is not None:
+        raise ConfigError("rewards: no preset learns from samples with given rewards; pass a config.")
+    if reward_fn is not None and samples is not None:
+        raise ConfigError("reward_fn fits PPO and samples fit SFT; pass one of them, or a config.")
+    if reward_fn is None and samples is None:
+        raise ConfigError("train() needs a config, a reward_fn (for PPO) or samples (for SFT).")
+    name = "ppo" if reward_fn is not None else "sft"
+    return name, PRESETS[name]()

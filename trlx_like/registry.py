@@ -1,0 +1,171 @@
+"""Names to things: every choice a configuration makes is a look-up here, so every one can be a plugin.
+
+A `Registry` knows a thing either as an object or as a lazy `"module:attribute"` that is imported when it is
+first asked for. `load_plugin` runs the user's file or module, whose decorators then register what it brings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast, overload
+
+from trlx_like.errors import RegistryError, TrlxError
+from trlx_like.imports import import_file
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+PLUGIN_GROUP = "trlx_like.plugins"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `name` is most likely a typo of, or None when none is close."""
+    spelled = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    return spelled[close[0]] if close else None
+
+
+@dataclass
+class _Entry:
+    name: str  # as registered
+    source: str  # "module:qualname"
+    value: Any = None  # None until a lazy entry is asked for
+
+
+class Registry(Generic[T]):
+    """Things of one `kind` by name. Names are case-insensitive; a taken name is not given away.
+
+    `lazy` maps a name to the "module:attribute" that is imported on `get`, `aliases` another name to a name,
+    and `gone` a name, or a prefix ending in "*", to the sentence that tells its users what to do.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        lazy: dict[str, str] | None = None,
+        *,
+        aliases: dict[str, str] | None = None,
+        gone: dict[str, str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self._entries = {name.lower(): _Entry(name, source) for name, source in (lazy or {}).items()}
+        self._aliases = dict(aliases or {})
+        self._gone = dict(gone or {})
+
+    @overload
+    def register(self, name: str | None = None, *, aliases: Iterable[str] = ()) -> Callable[[Item], Item]: ...
+    @overload
+    def register(self, name: Item, *, aliases: Iterable[str] = ()) -> Item: ...
+    def register(self, name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
+        """Decorator: `@register`, `@register("name")` or `@register("name", aliases=["other"])`.
+
+        Raises `RegistryError` if the name or an alias is taken by something else. The same class or function
+        of the same module, as after a reload, replaces itself.
+        """
+        if name is not None and not isinstance(name, str):
+            return self._add(name.__name__, name, aliases)
+        return lambda item: self._add(name or item.__name__, item, aliases)
+
+    def get(self, name: str) -> T:
+        """What is registered under `name`. Raises `RegistryError`, naming near misses and what exists."""
+        entry = self._entries[self.canonical(name).lower()]
+        if entry.value is None:
+            module, _, attribute = entry.source.partition(":")
+            entry.value = getattr(importlib.import_module(module), attribute)
+        return cast(T, entry.value)
+
+    def canonical(self, name: str) -> str:
+        """The registered spelling of a name or alias, found without an import. Raises as `get` does."""
+        if not isinstance(name, str):
+            raise RegistryError(f"the name of a {self.kind} is text, got {name!r}.")
+        key = self._resolved(name)
+        if key in self._entries:
+            return self._entries[key].name
+        for pattern, sentence in self._gone.items():
+            prefix, star, _ = pattern.lower().partition("*")
+            if name.lower().startswith(prefix) if star else name.lower() == prefix:
+                raise RegistryError(f"{self.kind} {name!r} is not available: {sentence}")
+        close = nearest(name, [*self.names(), *self._aliases])
+        guess = f" Did you mean {close}?" if close else ""
+        raise RegistryError(
+            f"unknown {self.kind} {name!r}.{guess} Known: {', '.join(self.names()) or 'none'}."
+        )
+
+    def names(self) -> list[str]:
+        """Every name as it was registered, sorted, without aliases."""
+        return sorted((entry.name for entry in self._entries.values()), key=str.lower)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._resolved(name) in self._entries
+
+    def _resolved(self, name: str) -> str:
+        aliases = {alias.lower(): target.lower() for alias, target in self._aliases.items()}
+        return aliases.get(name.lower(), name.lower())
+
+    def _add(self, name: str, item: Item, aliases: Iterable[str]) -> Item:
+        source = f"{getattr(item, '__module__', '')}:{getattr(item, '__qualname__', repr(item))}"
+        aliases = list(aliases)
+        for wanted in (name, *aliases):
+            taken = self._entries.get(self._resolved(wanted))
+            if taken is not None and taken.source != source:
+                raise RegistryError(
+                    f"the {self.kind} name {wanted!r} is taken by {taken.source}; give {source} another name."
+                )
+        self._entries[name.lower()] = _Entry(name, source, item)
+        self._aliases.update({alias: name for alias in aliases if alias.lower() != name.lower()})
+        return item
+
+
+def load_plugin(name: str) -> None:
+    """Import a plugin once: a path to a .py file, an entry point in `trlx_like.plugins`, or a dotted module.
+
+    Raises `RegistryError` naming the plugin and the cause if it is not found or raises while it is imported.
+    """
+    if not isinstance(name, str) or not name:
+        raise RegistryError(f"a plugin is a module, a .py file or an entry point name, got {name!r}.")
+    try:
+        if name.endswith(".py"):
+            _load_file(name)
+            return
+        for entry_point in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=name):
+            entry_point.load()
+            return
+        _load_module(name)
+    except TrlxError as error:
+        raise RegistryError(f"plugin {name!r}: {error}") from error
+    except Exception as error:
+        raise RegistryError(f"plugin {name!r} raised {type(error).__name__} on import: {error}") from error
+
+
+def _load_module(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise RegistryError(
+            f"no module or installed entry point {error.name!r}; for a file give its path, ending in .py."
+        ) from error
+
+
+def _load_file(name: str) -> None:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise RegistryError(f"no such file: {path}.")
+    # The file may be the running script, or have been imported by its dotted name: running it again would
+    # register a second copy of its classes.
+    if any(_is_from(module, path) for module in list(sys.modules.values())):
+        return
+    import_file(path)
+
+
+def _is_from(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path

@@ -1,0 +1,5 @@
+"""Rewards: calling the user's functions and checking what they return."""
+
+from trlx_like.rewards.call import RewardFn, call_metric, call_reward
+
+__all__ = ["RewardFn", "call_metric", "call_reward"]

@@ -1,0 +1,119 @@
+"""Text sampling: prompts in, completions and their texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from trlx_like.data import Completion
+from trlx_like.pipelines.prompts import PromptBatch
+from trlx_like.samplers.generation import eos_ids, generation_config
+from trlx_like.samplers.generators import Generator
+
+
+@dataclass
+class TextSamples:
+    """What was sampled, as ids for the trainer and as text for the user's functions."""
+
+    completion: Completion
+    prompts: list[str]
+    outputs: list[str]  # without special tokens, cut before a stop sequence
+    samples: list[str]  # prompt and output
+    finished: list[bool]  # ended by itself (EOS or a stop sequence), not by max_new_tokens
+    metadata: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, rows: Sequence[int]) -> TextSamples:
+        def pick(values: list[Any]) -> list[Any]:
+            return [values[row] for row in rows]
+
+        return TextSamples(
+            self.completion[list(rows)],
+            pick(self.prompts),
+            pick(self.outputs),
+            pick(self.samples),
+            pick(self.finished),
+            pick(self.metadata),
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What a reward function may see of each sample."""
+        lengths = self.completion.mask.sum(dim=1).tolist()
+        columns = zip(self.samples, self.prompts, self.outputs, self.metadata, lengths, strict=True)
+        names = ("samples", "prompts", "outputs", "metadata", "length")
+        return [dict(zip(names, row, strict=True)) for row in columns]
+
+
+class TextSampler:
+    """Generates with one engine, `batch_size` rows at once (None: all)."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        stop_sequences: Sequence[str] = (),
+        batch_size: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.generator = generator
+        self.tokenizer = tokenizer
+        self.stop = list(stop_sequences)
+        self.batch_size = batch_size
+        self.device = device
+
+    def sample(self, prompts: PromptBatch, options: Mapping[str, Any]) -> TextSamples:
+        """One completion a prompt under the generation `options`."""
+        config = generation_config(options, self.tokenizer)
+        step = self.batch_size or len(prompts)
+        parts = [self._generate(prompts[i : i + step], config) for i in range(0, len(prompts), step)]
+        completion = parts[0]
+        if len(parts) > 1:
+            completion = Completion.collate([row for part in parts for row in part.split()])
+        texts = self.decode(completion)
+        return TextSamples(
+            completion, *texts, finished=self.finished(completion, config), metadata=prompts.metadata
+        )
+
+    def _generate(self, prompts: PromptBatch, config: GenerationConfig) -> Completion:
+        ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
+        return self.generator.generate(ids.to(self.device), mask.to(self.device), config, self.stop)
+
+    def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
+        """(prompts, outputs, samples), for people and reward functions only: ids are never made from them."""
+        prompt_ids = [ids[m].tolist() for ids, m in zip(completion.prompt, completion.prompt_mask, strict=True)]
+        response_ids = [ids[m].tolist() for ids, m in zip(completion.response, completion.mask, strict=True)]
+        prompts = [self._text(ids) for ids in prompt_ids]
+        outputs = []
+        for prompt, before, after in zip(prompts, prompt_ids, response_ids, strict=True):
+            whole = self._text(before + after)
+            # Decoding the response alone would lose the space that some tokenizers keep before its first word.
+            output = whole[len(prompt) :] if whole.startswith(prompt) else self._text(after)
+            outputs.append(self._cut(output))
+        return prompts, outputs, [p + o for p, o in zip(prompts, outputs, strict=True)]
+
+    def finished(self, completion: Completion, config: GenerationConfig) -> list[bool]:
+        lengths = completion.mask.sum(dim=1)
+        last: Tensor = completion.response.gather(1, lengths[:, None] - 1).squeeze(1)
+        ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype))
+        if self.stop:
+            rows = zip(completion.response, completion.mask, strict=True)
+            texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows]
+            stopped = [any(s in text for s in self.stop) for text in texts]
+            ended = ended | torch.tensor(stopped, device=last.device)
+        return [bool(row) for row in ended]
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def _cut(self, output: str) -> str:
+        found = [at for at in (output.find(s) for s in self.stop) if at >= 0]
+        return output[: min(found)] if found else output

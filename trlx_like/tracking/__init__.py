@@ -1,0 +1,20 @@
+"""Where the numbers go: one protocol, one file a destination, and the page that shows a finished run.
+
+`metrics.jsonl`, `samples.jsonl` and the console are always on; `train.tracker` names the others. Importing this package
+imports none of their libraries, nor torch.
+"""
+
+from __future__ import annotations
+
+from trlx_like.tracking.base import TRACKERS, RunInfo, Tracker, Trackers, make_trackers, register_tracker
+from trlx_like.tracking.report import write_report
+
+__all__ = [
+    "TRACKERS",
+    "RunInfo",
+    "Tracker",
+    "Trackers",
+    "make_trackers",
+    "register_tracker",
+    "write_report",
+]

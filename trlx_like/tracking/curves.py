@@ -1,0 +1,190 @@
+"""metrics.jsonl as the charts of the report: thinned series, their extremes, and which belong together.
+
+Extremes and counts are of all rows; only what is drawn is thinned.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trlx_like.tracking.jsonl import read_row
+
+ELAPSED = "time/elapsed"
+BUCKETS = 300  # a series is drawn by the lowest and highest value of each
+
+# The sections of the page: a title and the pattern of the metrics in it. The first that matches takes a metric.
+GROUPS = {
+    "Reward and metrics": r"rewards?/|metrics/",
+    "KL and entropy": r"(.*[/_])?(sqrt_|approx_)?kl(_|$)|.*entropy",
+    "Losses and clipping": r"loss(es)?(/|$)|.*(clip|ratio)",
+    "Values": r"((old_)?values|returns|advantages|qvalues|awac_weight)/",
+    "Rollouts": r"rollout|generation/",
+    "Time": r"time/",
+}
+REST = "Everything else"
+# Inside a section: what comes before the others, in this order.
+FIRST = ["reward/mean", "metrics/", "reward/", "policy/kl_per_token", "losses/total", "rollout/score", "values/mean"]
+
+
+@dataclass
+class Curve:
+    """One metric over the run."""
+
+    name: str
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """First, last, lowest and highest value with their steps, the thinned points, and how many are not finite.
+
+        None if no value is finite. A point that is not finite is a gap: None.
+        """
+        steps, values = np.asarray(self.steps), np.asarray(self.values)
+        if np.any(np.diff(steps) < 0):
+            order = np.argsort(steps, kind="stable")
+            steps, values = steps[order], values[order]
+        finite = np.flatnonzero(np.isfinite(values))
+        if not len(finite):
+            return None
+        marks = {
+            "first": finite[0],
+            "last": finite[-1],
+            "min": finite[np.argmin(values[finite])],
+            "max": finite[np.argmax(values[finite])],
+        }
+        points = _thinned(values)
+        return {
+            "name": self.name,
+            **{name: {"step": int(steps[at]), "value": _short(values[at])} for name, at in marks.items()},
+            "count": len(values),
+            "bad": len(values) - len(finite),
+            "steps": steps[points].tolist(),
+            "values": [_short(value) for value in values[points]],
+        }
+
+
+def _thinned(values: np.ndarray[Any, Any]) -> list[int]:
+    """Positions to draw: all of a short series, else of each bucket its lowest and highest, and both ends."""
+    if len(values) <= 2 * BUCKETS:
+        return list(range(len(values)))
+    edges = np.linspace(0, len(values), BUCKETS + 1).astype(int)
+    kept = {0, len(values) - 1}
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        finite = start + np.flatnonzero(np.isfinite(values[start:end]))
+        if len(finite):
+            kept |= {int(finite[np.argmin(values[finite])]), int(finite[np.argmax(values[finite])])}
+        else:
+            kept.add(int(start))
+    return sorted(kept)
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
+    """The metrics of a metrics.jsonl by name, and how many of its lines are not rows. No file: none."""
+    curves: dict[str, Curve] = {}
+    torn = 0
+    if not path.is_file():
+        return curves, torn
+    with path.open("rb") as file:
+        for line in file:
+            row = read_row(line)
+            if row is None:
+                torn += 1
+                continue
+            step = row.pop("step")
+            for name, value in row.items():
+                try:
+                    number = math.nan if value is None else float(value)
+                except (TypeError, ValueError):
+                    continue
+                curve = curves.setdefault(name, Curve(name))
+                curve.steps.append(step)
+                curve.values.append(number)
+    return curves, torn
+
+
+def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
+    """The sections of the page in order: {"title", "folded", "charts": [{"title", "series"}]}.
+
+    The variants of a sweep (`reward/mean@temperature=0.7`) share a chart, and so do the phases of time.
+    """
+    members: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for name in sorted(set(curves) - {ELAPSED}, key=_rank):
+        series = curves[name].summary()
+        if series is not None:
+            title, _, variant = name.partition("@")
+            group = next((group for group, pattern in GROUPS.items() if re.match(pattern, name)), REST)
+            if group == "Time":
+                title, variant = "seconds a step, by phase", name.removeprefix("time/")
+            members[group][title].append({"label": variant or name, **series})
+    return [
+        {
+            "title": group,
+            "folded": group == REST,
+            "charts": [{"title": title, "series": series} for title, series in members[group].items()],
+        }
+        for group in [*GROUPS, REST]
+        if group in members
+    ]
+
+
+def _rank(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Sorts what leads its section first, then by name, with numbers in names by their size."""
+    place = next((place for place, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
+    return place, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def phases(curves: dict[str, Curve]) -> list[dict[str, Any]]:
+    """Where the time went: the seconds of each phase over the whole run, most first, and of all else."""
+    seconds = {
+        name.removeprefix("time/"): float(np.nansum(curve.values))
+        for name, curve in curves.items()
+        if name.startswith("time/") and name != ELAPSED
+    }
+    total = duration(curves)
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    if seconds and total is not None and total > sum(seconds.values()):
+        ordered.append(("other", total - sum(seconds.values())))
+    return [{"name": name, "seconds": round(value, 3)} for name, value in ordered if math.isfinite(value)]
+
+
+def duration(curves: dict[str, Curve]) -> float | None:
+    """Seconds that the run took, pauses left out; None if the file does not say."""
+    summary = curves[ELAPSED].summary() if ELAPSED in curves else None
+    return summary["last"]["value"] if summary else None
+
+
+def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
+    """What the run was for, at most three: reward, then metrics; without any, the score or loss of training.
+
+    Of a sweep the variant with the highest value. `lower`: less is better.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for name in sorted(curves, key=_rank):
+        if not name.startswith(("reward/mean", "metrics/")):
+            continue
+        summary, base = curves[name].summary(), name.partition("@")[0]
+        if summary and (base not in best or summary["max"]["value"] > best[base]["max"]["value"]):
+            best[base] = summary
+    fallback = [name for name in ("rollout/score_mean", "losses/total_loss", "losses/loss") if name in curves]
+    chosen = list(best.values())[:3] or [curves[name].summary() for name in fallback[:1]]
+    return [
+        {
+            "name": goal["name"],
+            "lower": goal["name"].startswith("losses/"),
+            **{key: goal[key] for key in ("first", "last", "min", "max")},
+        }
+        for goal in chosen
+        if goal
+    ]

@@ -1,0 +1,115 @@
+"""metrics.jsonl and samples.jsonl: the run's own record, which the report and `resume` rely on.
+
+One JSON object a line, written whole and flushed, so that a killed run loses at most the line it was writing.
+NaN and infinities are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trlx_like.tracking.base import RunInfo
+from trlx_like.tracking.values import plain
+
+logger = logging.getLogger(__name__)
+
+FILES = ("metrics.jsonl", "samples.jsonl")
+# JSON allows these inside strings, but many readers end a line at them.
+LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+
+
+class JsonlTracker:
+    """Writes `{"step": 3, "reward/mean": 0.5, ...}` and `{"step": 3, "table": "samples", "prompt": ...}`.
+
+    Adds `time/elapsed`, the seconds that the run took so far without the time it was stopped. A resumed run drops the
+    rows of steps that it will do again. A fresh run moves older files aside.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        run.directory.mkdir(parents=True, exist_ok=True)
+        if run.resume_step is None:
+            _move_aside(run.directory)
+            last_row = None
+        else:
+            last_row, _ = (_keep_until(run.directory / name, run.resume_step) for name in FILES)
+        elapsed = (last_row or {}).get("time/elapsed", 0.0)
+        self._start = time.monotonic() - (elapsed if isinstance(elapsed, float | int) else 0.0)
+        self._metrics, self._samples = ((run.directory / name).open("ab") for name in FILES)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        elapsed = round(time.monotonic() - self._start, 3)
+        _write(self._metrics, [{"step": step, **metrics, "time/elapsed": elapsed}])
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        # A column that is called as one of our own two keys gets an underscore.
+        keys = [f"{column}_" if column in ("step", "table") else column for column in columns]
+        head = {"step": step, "table": name}
+        _write(self._samples, [{**head, **dict(zip(keys, row, strict=True))} for row in rows])
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+
+
+def _write(file: BinaryIO, rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = "".join(json.dumps(plain(row), ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows)
+    # Half of a surrogate pair has no UTF-8; as a backslash escape it is good JSON.
+    file.write(lines.encode("utf-8", "backslashreplace"))
+    file.flush()
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """The object in a line; None for a line that a kill cut short, or anything else that is not a row."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _move_aside(directory: Path) -> None:
+    """Renames the files of an earlier run to metrics.1.jsonl and samples.1.jsonl, or the next free number."""
+    old = [path for path in (directory / name for name in FILES) if path.is_file() and path.stat().st_size]
+    place = 1
+    while any((directory / name).with_suffix(f".{place}.jsonl").exists() for name in FILES):
+        place += 1
+    for path in old:
+        kept = path.with_suffix(f".{place}.jsonl")
+        path.rename(kept)
+        logger.info("%s is of an earlier run and is kept as %s.", path, kept.name)
+
+
+def _keep_until(path: Path, step: int) -> dict[str, Any] | None:
+    """Drops the rows of steps after `step` and lines that are not rows. Returns the last row that is left.
+
+    The file is replaced as a whole, so that a kill meanwhile loses nothing.
+    """
+    if not path.is_file():
+        return None
+    last, later, torn, whole = None, 0, 0, True
+    rewritten = path.with_suffix(".jsonl.tmp")
+    with path.open("rb") as source, rewritten.open("wb") as target:
+        for line in source:
+            row = read_row(line)
+            if row is None:
+                torn += 1
+            elif row["step"] > step:
+                later += 1
+            else:
+                last = row
+                whole = line.endswith(b"\n")
+                target.write(line if whole else line + b"\n")
+        target.flush()
+        os.fsync(target.fileno())
+    if later or torn or not whole:
+        os.replace(rewritten, path)
+        logger.info("%s: dropped %d rows after step %d and %d torn lines.", path, later, step, torn)
+    else:
+        rewritten.unlink()
+    return last

@@ -1,0 +1,96 @@
+"""samples.jsonl as the tables of the report, within a limit of size, so that the page of a long run still opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trlx_like.tracking.jsonl import read_row
+from trlx_like.tracking.values import plain
+
+BUDGET = 1_500_000  # bytes of rows in the page
+LONGEST = 20_000  # characters of a text
+
+Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> place and bytes of its lines
+
+
+def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """[{"name", "columns", "evaluations": steps in all, "steps": [{"step", "rows", "total"}]}], and how many lines
+    are not rows. A row is a list of cells in the order of the columns.
+
+    Where the file is larger than the page should be, evenly spaced evaluations are kept, the first and last among
+    them, and if need be fewer rows of each.
+    """
+    if not path.is_file():
+        return [], 0
+    index, torn = _index(path)
+    with path.open("rb") as file:
+        tables = [_table(file, name, steps, BUDGET // len(index)) for name, steps in index.items()]
+    return tables, torn
+
+
+def _index(path: Path) -> tuple[Index, int]:
+    index: Index = {}
+    torn = place = 0
+    with path.open("rb") as file:
+        for line in file:
+            row = read_row(line)
+            if row is None:
+                torn += 1
+            else:
+                steps = index.setdefault(str(row.get("table")), {})
+                steps.setdefault(row["step"], []).append((place, len(line)))
+            place += len(line)
+    return index, torn
+
+
+def _table(file: Any, name: str, steps: dict[int, list[tuple[int, int]]], budget: int) -> dict[str, Any]:
+    sizes = {step: sum(length for _, length in lines) for step, lines in steps.items()}
+    kept, rows = _fitting(sorted(steps), sizes, budget)
+    columns: dict[str, None] = {}
+    chosen: list[tuple[int, list[dict[str, Any]]]] = []
+    for step in kept:
+        found = [_row(file, place) for place, _ in steps[step][: max(1, int(rows * len(steps[step])))]]
+        columns.update(dict.fromkeys(column for row in found for column in row))
+        chosen.append((step, found))
+    return {
+        "name": name,
+        "columns": list(columns),
+        "evaluations": len(steps),
+        "steps": [
+            {
+                "step": step,
+                "total": len(steps[step]),
+                "rows": [[row.get(column) for column in columns] for row in found],
+            }
+            for step, found in chosen
+        ],
+    }
+
+
+def _fitting(steps: list[int], sizes: dict[int, int], budget: int) -> tuple[list[int], float]:
+    """The steps to keep, and the share of each one's rows."""
+    total = sum(sizes.values())
+    if total <= budget:
+        return steps, 1.0
+    many = max(min(len(steps), 8), int(budget / total * len(steps)))
+    kept = [steps[place] for place in np.unique(np.linspace(0, len(steps) - 1, many).round().astype(int))]
+    return kept, min(1.0, budget / sum(sizes[step] for step in kept))
+
+
+def _row(file: Any, place: int) -> dict[str, Any]:
+    file.seek(place)
+    row = read_row(file.readline()) or {}
+    return {name: _cell(value) for name, value in row.items() if name not in ("step", "table")}
+
+
+def _cell(value: Any) -> Any:
+    """A number, truth value or nothing as it is, all else as text that is not endless."""
+    value = plain(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    left_out = len(text) - LONGEST
+    return text if left_out <= 0 else f"{text[:LONGEST]} ... ({left_out} more characters in samples.jsonl)"

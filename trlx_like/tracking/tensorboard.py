@@ -1,0 +1,47 @@
+"""TensorBoard: scalars, tables and the configuration as text. In `train.logging_dir`, else `tensorboard/` in the run."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.values import compact, plain
+
+
+class TensorboardTracker:
+    """An event file. A resumed run hides what the stopped one wrote after the step it continues from."""
+
+    def __init__(self, run: RunInfo) -> None:
+        with optional_package("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+        directory = Path(run.logging_dir or run.directory / "tensorboard")
+        purge = None if run.resume_step is None else run.resume_step + 1
+        self._writer: Any = SummaryWriter(str(directory), purge_step=purge)  # type: its methods have none
+        text = yaml.safe_dump(plain(run.config), sort_keys=False, allow_unicode=True)
+        self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), run.resume_step or 0)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        lines = [columns, ["---"] * len(columns), *rows]
+        self._writer.add_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _cell(value: Any) -> str:
+    """A cell of a markdown table, with its own markdown, HTML and line ends made harmless."""
+    value = plain(value)
+    text = compact(value) if isinstance(value, float) else str(value)
+    text = html.escape(text, quote=False).replace("\\", "\\\\").replace("|", "\\|")
+    return text.replace("\r\n", "\n").replace("\n", "<br>")

@@ -1,0 +1,38 @@
+"""Trackio: a local dashboard (`trackio show`) with wandb's interface. `TRACKIO_DIR` says where it keeps its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.values import plain
+
+
+class TrackioTracker:
+    """A trackio run, continued under the same name when the run is resumed."""
+
+    def __init__(self, run: RunInfo) -> None:
+        with optional_package("trackio"):
+            import trackio
+        self._trackio = trackio
+        known = run.state.get("trackio")
+        self._run = trackio.init(
+            project=run.project,
+            name=known or run.run_name,
+            group=run.group,
+            config=plain(run.config),
+            resume="allow" if known else "never",
+            embed=False,
+        )
+        run.state["trackio"] = self._run.name
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        cells = [[plain(cell) for cell in row] for row in rows]
+        self._run.log({name: self._trackio.Table(columns=list(columns), data=cells)}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

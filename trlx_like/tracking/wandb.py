@@ -1,0 +1,57 @@
+"""Weights & Biases. `WANDB_MODE=offline` and the other variables of wandb act as its documentation says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trlx_like.errors import ConfigError
+from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.values import plain
+
+
+class WandbTracker:
+    """A wandb run, continued under the same id when the run is resumed.
+
+    The x axis is a metric `step`: wandb's own counter refuses to go back, as a resumed run has to.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        with optional_package("wandb"):
+            import wandb
+        self._wandb = wandb
+        directory = Path(run.logging_dir or run.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=run.project,
+                name=run.run_name,
+                entity=run.entity,
+                group=run.group,
+                tags=list(run.tags) or None,
+                dir=str(directory),
+                config=plain(run.config),
+                id=run.state.get("wandb"),
+                resume="allow",
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(
+                f'train.tracker ("wandb") cannot start: {error} Run `wandb login`, or set WANDB_MODE=offline.'
+            ) from error
+        run.state["wandb"] = self._run.id
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log({**metrics, "step": step})
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        cells = [[plain(cell) for cell in row] for row in rows]
+        table = self._wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)
+        self._run.log({name: table, "step": step})
+
+    def close(self) -> None:
+        # Closed while an error passes by, the run is shown as failed.
+        self._run.finish(exit_code=int(sys.exc_info()[0] is not None))

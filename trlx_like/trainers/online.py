@@ -1,0 +1,134 @@
+"""What trainers share that learn from text they sample themselves: sampling by chunks, scoring, statistics over ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from trlx_like.data import Completion
+from trlx_like.errors import RewardError
+from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
+from trlx_like.rewards import call_reward
+from trlx_like.rewards.call import Reward
+from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.base import Metrics
+from trlx_like.trainers.text import TextTrainer, require
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Completion)
+
+
+@dataclass
+class Statistics:
+    """Of numbers over all processes."""
+
+    count: float
+    mean: float
+    m2: float  # sum of squared distances from the mean
+
+    @property
+    def std(self) -> float:
+        """Unbiased; 0 for fewer than two numbers."""
+        return float(self.var**0.5)
+
+    @property
+    def var(self) -> float:
+        return float(unbiased_variance(torch.tensor(self.count), torch.tensor(self.m2)))
+
+
+class OnlineTextTrainer(TextTrainer[E]):
+    """A text trainer that makes its experience with its own policy and a reward function."""
+
+    uses = frozenset({"prompts", "eval_prompts"})
+
+    def build(self, tokenizer: Any = None) -> None:
+        require(self.config, "reward_fn", self.reward_fn)
+        require(self.config, "prompts", self.data.get("prompts"))
+        super().build(tokenizer)
+
+    @property
+    def experience_kwargs(self) -> dict[str, Any]:
+        options: dict[str, Any] = self.method.experience_kwargs
+        return options
+
+    @property
+    def temperature(self) -> float:
+        return float(self.experience_kwargs.get("temperature", 1.0))
+
+    def scored_samples(self, count: int, chunk_size: int) -> Iterator[tuple[TextSamples, list[Reward]]]:
+        """`count` samples over all processes with their rewards, this process's share, `chunk_size` at a time.
+
+        Samples whose reward is None are left out. RewardError when none of the round is left.
+        """
+        left, scored = count, 0
+        while left > 0:
+            self.check_stop()
+            prompts = self.take_prompts(min(left, chunk_size * self.group.size))
+            left -= chunk_size * self.group.size
+            samples, rewards = None, None
+            if len(prompts):
+                with self.clock("generate"):
+                    samples = self.sampler.sample(prompts, self.experience_kwargs)
+            with self.clock("reward"):
+                rewards = self._rewards(samples)
+            if samples is None:
+                continue
+            self._write_rollouts(samples, rewards)
+            kept = [row for row, reward in enumerate(rewards) if reward is not None]
+            scored += len(kept)
+            if kept:
+                yield samples[kept], [rewards[row] for row in kept]
+        if not self.group.sum([scored])[0]:
+            raise RewardError(f"reward_fn abstained (None) from all {count} samples; there is nothing to train on.")
+
+    def _rewards(self, samples: TextSamples | None) -> list[Reward]:
+        """Each process scores its own, or the main one all of them (`train.reward_on_main_process`)."""
+        assert self.reward_fn is not None
+        own = [] if samples is None else samples.rows()
+        together = self.config.train.reward_on_main_process
+        rows = self.group.gather(own) if together else own
+        rewards: list[Reward] = []
+        if rows and (self.group.main or not together):
+            columns = {name: [row[name] for row in rows] for name in ("samples", "prompts", "outputs")}
+            metadata, lengths = [row["metadata"] for row in rows], [row["length"] for row in rows]
+            rewards = call_reward(self.reward_fn, columns, metadata, self.tokenizer, lengths)
+        if not together:
+            return rewards
+        before = sum(self.group.gather([len(own)])[: self.group.rank])
+        return self.group.broadcast(rewards)[before : before + len(own)]
+
+    def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
+        """Of the values under the mask, over all processes."""
+        own = torch.stack(masked_stats(values.double(), mask)).tolist()
+        merged = combine_stats(torch.tensor(self.group.gather([own]), dtype=torch.float64))
+        return Statistics(*(float(value) for value in merged))
+
+    def _write_rollouts(self, samples: TextSamples, rewards: list[Reward]) -> None:
+        folder = self.config.train.rollout_logging_dir
+        if folder is None:
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        name = f"rollouts_{self.progress.round + 1:06d}_rank{self.group.rank}.jsonl"
+        with (Path(folder) / name).open("a", encoding="utf-8") as file:
+            for prompt, output, reward in zip(samples.prompts, samples.outputs, rewards, strict=True):
+                file.write(json.dumps({"prompt": prompt, "output": output, "reward": reward}) + "\n")
+
+
+def dense(rewards: list[Reward], mask: Tensor) -> Tensor:
+    """Rewards of tokens [B, R]: a scalar at the last response token, a list from the first one on."""
+    scores = torch.zeros(mask.shape)
+    last = mask.sum(dim=1).tolist()
+    for row, reward in enumerate(rewards):
+        if isinstance(reward, list):
+            scores[row, : len(reward)] = torch.tensor(reward)
+        elif reward is not None:
+            scores[row, last[row] - 1] = reward
+    return scores.to(mask.device)

@@ -1,0 +1,141 @@
+"""The run folder: configuration, checkpoints, what trackers write, and how a run is found again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trlx_like.checkpoint import CheckpointStore, TrainState
+from trlx_like.config import TRLConfig
+from trlx_like.distributed import Group
+from trlx_like.errors import ConfigError
+from trlx_like.tracking import RunInfo, Trackers, make_trackers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """Where a run is. All of it is in every checkpoint."""
+
+    step: int = 0  # optimiser steps done
+    round: int = 0  # rounds begun; a round is: make experience, then optimise on it
+    position: int = 0  # batches of this round done
+    in_round: bool = False
+    best: float | None = None  # best value of the metric that `train.save_best` watches
+    tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "tracker": dict(self.tracker)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Saved(Protocol):
+    """What of a trainer goes into a checkpoint."""
+
+    state: TrainState
+    progress: Progress
+
+    def save_pretrained(self, directory: str | Path) -> None: ...
+
+
+class RunFolder:
+    """`train.checkpoint_dir` and everything in it. Every method is called by all processes."""
+
+    def __init__(self, config: TRLConfig, group: Group) -> None:
+        self.config = config
+        self.group = group
+        self.directory = Path(config.train.checkpoint_dir)
+        self.resumed = False
+
+    def checkpoints(self, directory: Path | None = None) -> CheckpointStore:
+        return CheckpointStore(
+            directory or self.directory,
+            keep=self.config.train.keep_checkpoints,
+            main=self.group.main,
+            barrier=self.group.barrier,
+        )
+
+    def resume(self, state: TrainState) -> None:
+        """Follows `train.resume_from_checkpoint`."""
+        wanted = self.config.train.resume_from_checkpoint
+        if wanted is not None:
+            self.load(wanted, state)
+
+    def load(self, wanted: str | Path, state: TrainState) -> None:
+        """Restores the state from a checkpoint, a run folder's newest, or with "auto" this run's newest if any.
+
+        The main process chooses, so that all load the same one.
+        """
+        found = self.checkpoints().resolve(str(wanted)) if self.group.main else None
+        found = self.group.broadcast(found)
+        if found is None:
+            logger.info("No checkpoint in %s yet: starting from the beginning.", self.directory)
+            return
+        state.load(found, self.group.rank, self.group.size)
+        self.resumed = True
+        logger.info("Resumed from %s.", found)
+
+    def open_trackers(self, progress: Progress) -> Trackers:
+        """Writes config.yml and opens the trackers; a resumed run continues its files."""
+        train = self.config.train
+        if self.group.main:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.config.dump_yaml(self.directory / "config.yml")
+        info = RunInfo(
+            directory=self.directory,
+            config=self.config.to_dict(),
+            project=train.project_name,
+            run_name=train.run_name,
+            entity=train.entity_name,
+            group=train.group_name,
+            tags=train.tags,
+            logging_dir=train.logging_dir,
+            total_steps=train.total_steps,
+            resume_step=progress.step if self.resumed else None,
+            state=progress.tracker,
+        )
+        return make_trackers(train.trackers, info, self.group.main)
+
+    def save(self, trainer: Saved, path: str | Path | None = None) -> Path:
+        """Publishes a checkpoint, by default `checkpoint_<step>` in this folder; returns where it is."""
+        width = len(str(self.config.train.total_steps))
+        place = Path(path) if path is not None else self.directory / f"checkpoint_{trainer.progress.step:0{width}d}"
+        with self.checkpoints(place.parent).publish(place.name) as folder:
+            trainer.state.save(folder, self.group.rank, self.group.main)
+            if self.group.main:
+                trainer.save_pretrained(folder / "hf_model")
+        logger.info("Saved %s.", place)
+        return place
+
+    def keep_best(self, trainer: Saved, metrics: Mapping[str, float]) -> None:
+        """Publishes `best_checkpoint` when the watched metric is the highest so far. NaN is never best."""
+        if not self.config.train.save_best:
+            return
+        value = watched(metrics, self.config.train.best_metric)
+        best = trainer.progress.best
+        if value is None or not (best is None or value > best) or value != value:
+            return
+        trainer.progress.best = value
+        if trainer.progress.step:
+            self.save(trainer, self.directory / "best_checkpoint")
+
+
+def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
+    """The value that says which checkpoint is best: the highest of a sweep's.
+
+    name: `train.best_metric`; None: reward/mean, else metrics/reward, else none. ConfigError for a name that the
+    evaluation does not report.
+    """
+    for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
+        values = [v for key, v in metrics.items() if key == wanted or key.startswith(f"{wanted}@")]
+        if values:
+            return max(values)
+    if name is not None:
+        raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
+    return None

@@ -1,0 +1,91 @@
+"""Supervised fine-tuning: next-token prediction on given text, on all of it or on the outputs of dialogues.
+
+Documented in docs/algorithms/sft.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.config.methods.sft import SFTConfig
+from trlx_like.data import Completion, padded
+from trlx_like.functional.masked import masked_sum
+from trlx_like.imports import import_name
+from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.text import TextTrainer, require
+
+
+@dataclass
+class SFTExperience(Completion):
+    """A sample, or several packed into one row: the first token is the prompt, all others are the response."""
+
+    target: Tensor = padded(value=False)  # [B, R] bool, the tokens that the loss is on
+    segment: Tensor | None = padded(value=-1, default=None)  # [B, R] int64, which packed sample a token is of
+
+    @property
+    def scored(self) -> Tensor:
+        return self.target
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Of packed rows without attention mask: positions that start again keep the samples apart."""
+        inputs = super().inputs()
+        if self.segment is None:
+            return inputs
+        segment = torch.cat([torch.zeros_like(self.prompt), self.segment], dim=1)  # [B, 1 + R]
+        index = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
+        begins = torch.cat([torch.ones_like(segment[:, :1]), segment.diff(dim=1)], dim=1) != 0
+        start = torch.where(begins, index, 0).cummax(dim=1).values
+        return {"input_ids": inputs["input_ids"], "position_ids": index - start}
+
+
+class SFTTrainer(TextTrainer[SFTExperience]):
+    """Maximum likelihood of the samples' outputs."""
+
+    method_class = SFTConfig
+    experience_class = SFTExperience
+    offline = True
+    keep_dropout = True
+    uses = frozenset({"samples", "eval_prompts"})
+    method: SFTConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        require(self.config, "samples", self.data.get("samples"))
+        super().build(tokenizer)
+
+    def make_experience(self) -> Metrics:
+        longest = self.config.train.seq_length
+        dialogues = encode_dialogues(self._formatted(self.data["samples"]), self.tokenizer, longest)
+        rows = pack(dialogues, longest) if self.method.packing else [[dialogue] for dialogue in dialogues]
+        elements = [_element(row, self.method.packing) for row in self.group.share(rows)]
+        self.push_to_store(elements)
+        trained = self.group.sum([sum(float(element.target.sum()) for element in elements)])[0]
+        return {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
+
+    def loss(self, batch: SFTExperience) -> LossOutput:
+        nll = -self.model(batch).logprobs
+        return LossOutput(masked_sum(nll, batch.target))
+
+    def units(self, batch: SFTExperience) -> float:
+        return float(batch.target.sum())
+
+    def _formatted(self, samples: Sequence[Any]) -> Sequence[Any]:
+        function = self.method.formatting_func
+        if isinstance(function, str):
+            function = import_name(function, "method.formatting_func")
+        return samples if function is None else [function(sample) for sample in samples]
+
+
+def _element(row: Sequence[Dialogue], packed: bool) -> SFTExperience:
+    ids = torch.tensor([token for dialogue in row for token in dialogue.ids])
+    target = torch.tensor([output for dialogue in row for output in dialogue.is_output])
+    segment = torch.tensor([number for number, dialogue in enumerate(row) for _ in dialogue.ids])
+    real = torch.ones_like(target)
+    return SFTExperience(
+        ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:] if packed else None
+    )

@@ -1,0 +1,207 @@
+"""What every trainer of a text policy shares: tokenizer, policy, sampler, prompts, evaluation, export."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trlx_like.config import TRLConfig
+from trlx_like.config.generation import longest_response, swept
+from trlx_like.data import Completion
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.models import LanguagePolicy, disable_dropout, load_model, load_tokenizer
+from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
+from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.samplers.generators import GENERATORS
+from trlx_like.samplers.text import TextSampler
+from trlx_like.trainers.base import BaseRLTrainer, Metrics
+from trlx_like.trainers.evaluation import evaluate_text
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Completion)
+
+
+class TextTrainer(BaseRLTrainer[E]):
+    """A trainer whose model is a `LanguagePolicy`."""
+
+    model: LanguagePolicy
+    keep_dropout = False
+    """Whether dropout stays on in training. Off where the loss compares with what was sampled."""
+
+    def build(self, tokenizer: Any = None) -> None:
+        model = self.config.model
+        if tokenizer is None:
+            tokenizer = load_tokenizer(self.config.tokenizer, model.model_path)
+        self.tokenizer = tokenizer
+        lm = load_model(model.model_path, model)
+        if not self.keep_dropout:
+            disable_dropout(lm)
+        if self.config.backend.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self._check_lengths(lm.config)
+        self.model = LanguagePolicy(
+            lm,
+            heads=self.heads(lm.config.get_text_config().hidden_size),
+            head_blocks=self.head_blocks(),
+            num_layers_unfrozen=model.num_layers_unfrozen,
+            temperature=self.temperature,
+            allowed=self._allowed(lm.config.vocab_size),
+        )
+        engine = GENERATORS.get(self.config.sampler.engine)(lm, tokenizer, self.model.allowed)
+        self.sampler = TextSampler(
+            engine,
+            tokenizer,
+            stop_sequences=self.stop_sequences,
+            batch_size=self.config.sampler.batch_size,
+            device=self.device,
+        )
+        self.eval_pipeline: PromptPipeline | None = None
+        self._add_prompts()
+
+    # What an algorithm adds to the policy.
+
+    def heads(self, hidden_size: int) -> dict[str, nn.Module]:
+        """Heads on the policy's hidden states, by name."""
+        return {}
+
+    def head_blocks(self) -> dict[str, int]:
+        """For a head's name: how many top blocks it gets as a trained copy of its own."""
+        return {}
+
+    @property
+    def temperature(self) -> float:
+        """The temperature that log-probabilities are taken under: that of what is trained on."""
+        return 1.0
+
+    def add_reference(self) -> None:
+        """The frozen reference: `model.ref_model_path`, or the policy as it is now."""
+        path = self.config.model.ref_model_path
+        self.model.add_reference(None if path is None else load_model(path, self.config.model))
+        for module in self.model.reference_modules():
+            module.to(self.device)
+
+    # Prompts.
+
+    @property
+    def max_prompt_length(self) -> int:
+        """Tokens of a prompt, so that it and its response fit into `train.seq_length`."""
+        return self.config.train.seq_length - longest_response(self.method.gen_kwargs)
+
+    def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
+        """Prompts to make experience from."""
+        self.prompts = PromptStream(pipeline, self.config.train.seed)
+        self.state.register("prompts", self.prompts)
+
+    def add_eval_pipeline(self, pipeline: PromptPipeline) -> None:
+        """Prompts to evaluate on."""
+        self.eval_pipeline = pipeline
+
+    def _add_prompts(self) -> None:
+        pipeline = DATAPIPELINES.get(self.config.train.pipeline)
+        for name, add in (("prompts", self.add_prompt_pipeline), ("eval_prompts", self.add_eval_pipeline)):
+            if name in self.data:
+                add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer))
+
+    def take_prompts(self, count: int) -> PromptBatch:
+        """This process's share of the next `count` prompts of the run."""
+        taken = self.prompts.take(count)
+        return PromptBatch(self.group.share(taken.ids), self.group.share(taken.metadata))
+
+    def eval_batches(self) -> Iterator[PromptBatch]:
+        """This process's share of the evaluation prompts, in their order."""
+        if self.eval_pipeline is None:
+            return
+        rows = self.group.share(list(range(len(self.eval_pipeline))))
+        size = self.config.sampler.batch_size or self.config.train.batch_size
+        for start in range(0, len(rows), size):
+            yield self.eval_pipeline[rows[start : start + size]]
+
+    def evaluate(self) -> Metrics:
+        return evaluate_text(self, self.method.gen_kwargs)
+
+    # Generating by hand.
+
+    @torch.no_grad()
+    def generate(self, queries: Sequence[str | Tensor], **gen_kwargs: Any) -> list[Tensor]:
+        """Responses [R] of token ids to queries (strings, or [P] ids), sampled as experience is."""
+        return self._generated(queries, {**self.experience_kwargs, **gen_kwargs})
+
+    @torch.no_grad()
+    def generate_eval(self, queries: Sequence[str | Tensor], **gen_kwargs: Any) -> list[Tensor]:
+        """Responses [R] of token ids to queries, with the options of evaluation (the first value of a sweep)."""
+        options = {**self.method.gen_kwargs, **{k: v[0] for k, v in swept(self.method.gen_kwargs).items()}}
+        return self._generated(queries, {**options, **gen_kwargs})
+
+    @property
+    def experience_kwargs(self) -> dict[str, Any]:
+        """Generation options of what is trained on."""
+        return dict(self.method.gen_kwargs)
+
+    def decode(self, ids: Sequence[Tensor]) -> list[str]:
+        """Texts of rows of ids, without special tokens."""
+        return [self.tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in ids]
+
+    def _generated(self, queries: Sequence[str | Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+        batch = PromptBatch([self.query_ids(query) for query in queries], [{} for _ in queries])
+        completion = self.sampler.sample(batch, options).completion
+        return [element.response for element in completion.split()]
+
+    def query_ids(self, query: str | Tensor) -> list[int]:
+        """Token ids of a prompt given as text or as ids."""
+        if isinstance(query, str):
+            return TextEncoder(self.tokenizer).opening([query])[0]
+        ids: list[int] = query.reshape(-1).tolist()
+        return ids
+
+    # Export.
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads in `heads.safetensors` beside."""
+        directory = Path(directory)
+        self.model.lm.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        heads = {
+            f"{part}.{name}": value.contiguous()
+            for part in ("heads", "head_tops")
+            for name, value in getattr(self.model, part).state_dict().items()
+        }
+        if heads:
+            save_file(heads, directory / "heads.safetensors")
+
+    # Checks.
+
+    def _check_lengths(self, config: Any) -> None:
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and self.config.train.seq_length > positions:
+            raise ConfigError(
+                f"train.seq_length ({self.config.train.seq_length}) is longer than the {positions} positions of "
+                "the model."
+            )
+
+    def _allowed(self, vocabulary: int) -> Tensor | None:
+        if self.logit_mask is None:
+            return None
+        allowed = torch.as_tensor(self.logit_mask)
+        if allowed.shape != (vocabulary, vocabulary) or allowed.dtype != torch.bool:
+            raise ConfigError(
+                f"logit_mask must be a bool tensor [{vocabulary}, {vocabulary}] (previous token, next token; True = "
+                f"allowed), not {allowed.dtype} {list(allowed.shape)}."
+            )
+        if not allowed.any(dim=1).all():
+            row = int((~allowed.any(dim=1)).nonzero()[0])
+            raise DataError(f"logit_mask[{row}] allows nothing after token {row}; True means allowed.")
+        return allowed
+
+
+def require(config: TRLConfig, name: str, value: Any) -> Any:
+    """`value`, or a ConfigError that says which argument of `train` the trainer cannot do without."""
+    if value is None:
+        raise ConfigError(f"{config.train.trainer} needs {name}: pass train({name}=...) or set data.{name}.")
+    return value
