@@ -138,9 +138,7 @@ def _npm_registry() -> str:
         if registry := os.environ.get(variable):
             return registry.rstrip("/")
     if npm := shutil.which("npm"):
-        asked = subprocess.run(
-            [npm, "config", "get", "registry"], capture_output=True, text=True, check=False
-        )
+        asked = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, check=False)
         if registry := asked.stdout.strip():
             return registry.rstrip("/")
     return NPM_DEFAULT
@@ -169,9 +167,7 @@ def fetch_pypi(package: Package, path: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     requirement = f"{package.name}=={package.version}"
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        run = subprocess.run(
-            [*command, "--dest", folder, requirement], capture_output=True, text=True, check=False
-        )
+        run = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or len(wheels) != 1:
             cause = (run.stderr.strip() or "no wheel came").splitlines()[-1]

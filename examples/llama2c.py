@@ -77,13 +77,9 @@ class Llama2c:
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """SentencePiece BPE, fast, which starts every text with `<s>` as in training. Pads left."""
         ids = {piece: index for index, piece in enumerate(self.pieces)}
-        bpe = models.BPE(
-            vocab=ids, merges=self._merges(ids), unk_token=UNK, fuse_unk=True, byte_fallback=True
-        )
+        bpe = models.BPE(vocab=ids, merges=self._merges(ids), unk_token=UNK, fuse_unk=True, byte_fallback=True)
         backend = Tokenizer(bpe)
-        backend.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-        )
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
         backend.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, ids[BOS])]
         )

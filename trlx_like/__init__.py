@@ -36,7 +36,7 @@ _NAMES = {
     "Callback": "trainers.callbacks",
     "PPOTrainer": "trainers.ppo",
     "SFTTrainer": "trainers.sft",
-    "AutoModelForCausalLMWithValueHead": "models.value_head",
+    "AutoModelForCausalLMWithValueHead": "models",
     "create_reference_model": "models",
 }
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from trlx_like.config import TRAINERS, TRLConfig
@@ -93,16 +94,14 @@ def read_config(
         load_plugin(plugin)
     if config is None:
         given = data or {}
-        name, chosen = preset_for(
-            reward_fn=reward_fn, samples=given.get("samples"), rewards=given.get("rewards")
-        )
+        name, chosen = preset_for(reward_fn=reward_fn, samples=given.get("samples"), rewards=given.get("rewards"))
         logger.info("No config was given: using the preset %r.", name)
     elif isinstance(config, TRLConfig):
         chosen = config
     elif isinstance(config, Mapping):
         chosen = TRLConfig.from_dict(dict(config))
     else:
-        chosen = TRLConfig.load_yaml(config, overrides)
+        chosen = TRLConfig.load_yaml(Path(config), overrides)
     if model_path is not None:
         chosen = chosen.evolve(model={"model_path": model_path})
     return chosen

@@ -22,11 +22,12 @@ def is_python_name(value: object) -> bool:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module made by running a Python file, once a process however often it is asked for."""
-    path = path.resolve()
+    """The module that a Python file makes, run once a process: it may be the running script or imported already."""
+    path = path.expanduser().resolve()
+    for module in list(sys.modules.values()):
+        if _is_from(module, path):
+            return module
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file.")
@@ -40,26 +41,8 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def import_name(name: str, option: str) -> Any:
-    """What `module:attribute` or `file.py:attribute` stands for. `option` is the one that an error names.
-
-    Modules are also looked for in the current folder, as a script there would find them.
-    """
-    place, _, attribute = name.rpartition(":")
-    if not is_python_name(name):
-        raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise ConfigError(f"{option} ({name!r}): there is no file {place} in {Path.cwd()}.")
-    try:
-        module = import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    except ImportError as error:
-        raise ConfigError(f"{option} ({name!r}) cannot be imported: {error}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
-    return getattr(module, attribute)
-
-
-def _import_module(name: str) -> ModuleType:
+def import_module(name: str) -> ModuleType:
+    """A module by its dotted name, looked for in the current folder too, as a script there would find it."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -69,3 +52,24 @@ def _import_module(name: str) -> ModuleType:
     finally:
         if added:
             sys.path.remove(here)
+
+
+def import_name(name: str, option: str) -> Any:
+    """What `module:attribute` or `file.py:attribute` stands for. `option` is the one that an error names."""
+    place, _, attribute = name.rpartition(":")
+    if not is_python_name(name):
+        raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError(f"{option} ({name!r}): there is no file {place} in {Path.cwd()}.")
+    try:
+        module = import_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"{option} ({name!r}) cannot be imported: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
+    return getattr(module, attribute)
+
+
+def _is_from(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path

@@ -62,12 +62,14 @@ def linear(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """The optimiser of `optimizer.name` with `optimizer.kwargs`; ConfigError where it refuses them."""
-    return _made("optimizer", OPTIMIZERS.get(config.name), parameters, config.kwargs)
+    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), parameters, config.kwargs)
+    return optimizer
 
 
 def make_scheduler(optimizer: Optimizer, config: SchedulerConfig) -> LRScheduler:
     """The scheduler of `scheduler.name`, stepped once an optimiser step."""
-    return _made("scheduler", SCHEDULERS.get(config.name), optimizer, config.kwargs)
+    scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(config.name), optimizer, config.kwargs)
+    return scheduler
 
 
 def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str, Any]) -> Any:

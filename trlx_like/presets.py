@@ -54,9 +54,7 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
 PRESETS: dict[str, Callable[[], TRLConfig]] = {"ppo": default_ppo_config, "sft": default_sft_config}
 
 
-def preset_for(
-    *, reward_fn: object = None, samples: object = None, rewards: object = None
-) -> tuple[str, TRLConfig]:
+def preset_for(*, reward_fn: object = None, samples: object = None, rewards: object = None) -> tuple[str, TRLConfig]:
     """The name and configuration of the preset that fits what `train` was given.
 
     Raises `ConfigError` if nothing says what to learn from, or two things do.

@@ -9,11 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
 from trlx_like.errors import RegistryError, TrlxError
@@ -94,9 +92,7 @@ class Registry(Generic[T]):
                 raise RegistryError(f"{self.kind} {name!r} is not available: {sentence}")
         close = nearest(name, [*self.names(), *self._aliases])
         guess = f" Did you mean {close}?" if close else ""
-        raise RegistryError(
-            f"unknown {self.kind} {name!r}.{guess} Known: {', '.join(self.names()) or 'none'}."
-        )
+        raise RegistryError(f"unknown {self.kind} {name!r}.{guess} Known: {', '.join(self.names()) or 'none'}.")
 
     def names(self) -> list[str]:
         """Every name as it was registered, sorted, without aliases."""
@@ -146,7 +142,7 @@ def load_plugin(name: str) -> None:
 
 def _load_module(name: str) -> None:
     try:
-        importlib.import_module(name)
+        import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
@@ -156,16 +152,6 @@ def _load_module(name: str) -> None:
 
 
 def _load_file(name: str) -> None:
-    path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise RegistryError(f"no such file: {path}.")
-    # The file may be the running script, or have been imported by its dotted name: running it again would
-    # register a second copy of its classes.
-    if any(_is_from(module, path) for module in list(sys.modules.values())):
-        return
-    import_file(path)
-
-
-def _is_from(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
+    if not Path(name).expanduser().is_file():
+        raise RegistryError(f"no such file: {Path(name).expanduser().resolve()}.")
+    import_file(Path(name))

@@ -43,9 +43,7 @@ def sft_config(directory: str | Path, seed: int = 1000) -> TRLConfig:
     )
 
 
-def ppo_config(
-    model_path: str | Path, directory: str | Path, seed: int = 1000, steps: int = 100
-) -> TRLConfig:
+def ppo_config(model_path: str | Path, directory: str | Path, seed: int = 1000, steps: int = 100) -> TRLConfig:
     return TRLConfig.from_dict(
         {
             "model": {"model_path": str(model_path)},
@@ -78,9 +76,7 @@ def ppo_config(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1000, help="of the training; the graph stays the same")
     parser.add_argument("--steps", type=int, default=100, help="optimiser steps of PPO")
     parser.add_argument("--directory", type=Path, default=Path("runs/randomwalks"), help="where the runs go")
@@ -97,9 +93,7 @@ def main() -> None:
     middle = time.process_time()
     sft.save_pretrained(arguments.directory / "start")
     trainer = trlx_like.train(
-        ppo_config(
-            arguments.directory / "start", arguments.directory / "ppo", arguments.seed, arguments.steps
-        ),
+        ppo_config(arguments.directory / "start", arguments.directory / "ppo", arguments.seed, arguments.steps),
         reward_fn=reward_fn,
         prompts=task.prompts,
         eval_prompts=task.eval_prompts * 5,

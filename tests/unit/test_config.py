@@ -81,13 +81,11 @@ TRAIN = {
     "max_grad_norm: 0": "max_grad_norm: must be a number above 0 or null, got 0.",
     "max_grad_norm: .nan": "max_grad_norm: must be a number above 0 or null, got nan.",
     "group_name: 7": "group_name: must be text or null, got 7.",
-    "max_grad_norm: none": (
-        "max_grad_norm: must be a number above 0 or null, got 'none'. Write null for no value."
-    ),
+    "max_grad_norm: none": ("max_grad_norm: must be a number above 0 or null, got 'none'. Write null for no value."),
     "tags: [a, 1]": "tags: must be a list of texts, got ['a', 1].",
     "tracker: 3": "tracker: must be text, a list of texts or null, got 3.",
     "save_best: no": "save_best: must be true or false, got 'no'.",
-    "run_name: 7": "run_name: must be text or null, got 7.",
+    "logging_dir: 7": "logging_dir: must be text or null, got 7.",
     "trainer_kwargs: 1": "trainer_kwargs: must be a mapping of settings, got 1.",
     "1: 2": "1: a key must be text.",
 }
@@ -100,21 +98,13 @@ METHOD = {
     "norm_reward: true": "norm_reward: true needs method.scale_reward (null) to be 'running' or 'ref'.",
     "gen_kwargs: 5": "gen_kwargs: must be a mapping of settings, got 5.",
     "gen_kwargs: {}": "gen_kwargs.max_new_tokens: missing. It must be a whole number of at least 1.",
-    "gen_kwargs: {max_new_tokens: 0}": (
-        "gen_kwargs.max_new_tokens: must be a whole number of at least 1, got 0."
-    ),
-    "gen_kwargs: {max_new_tokens: 64}": (
-        "gen_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."
-    ),
+    "gen_kwargs: {max_new_tokens: 0}": ("gen_kwargs.max_new_tokens: must be a whole number of at least 1, got 0."),
+    "gen_kwargs: {max_new_tokens: 64}": ("gen_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."),
     "gen_kwargs: {max_new_tokens: 4, max_length: 9}": (
         "gen_kwargs.max_length: counts the prompt as well; use max_new_tokens."
     ),
-    "gen_kwargs: {max_new_tokens: 4, temperature: 0}": (
-        "gen_kwargs.temperature: must be a number above 0, got 0."
-    ),
-    "gen_kwargs: {max_new_tokens: 4, x: {y: off}}": (
-        "gen_kwargs.x.y: 'off' is text here; write true or false."
-    ),
+    "gen_kwargs: {max_new_tokens: 4, temperature: 0}": ("gen_kwargs.temperature: must be a number above 0, got 0."),
+    "gen_kwargs: {max_new_tokens: 4, x: {y: off}}": ("gen_kwargs.x.y: 'off' is text here; write true or false."),
     "gen_experience_kwargs: {max_new_tokens: 64}": (
         "gen_experience_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."
     ),
@@ -197,10 +187,8 @@ def test_errors_of_what_is_missing_or_malformed(tmp_path: Path, old: str, new: s
 def test_a_method_or_trainer_that_is_not_registered(tmp_path: Path) -> None:
     lines = errors_of(tmp_path, VALID.replace("PPOConfig", "PPOConfg").replace("PPOTrainer", "PPOTrainr"))
     assert lines == [
-        "x.yml:8: train.trainer: unknown trainer 'PPOTrainr'. Did you mean PPOTrainer? "
-        "Known: PPOTrainer, SFTTrainer.",
-        "x.yml:10: method.name: unknown method 'PPOConfg'. Did you mean PPOConfig? "
-        "Known: PPOConfig, SFTConfig.",
+        "x.yml:8: train.trainer: unknown trainer 'PPOTrainr'. Did you mean PPOTrainer? Known: PPOTrainer, SFTTrainer.",
+        "x.yml:10: method.name: unknown method 'PPOConfg'. Did you mean PPOConfig? Known: PPOConfig, SFTConfig.",
     ]
 
 
@@ -216,9 +204,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("option", "value", "use"), REFUSED)
-def test_sampling_that_a_loss_cannot_account_for_is_refused_by_name(
-    option: str, value: Any, use: str
-) -> None:
+def test_sampling_that_a_loss_cannot_account_for_is_refused_by_name(option: str, value: Any, use: str) -> None:
     gen_kwargs = {"max_new_tokens": 4, option: value}
     with pytest.raises(ConfigError) as error:
         PPOConfig(gen_kwargs=gen_kwargs)
@@ -326,9 +312,7 @@ def test_yaml_is_read_as_people_mean_it(tmp_path: Path) -> None:
 def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     text = "defaults: &d {epochs: 5, seed: 1}\n" + VALID.replace("  epochs: 2\n", "  <<: *d\n  seed: 2\n")
     assert errors_of(tmp_path, text)[0].startswith("x.yml:1: defaults: unknown section.")
-    config = loaded(
-        tmp_path, VALID.replace("  epochs: 2\n", "  <<: [{epochs: 5, seed: 1}, {epochs: 6}]\n  seed: 2\n")
-    )
+    config = loaded(tmp_path, VALID.replace("  epochs: 2\n", "  <<: [{epochs: 5, seed: 1}, {epochs: 6}]\n  seed: 2\n"))
     assert (config.train.epochs, config.train.seed) == (5, 2)
 
 

@@ -66,14 +66,10 @@ def test_sections_may_be_objects_or_mappings() -> None:
 
 def test_errors_from_python_have_the_same_words_without_a_place() -> None:
     assert sentence_of(lambda: PPOConfig(gamma=2, lamm=1)) == (
-        "method.gamma: must be a number from 0 to 1, got 2.\n"
-        "method.lamm: unknown key. Did you mean method.lam?"
+        "method.gamma: must be a number from 0 to 1, got 2.\nmethod.lamm: unknown key. Did you mean method.lam?"
     )
     values = {"method": {"name": "PPOConfig"}, "model": {"model_path": "a"}, "train": {**TRAIN, "sede": 1}}
-    assert (
-        sentence_of(lambda: TRLConfig.from_dict(values))
-        == "train.sede: unknown key. Did you mean train.seed?"
-    )
+    assert sentence_of(lambda: TRLConfig.from_dict(values)) == "train.sede: unknown key. Did you mean train.seed?"
     assert sentence_of(lambda: TRLConfig.from_dict({})).split("\n") == [
         "model: missing section, with at least model_path.",
         "method: missing section, with at least name.",
@@ -223,9 +219,7 @@ def test_options_that_do_nothing_are_listed() -> None:
         *("method.horizon", "method.ref_std", "train.logging_dir"),
         *("train.entity_name", "train.group_name", "train.tags"),
     ]
-    acting = config.evolve(
-        train={"tracker": ["WandB", "tensorboard"]}, method={"target": 6.0, "scale_reward": "ref"}
-    )
+    acting = config.evolve(train={"tracker": ["WandB", "tensorboard"]}, method={"target": 6.0, "scale_reward": "ref"})
     assert acting.inert() == []
 
 
@@ -241,6 +235,7 @@ def test_a_method_and_a_trainer_of_ones_own() -> None:
     @register_method("mine", aliases=["my_old_name"])
     class MyConfig(MethodConfig):
         alpha: float = 0.1
+        gen_kwargs: dict[str, Any] = {}
 
         @model_validator(mode="after")
         def _small(self) -> MyConfig:
@@ -253,11 +248,11 @@ def test_a_method_and_a_trainer_of_ones_own() -> None:
 
     config = TRLConfig(method=MyConfig(), model={"model_path": "a"}, train={**TRAIN, "trainer": "mytrainer"})
     assert config.method.name == "mine"
-    assert config.evolve(method={"alpha": 1}).method.to_dict() == {"name": "mine", "alpha": 1.0}
-    assert config.evolve(method={"name": "MY_OLD_NAME"}).method.to_dict() == {
-        "name": "MY_OLD_NAME",
-        "alpha": 0.1,
-    }
+    assert config.evolve(method={"alpha": 1}).method.to_dict() == {"name": "mine", "alpha": 1.0, "gen_kwargs": {}}
+    assert sentence_of(lambda: config.evolve(method={"gen_kwargs": {"max_new_tokens": "x"}})) == (
+        "method.gen_kwargs.max_new_tokens: must be a whole number of at least 1, got 'x'."
+    )
+    assert config.evolve(method={"name": "MY_OLD_NAME"}).method.name == "MY_OLD_NAME"
     assert sentence_of(lambda: MyConfig(alpha=2)) == "method: method.alpha (2.0) is large."
     assert sentence_of(lambda: config.evolve(method={"alpah": 2})) == (
         "method.alpah: unknown key. Did you mean method.alpha?"
@@ -297,9 +292,7 @@ def test_what_is_no_method_cannot_be_registered() -> None:
 
     values = {"method": {"name": "Above"}, "model": {"model_path": "a"}, "train": TRAIN}
     assert sentence_of(lambda: TRLConfig.from_dict(values)) == f"method.name: Above {drop}"
-    with pytest.raises(
-        RegistryError, match="register_method needs a subclass of MethodConfig, got <class 'int'>"
-    ):
+    with pytest.raises(RegistryError, match="register_method needs a subclass of MethodConfig, got <class 'int'>"):
         register_method(int)
     with pytest.raises(RegistryError, match="register_trainer needs a class, got 3"):
         register_trainer()(3)
@@ -321,9 +314,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 words = scalars.filter(lambda v: not (isinstance(v, str) and v.lower() in ("yes", "no", "on", "off")))
 free = st.dictionaries(
     st.text(min_size=1, max_size=8),
-    st.recursive(
-        words, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=4), v, max_size=3)
-    ),
+    st.recursive(words, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=4), v, max_size=3)),
     max_size=4,
 )
 changes = st.fixed_dictionaries(

@@ -52,8 +52,8 @@ OTHERS: dict[str, set[str]] = {
     "__init__": set(),
 }
 OPTIONAL = {
-    *("datasets", "deepspeed", "diffusers", "pandas", "peft", "PIL", "pyarrow", "sklearn"),
-    *("tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
+    *("bitsandbytes", "datasets", "deepspeed", "diffusers", "pandas", "peft", "PIL", "pyarrow"),
+    *("sklearn", "tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
 }
 
 # A file `trainers/ppo.py`, `trainers/ppo_*.py` or folder `trainers/ppo` belongs to the algorithm ppo; all

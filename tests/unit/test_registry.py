@@ -65,10 +65,7 @@ def other() -> str:
 def test_a_taken_name_is_not_given_away(registry: Registry[Text]) -> None:
     with pytest.raises(RegistryError) as error:
         registry.register("JSON")(other)
-    assert (
-        str(error.value)
-        == f"the codec name 'JSON' is taken by json:dumps; give {__name__}:other another name."
-    )
+    assert str(error.value) == f"the codec name 'JSON' is taken by json:dumps; give {__name__}:other another name."
     with pytest.raises(RegistryError, match="the codec name 'AccelerateJson' is taken by json:dumps"):
         registry.register("Bson", aliases=["AccelerateJson"])(other)
     assert "Bson" not in registry
@@ -127,9 +124,7 @@ def test_a_plugin_file_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_plugin_that_was_imported_as_a_module_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "by_module_name.py").write_text(
-        "import sys\nsys.plugin_runs = getattr(sys, 'plugin_runs', 0) + 1\n"
-    )
+    (tmp_path / "by_module_name.py").write_text("import sys\nsys.plugin_runs = getattr(sys, 'plugin_runs', 0) + 1\n")
     monkeypatch.setattr(sys, "plugin_runs", 0, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugin("by_module_name")
@@ -141,15 +136,11 @@ def test_the_running_script_may_name_itself(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     load = "load_plugin(__file__)\nload_plugin('script.py')\n"
     script.write_text(f"from trlx_like.registry import load_plugin\nprint('ran')\n{load}")
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert done.stdout.split() == ["ran"]
 
 
-def test_an_installed_entry_point_is_found_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_entry_point_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "module_of_an_entry_point.py").write_text("")
     info = tmp_path / "our_plugin-1.0.dist-info"
     info.mkdir()
@@ -165,9 +156,7 @@ def test_an_entry_point_that_is_only_installed_is_not_run(monkeypatch: pytest.Mo
 
     def entry_points(**wanted: str) -> EntryPoints:
         looked_up.append(wanted)
-        return EntryPoints([EntryPoint("other", "no_such_module_of_ours", "trlx_like.plugins")]).select(
-            **wanted
-        )
+        return EntryPoints([EntryPoint("other", "no_such_module_of_ours", "trlx_like.plugins")]).select(**wanted)
 
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     load_plugin("json")
@@ -212,7 +201,5 @@ def test_a_module_that_is_there_but_lacks_another_is_not_called_missing(
 ) -> None:
     (tmp_path / "lacks_another.py").write_text("import nil")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        RegistryError, match="plugin 'lacks_another' raised ModuleNotFoundError on import: No module"
-    ):
+    with pytest.raises(RegistryError, match="plugin 'lacks_another' raised ModuleNotFoundError on import: No module"):
         load_plugin("lacks_another")

@@ -1,4 +1,4 @@
-"""Random numbers of every kind a run draws: python `random`, numpy's global generator, torch on every device."""
+"""The random numbers a run draws: python `random`, numpy's global generator, torch on every device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Puts back what `rng_state` returned. With other devices than there were it warns and restores what it can."""
+    """Puts back what `rng_state` returned. If the devices have changed it warns and restores what it can."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -66,7 +66,7 @@ def _set_cuda(states: list[torch.Tensor]) -> None:
 
 @contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Runs a block with seeds of its own. Every generator is put back afterwards, also when the block raises."""
+    """Runs a block with its own seeds, and puts every generator back afterwards, whatever the block raises."""
     before = rng_state()
     try:
         seed_everything(seed)

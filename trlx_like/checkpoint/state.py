@@ -69,7 +69,7 @@ class Registered:
 
 
 class TrainState:
-    """The registered items by name, and how they are written: `state/shared/<name>` and `state/rank_<r>/<name>`.
+    """The registered items by name, written as `state/shared/<name>` and `state/rank_<r>/<name>`.
 
     meta: who writes, for the reader of a message ({"trainer": "PPOTrainer"}). The folder given to `save` and
     `load` must be on a disk that all processes see.
@@ -80,7 +80,7 @@ class TrainState:
         self.items: dict[str, Registered] = {}
 
     def register(self, name: str, item: Stateful, *, local: bool = False, small: bool = True) -> None:
-        """Saves `item` under a name from now on. Items are restored in the order in which they were registered.
+        """Saves `item` under a name from now on. Items are restored in the order of registration.
 
         local: every process has its own (random numbers, store); otherwise it is the same on all of them and
         rank 0 writes it. small: `snapshot` copies it. Raises CheckpointError for a name that is taken or no
@@ -161,8 +161,8 @@ class TrainState:
         written = len(list((directory / FOLDER).glob("rank_*")))
         if local and written != ranks:
             raise CheckpointError(
-                f"{_written(directory, index)} has the state of {written} processes ({', '.join(local)}) and this "
-                f"run has {ranks}: start it with {written}, or give its weights to a new run by model.model_path."
+                f"{_written(directory, index)} has the state of {written} processes ({', '.join(local)}), and "
+                f"this run has {ranks}. Start {written}, or give its weights to a new run (model.model_path)."
             )
 
 

@@ -114,14 +114,12 @@ class CheckpointStore:
         for name in sorted(listed.keys() - present.keys()):
             raise CheckpointError(f"{path}: {name} is missing.")
         for name in sorted(present.keys() - listed.keys()):
-            raise CheckpointError(
-                f"{path}: {name} is not in {MANIFEST}, so it was added later. Move it away."
-            )
+            raise CheckpointError(f"{path}: {name} is not in {MANIFEST}, so it was added later. Move it away.")
         for name, file in present.items():
             _check_file(file, name, listed[name])
 
     def newest(self) -> Path | None:
-        """The `checkpoint_<step>` with the highest step that verifies. Logs which ones it passes over, and why."""
+        """The `checkpoint_<step>` of the highest step that verifies. Logs those passed over, and why."""
         for path in self._steps():
             try:
                 self.verify(path)
@@ -147,17 +145,13 @@ class CheckpointStore:
         if not (path / MANIFEST).exists() and run._steps():
             newest = run.newest()
             if newest is None:
-                raise CheckpointError(
-                    f"train.resume_from_checkpoint ({spec!r}): every checkpoint is damaged."
-                )
+                raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): every checkpoint is damaged.")
             return newest
         try:
             self.verify(path)
         except CheckpointError as error:
             raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): {error}") from error
         return path
-
-    # Publishing: what only the main process does.
 
     def _attempt(self, final: Path, action: Callable[..., None], *args: Path) -> Exception | None:
         """Runs an action and returns what it raised, so that this process still meets the others."""
@@ -204,13 +198,13 @@ class CheckpointStore:
         steps = [path for path in self._steps() if path != written and (path / MANIFEST).exists()]
         for path in steps[self.keep - 1 :] if self.keep else ():
             # Renamed first: a folder that is half deleted must not bear the name of a checkpoint.
-            with suppress(OSError):
+            try:
                 _remove(path.rename(self.directory / f"{_REMOVED}{path.name}"))
-                continue
-            logger.warning("The old checkpoint %s cannot be removed.", path)
+            except OSError as error:
+                logger.warning("The old checkpoint %s cannot be removed: %s", path, error)
 
     def _clean(self) -> None:
-        """Removes what killed saves left; a checkpoint set aside whose successor never came gets its name back."""
+        """Removes what killed saves left. A checkpoint set aside for one that never came gets its name back."""
         for path in sorted(self.directory.glob(".trlx_like-*")):
             final = self.directory / path.name.removeprefix(_OLD)
             if path.name.startswith(_OLD) and not final.exists():
@@ -241,8 +235,8 @@ def _join(folder: Path) -> None:
     except OSError as error:
         logger.debug("%s: %s", folder, error)
     raise CheckpointError(
-        f"{folder.parent} has nothing from the main process: either that one failed, or train.checkpoint_dir is not "
-        "on a disk that all machines share."
+        f"{folder.parent} has nothing from the main process: that one failed, or train.checkpoint_dir is not on "
+        "a disk that all machines share."
     )
 
 
@@ -273,11 +267,8 @@ def _remove(folder: Path) -> None:
             logger.warning("%s cannot be removed: %s", folder, error)
 
 
-# Files and hashes.
-
-
 def _list_files(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a checkpoint by their names in it (`hf_model/config.json`). Links are refused, not followed."""
+    """The files of a checkpoint by their names in it (`hf_model/config.json`). Refuses links."""
     files: dict[str, Path] = {}
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -285,9 +276,7 @@ def _list_files(folder: Path, prefix: str = "") -> dict[str, Path]:
             if entry.is_dir(follow_symlinks=False):
                 files |= _list_files(path, f"{prefix}{entry.name}/")
             elif not entry.is_file(follow_symlinks=False):
-                raise CheckpointError(
-                    f"{path} is a link or a device: a checkpoint has files and folders only."
-                )
+                raise CheckpointError(f"{path} is a link or a device: a checkpoint has files and folders only.")
             elif entry.name not in _DESKTOP and (prefix or entry.name != MANIFEST):
                 files[f"{prefix}{entry.name}"] = path
     return files

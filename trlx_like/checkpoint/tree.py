@@ -68,9 +68,7 @@ def load_tree(path: Path) -> Any:
         document = json.loads(structure.read_bytes())
         if document["format"] != FORMAT or document["version"] != VERSION:
             found = f"{document['format']!r}, version {document['version']!r}"
-            raise CheckpointError(
-                f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}."
-            )
+            raise CheckpointError(f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
         return _Reader(_read_tensors(tensors)).decode(document["tree"])
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{structure} or {tensors.name} is damaged: {error!r}") from error
@@ -160,8 +158,8 @@ class _Writer:
 
 def _refusal(place: Place, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{'.'.join(place) or 'the state'} {what}: a checkpoint holds None, bool, int, float, str, dense tensors, "
-        "numpy arrays, and lists, tuples and dicts of these."
+        f"{'.'.join(place) or 'the state'} {what}: a checkpoint holds None, bool, int, float, str, dense "
+        "tensors, numpy arrays, and lists, tuples and dicts of these."
     )
 
 

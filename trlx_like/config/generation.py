@@ -59,11 +59,7 @@ LIST_VALUED = frozenset(
 
 def swept(gen_kwargs: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The options with a list of values to try in turn: `{"temperature": [0.7, 1.0]}`."""
-    return {
-        name: value
-        for name, value in gen_kwargs.items()
-        if isinstance(value, list) and name not in LIST_VALUED
-    }
+    return {name: value for name, value in gen_kwargs.items() if isinstance(value, list) and name not in LIST_VALUED}
 
 
 def longest_response(gen_kwargs: Mapping[str, Any]) -> int:
@@ -98,9 +94,7 @@ def experience_problems(
     separate = gen_experience_kwargs is not None
     name = "gen_experience_kwargs" if separate else "gen_kwargs"
     options = gen_kwargs if gen_experience_kwargs is None else gen_experience_kwargs
-    advice = (
-        "" if separate else " To keep it for evaluation, set method.gen_experience_kwargs for the training."
-    )
+    advice = "" if separate else " To keep it for evaluation, set method.gen_experience_kwargs for the training."
     sweeps = swept(options)
     for option, value in options.items():
         path = ("method", name, option)
@@ -108,6 +102,4 @@ def experience_problems(
             yield Problem(path, f"{shown(value)} is a sweep; text to train on needs one value.{advice}")
         elif option in NEUTRAL and not any(value is off or value == off for off in NEUTRAL[option]):
             use = listed([shown(off) for off in NEUTRAL[option]])
-            yield Problem(
-                path, f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{advice}"
-            )
+            yield Problem(path, f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{advice}")

@@ -86,12 +86,7 @@ def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    found = {
-        name: getattr(item, name)
-        for item in metadata
-        for name in ("ge", "gt", "le", "lt")
-        if hasattr(item, name)
-    }
+    found = {name: getattr(item, name) for item in metadata for name in ("ge", "gt", "le", "lt") if hasattr(item, name)}
     if found.keys() == {"ge", "le"}:
         return f" from {found['ge']} to {found['le']}"
     words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}

@@ -33,9 +33,7 @@ TRAINERS: Registry[type[Any]] = Registry(
 
 
 @overload
-def register_method(
-    name: str | None = None, *, aliases: Iterable[str] = ()
-) -> Callable[[Method], Method]: ...
+def register_method(name: str | None = None, *, aliases: Iterable[str] = ()) -> Callable[[Method], Method]: ...
 @overload
 def register_method(name: Method, *, aliases: Iterable[str] = ()) -> Method: ...
 def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
@@ -58,9 +56,7 @@ def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
 
 
 @overload
-def register_trainer(
-    name: str | None = None, *, aliases: Iterable[str] = ()
-) -> Callable[[Trainer], Trainer]: ...
+def register_trainer(name: str | None = None, *, aliases: Iterable[str] = ()) -> Callable[[Trainer], Trainer]: ...
 @overload
 def register_trainer(name: Trainer, *, aliases: Iterable[str] = ()) -> Trainer: ...
 def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:

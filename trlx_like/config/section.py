@@ -57,9 +57,7 @@ class Section(BaseModel):
         if isinstance(values, cls):
             return values
         if values is not None and not isinstance(values, Mapping):
-            raise InvalidConfig(
-                [Problem(cls._path(), f"must be a mapping of settings, got {shown(values)}.")]
-            )
+            raise InvalidConfig([Problem(cls._path(), f"must be a mapping of settings, got {shown(values)}.")])
         if odd := [key for key in values or {} if not isinstance(key, str)]:
             raise InvalidConfig([Problem(cls._path(key), "a key must be text.") for key in odd])
         return cls(**(values or {}))

@@ -81,9 +81,7 @@ class TRLConfig(Section):
             config = cls.from_dict(source.values)
         except InvalidConfig as error:
             # A value that could not be read is not looked at again.
-            unread = {
-                problem.path[:depth] for problem in problems for depth in range(1, len(problem.path) + 1)
-            }
+            unread = {problem.path[:depth] for problem in problems for depth in range(1, len(problem.path) + 1)}
             problems += [problem for problem in error.problems if problem.path not in unread]
         if problems:
             raise ConfigError(source.located(problems))

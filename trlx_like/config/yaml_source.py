@@ -89,9 +89,7 @@ class YamlSource:
         """The values that stand for objects which `dump` could not write."""
         for path, value in _leaves(self.values, ()):
             if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
-                yield Problem(
-                    path, f"{value} was given from Python and is not in this file; set {path[-1]} again."
-                )
+                yield Problem(path, f"{value} was given from Python and is not in this file; set {path[-1]} again.")
 
     def located(self, problems: Iterable[Problem]) -> str:
         """One line a problem, in the order of the file: `file.yml:12: train.seed: ...`."""
@@ -119,18 +117,12 @@ class YamlSource:
             except KeyError:
                 pass
             except ValueError:
-                self._problem(
-                    path, node, name, f"{node.value!r} is not of the type {tag} that it is tagged with."
-                )
+                self._problem(path, node, name, f"{node.value!r} is not of the type {tag} that it is tagged with.")
                 return None
-        self._problem(
-            path, node, name, f"the YAML tag {_short(node.tag)} is not allowed; write a plain value."
-        )
+        self._problem(path, node, name, f"the YAML tag {_short(node.tag)} is not allowed; write a plain value.")
         return None
 
-    def _mapping(
-        self, node: yaml.MappingNode, path: tuple[Any, ...], name: str, above: tuple[int, ...]
-    ) -> Any:
+    def _mapping(self, node: yaml.MappingNode, path: tuple[Any, ...], name: str, above: tuple[int, ...]) -> Any:
         merged: dict[Any, Any] = {}
         own: dict[Any, Any] = {}
         lines: dict[Any, int] = {}
@@ -202,9 +194,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
         return node
     except yaml.MarkedYAMLError as error:
-        line = (
-            f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
-        )
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
         raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{name}: is not valid YAML: {str(error).splitlines()[0]}.") from None

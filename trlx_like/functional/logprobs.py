@@ -107,13 +107,9 @@ def full_kl_from_hidden(
     return torch.cat(_by_chunks(divergence, rows, _vocabulary(head, hidden), chunk_elements // 2))
 
 
-def _sampling_logits(
-    logits: Tensor, temperature: float, allowed: Tensor | None, previous: Tensor | None
-) -> Tensor:
+def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None, previous: Tensor | None) -> Tensor:
     if temperature <= 0:
-        raise ValueError(
-            f"temperature ({temperature}) must be above 0: greedy choices have no log-probabilities."
-        )
+        raise ValueError(f"temperature ({temperature}) must be above 0: greedy choices have no log-probabilities.")
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1:
         logits = logits / temperature
@@ -148,9 +144,7 @@ def _by_chunks(
     """`function` of each slice of rows that makes at most `chunk_elements` logits; of no rows, one slice."""
     total = next(len(row) for row in rows if row is not None)
     size = max(1, chunk_elements // vocabulary)
-    chunks = [
-        [None if row is None else row[i : i + size] for row in rows] for i in range(0, max(total, 1), size)
-    ]
+    chunks = [[None if row is None else row[i : i + size] for row in rows] for i in range(0, max(total, 1), size)]
     if len(chunks) == 1 or not torch.is_grad_enabled():
         return [function(*chunk) for chunk in chunks]
     return [checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks]

@@ -44,9 +44,7 @@ def clip_fraction(logprobs: Tensor, old_logprobs: Tensor, cliprange: float) -> T
     return ((ratio - 1).abs() > cliprange).to(ratio.dtype)
 
 
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float | None
-) -> Tensor:
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float | None) -> Tensor:
     """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2; without a range, (V - R)^2 / 2.
 
     Source: the PPO paper has no value clipping; it is in openai/baselines `ppo2/model.py`, and detail 9 of

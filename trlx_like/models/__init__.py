@@ -4,8 +4,11 @@ from trlx_like.models.heads import ValueHead
 from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import create_reference_model
+from trlx_like.models.value_head import HEADS_FILE, AutoModelForCausalLMWithValueHead
 
 __all__ = [
+    "HEADS_FILE",
+    "AutoModelForCausalLMWithValueHead",
     "LanguagePolicy",
     "PolicyOutput",
     "ValueHead",

@@ -14,11 +14,10 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, 1)
-        )
-        nn.init.zeros_(self.layers[-1].weight)
-        nn.init.zeros_(self.layers[-1].bias)
+        last = nn.Linear(2 * hidden_size, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):

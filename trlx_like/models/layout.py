@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -97,7 +97,7 @@ def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def run_base(
-    lm: PreTrainedModel, inputs: dict[str, Tensor | None], branches: Sequence[int] = ()
+    lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = ()
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Last hidden state [B, T, H], and for each number in `branches` the hidden state that enters that block."""
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
         queue.extend(parent for parent, _ in node.next_functions)
 
 
-def _probe(lm: PreTrainedModel) -> dict[str, Tensor | None]:
+def _probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     return {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=lm.device)}
 
 
@@ -153,15 +153,13 @@ class TopBlocks(nn.Module):
         super().__init__()
         with torch.no_grad(), _recorded(blocks(lm)[0]) as record:
             base_model(lm)(**_probe(lm), use_cache=False)
-        self.embedding_width = lm.get_input_embeddings().weight.shape[1]
+        self.embedding_width = _width(lm.get_input_embeddings())
         replaced: dict[int, Any] = {id(lm.get_input_embeddings()): nn.Identity()}
         for block in blocks(lm)[:branch]:
             replaced[id(block)] = _PassThrough(block, record["tuple"])
         self.base = copy.deepcopy(base_model(lm), replaced)
         self._entering: Tensor | None = None
-        _find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(
-            self._inject, with_kwargs=True
-        )
+        _find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
 
     def _inject(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -170,9 +168,15 @@ class TopBlocks(nn.Module):
             return (self._entering, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self._entering}
 
-    def forward(self, entering: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
+    def forward(self, entering: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         self._entering = entering
         ignored = entering.new_zeros(1).expand(*entering.shape[:2], self.embedding_width)
         given = {name: value for name, value in inputs.items() if name != "input_ids"}
         hidden: Tensor = self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state
         return hidden
+
+
+def _width(embeddings: nn.Module) -> int:
+    weight = embeddings.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[1]

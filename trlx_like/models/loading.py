@@ -33,12 +33,15 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     if isinstance(path, PreTrainedModel):
         return path
     extra = {"dtype": torch.float32, **config.model_extra_configs}
-    if isinstance(path, PretrainedConfig):
-        return AutoModelForCausalLM.from_config(path, **extra)
+    lm: PreTrainedModel
     try:
-        return AutoModelForCausalLM.from_pretrained(str(path), **extra)
+        if isinstance(path, PretrainedConfig):
+            lm = AutoModelForCausalLM.from_config(path, **extra)
+        else:
+            lm = AutoModelForCausalLM.from_pretrained(str(path), **extra)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.model_path ({str(path)!r}) cannot be loaded: {error}") from error
+        raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
+    return lm
 
 
 def load_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
@@ -68,6 +71,10 @@ def load_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokeni
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _shown(path: Any) -> str:
+    return type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

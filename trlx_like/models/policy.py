@@ -5,6 +5,7 @@ Logits are made at real response tokens only and by chunks of rows, never as a [
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,14 +121,14 @@ class LanguagePolicy(nn.Module):
         table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
         return {"temperature": self.temperature, **table}
 
-    def _run(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, dict[int, Tensor]]:
+    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
         wanted = sorted({*self.head_branch.values(), *([] if self.branch is None else [self.branch])})
         return run_base(self.lm, inputs, wanted)
 
     def _head(
         self,
         name: str,
-        inputs: dict[str, Tensor | None],
+        inputs: Mapping[str, Tensor],
         hidden: Tensor,
         branches: dict[int, Tensor],
         states: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -17,7 +18,7 @@ class Reference(Protocol):
 
     head: Head
 
-    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
         """The reference's last hidden state [B, T, H].
 
         last: the policy's own. branch: what enters the policy's first trained block (None where all are trained).
@@ -36,7 +37,7 @@ class FrozenCopy:
         self.lm = lm.eval().requires_grad_(False)
         self.head = lm_head(self.lm)
 
-    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
         return run_base(self.lm, inputs)[0]
 
     def modules(self) -> list[nn.Module]:
@@ -56,7 +57,7 @@ class FrozenTop:
         self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
         self.head = lm_head(lm, self.output)
 
-    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
         assert branch is not None
         hidden: Tensor = self.top(branch, inputs)
         return hidden
@@ -71,7 +72,7 @@ class FrozenPolicy:
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
 
-    def hidden(self, inputs: dict[str, Tensor | None], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
         return last
 
     def modules(self) -> list[nn.Module]:
@@ -95,4 +96,5 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
 def create_reference_model(model: PreTrainedModel) -> PreTrainedModel:
     """A frozen copy of a model, in evaluation mode (the name TRL's users know)."""
     with torch.no_grad():
-        return copy.deepcopy(model).eval().requires_grad_(False)
+        reference: PreTrainedModel = copy.deepcopy(model).eval().requires_grad_(False)
+    return reference

@@ -27,9 +27,7 @@ class Dialogue:
         return len(self.ids)
 
 
-def encode_dialogues(
-    samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[Dialogue]:
+def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Dialogue]:
     """Samples as token ids, ended by EOS, at most `max_length` tokens each.
 
     A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn. A dict has

@@ -27,9 +27,7 @@ register_generator = GENERATORS.register
 class Generator(Protocol):
     """What an engine does. Constructed as `Engine(lm, tokenizer, allowed)`."""
 
-    def generate(
-        self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]
-    ) -> Completion:
+    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
         """prompt [B, P] left-padded, prompt_mask [B, P] bool -> a Completion whose responses end with the first EOS
         (kept), or when a `stop` string is complete, or at `config.max_new_tokens`."""
         ...
@@ -52,9 +50,7 @@ class AllowedTokens(LogitsProcessor):
 class TransformersGenerator:
     """`transformers`' own generate(), with the model that is trained: its weights are always the present ones."""
 
-    def __init__(
-        self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None
-    ) -> None:
+    def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
         self.tokenizer = tokenizer
         self.processors = LogitsProcessorList([] if allowed is None else [AllowedTokens(allowed)])
@@ -63,13 +59,11 @@ class TransformersGenerator:
         return
 
     @torch.no_grad()
-    def generate(
-        self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]
-    ) -> Completion:
+    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
         extra: dict[str, Any] = {"stop_strings": stop, "tokenizer": self.tokenizer} if stop else {}
         was_training = self.lm.training
         self.lm.eval()  # with dropout, and without a KV cache under gradient checkpointing, otherwise
-        ids = self.lm.generate(
+        ids: Tensor = self.lm.generate(  # type: ignore[operator]
             input_ids=prompt,
             attention_mask=prompt_mask.long(),
             generation_config=config,

@@ -78,9 +78,7 @@ class TextSampler:
         if len(parts) > 1:
             completion = Completion.collate([row for part in parts for row in part.split()])
         texts = self.decode(completion)
-        return TextSamples(
-            completion, *texts, finished=self.finished(completion, config), metadata=prompts.metadata
-        )
+        return TextSamples(completion, *texts, finished=self.finished(completion, config), metadata=prompts.metadata)
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig) -> Completion:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
@@ -111,8 +109,7 @@ class TextSampler:
         return [bool(row) for row in ended]
 
     def _text(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _cut(self, output: str) -> str:
         found = [at for at in (output.find(s) for s in self.stop) if at >= 0]

@@ -26,7 +26,7 @@ TRAINING = {
     "loss": ("losses/total_loss", "losses/loss", "loss"),
     "lr": ("learning_rate",),
 }
-ROWS, CELL = 6, 240  # of a table: rows and characters a cell that are shown
+ROWS, CELL = 6, 160  # of a table: rows and characters a cell that are shown
 QUIET_SECONDS = 60.0
 
 
@@ -100,10 +100,8 @@ class Lines:
 
     def _say(self, step: int) -> None:
         self._said, self._unsaid = time.monotonic(), None
-        seconds = self._said - self._start
-        left = ""
-        if self._first < step < self._total:
-            left = f", {_duration(seconds / (step - self._first) * (self._total - step))} left"
+        seconds, done, remaining = self._said - self._start, step - self._first, self._total - step
+        left = f", {_duration(seconds / done * remaining)} left" if done > 0 and remaining > 0 else ""
         clock = f"({_duration(seconds)}{left})"
         print(f"step {step}/{self._total}  {self._headline.text(evaluation=8)}  {clock}", flush=True)
 

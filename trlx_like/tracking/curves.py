@@ -24,7 +24,7 @@ BUCKETS = 300  # a series is drawn by the lowest and highest value of each
 GROUPS = {
     "Reward and metrics": r"rewards?/|metrics/",
     "KL and entropy": r"(.*[/_])?(sqrt_|approx_)?kl(_|$)|.*entropy",
-    "Losses and clipping": r"loss(es)?(/|$)|.*(clip|ratio)",
+    "Losses and clipping": r"loss(es)?(/|$)|.*clip|(.*[/_])?ratio(_|$)",
     "Values": r"((old_)?values|returns|advantages|qvalues|awac_weight)/",
     "Rollouts": r"rollout|generation/",
     "Time": r"time/",
@@ -43,7 +43,8 @@ class Curve:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def summary(self) -> dict[str, Any] | None:
-        """First, last, lowest and highest value with their steps, the thinned points, and how many are not finite.
+        """First, last, lowest and highest value with their steps, the thinned points and their means, and how many
+        values are not finite.
 
         None if no value is finite. A point that is not finite is a gap: None.
         """
@@ -60,7 +61,7 @@ class Curve:
             "min": finite[np.argmin(values[finite])],
             "max": finite[np.argmax(values[finite])],
         }
-        points = _thinned(values)
+        points, means = _thinned(values)
         return {
             "name": self.name,
             **{name: {"step": int(steps[at]), "value": _short(values[at])} for name, at in marks.items()},
@@ -68,22 +69,28 @@ class Curve:
             "bad": len(values) - len(finite),
             "steps": steps[points].tolist(),
             "values": [_short(value) for value in values[points]],
+            "mean_steps": [int(steps[middle]) for middle in means],
+            "means": [_short(mean) for mean in means.values()],
         }
 
 
-def _thinned(values: np.ndarray[Any, Any]) -> list[int]:
-    """Positions to draw: all of a short series, else of each bucket its lowest and highest, and both ends."""
+def _thinned(values: np.ndarray[Any, Any]) -> tuple[list[int], dict[int, float]]:
+    """Positions to draw: all of a short series, else of each bucket its lowest and highest, and both ends.
+
+    Also the mean of each bucket by the position of its middle; none of a short series.
+    """
     if len(values) <= 2 * BUCKETS:
-        return list(range(len(values)))
+        return list(range(len(values))), {}
     edges = np.linspace(0, len(values), BUCKETS + 1).astype(int)
-    kept = {0, len(values) - 1}
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    kept, means = {0, len(values) - 1}, {}
+    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         finite = start + np.flatnonzero(np.isfinite(values[start:end]))
+        means[(start + end) // 2] = float(np.mean(values[finite])) if len(finite) else math.nan
         if len(finite):
             kept |= {int(finite[np.argmin(values[finite])]), int(finite[np.argmax(values[finite])])}
         else:
-            kept.add(int(start))
-    return sorted(kept)
+            kept.add(start)
+    return sorted(kept), means
 
 
 def _short(value: float) -> float | None:

@@ -23,7 +23,7 @@ from trlx_like.tracking.curves import Curve, charts, duration, goals, phases, re
 from trlx_like.tracking.tables import read_tables
 from trlx_like.tracking.values import plain
 
-SCRIPTS = ("page.js", "charts.js", "samples.js")
+SCRIPTS = ("helpers.js", "charts.js", "samples.js", "page.js")
 # Inside a script element these could end it or open a comment.
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

@@ -247,13 +247,13 @@ class BaseRLTrainer(ABC, Generic[E]):
                 self.gradients.backward(output.loss / max(units, 1.0))
             for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
                 sums[name] += float(value.detach())
-        metrics = {name: value / max(units, 1.0) for name, value in self._over_processes(sums).items()}
+        metrics: Metrics = {name: value / max(units, 1.0) for name, value in self._over_processes(sums).items()}
         with self.clock("optimizer"):
             metrics["grad_norm"] = self.gradients.finish()
             if self.accept(metrics):
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            metrics["learning_rate"] = self.scheduler.get_last_lr()[0]
+            metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
             self.scheduler.step()
         self.progress.step += 1
         return metrics

@@ -64,9 +64,7 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
             "finished": samples.finished,
         }
         if trainer.reward_fn is not None:
-            rewards = call_reward(
-                trainer.reward_fn, texts, samples.metadata, trainer.tokenizer, lengths
-            )
+            rewards = call_reward(trainer.reward_fn, texts, samples.metadata, trainer.tokenizer, lengths)
             columns["reward"] = [sum(r) if isinstance(r, list) else r for r in rewards]
         if trainer.metric_fn is not None:
             values = call_metric(trainer.metric_fn, texts, samples.metadata, trainer.tokenizer)

@@ -132,9 +132,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     def loss(self, batch: PPOExperience) -> LossOutput:
         method, mask = self.method, batch.mask
         in_loss = method.kl_in == "loss" and self.kl_coef > 0
-        out = self.model(
-            batch, entropy=method.ent_coef > 0, full_kl=in_loss and method.kl_penalty == "full"
-        )
+        out = self.model(batch, entropy=method.ent_coef > 0, full_kl=in_loss and method.kl_penalty == "full")
         out.ref_logprobs = batch.ref_logprobs
         values = out.heads["value"][:, :-1]
         policy_loss = clipped_surrogate(out.logprobs, batch.old_logprobs, batch.advantages, method.cliprange)
@@ -159,9 +157,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         if method.cliprange_value is not None:
             moved = (values - batch.old_values).abs() > method.cliprange_value
             metrics["values/clip_fraction"] = moved.float()
-        return LossOutput(
-            masked_sum(loss, mask), {name: masked_sum(v.detach(), mask) for name, v in metrics.items()}
-        )
+        return LossOutput(masked_sum(loss, mask), {name: masked_sum(v.detach(), mask) for name, v in metrics.items()})
 
     def units(self, batch: PPOExperience) -> float:
         return float(batch.mask.sum())
@@ -186,9 +182,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
                 metrics["policy/ratio_deviation"],
             )
 
-    def step(
-        self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]
-    ) -> Metrics:
+    def step(self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
         """One round on responses made and scored by hand: `ppo_epochs` passes; returns their mean metrics.
 
         queries: prompts as text or ids [P]. responses: ids [R] as `generate` returns them, sampled by the present
@@ -226,9 +220,10 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             return out.full_kl
         assert out.ref_logprobs is not None
         kind = self.method.kl_penalty
-        if self.method.kl_in == "loss" and kind == "kl":
-            kind = "k3"  # the gradient of log-ratios is zero on average; k3's is that of the KL
-        return kl_penalty(out.logprobs, out.ref_logprobs, kind)
+        assert kind != "full"
+        # In a loss log-ratios would do nothing: their gradient is zero on average. That of k3 is the KL's.
+        in_loss = kind == "kl" and self.method.kl_in == "loss"
+        return kl_penalty(out.logprobs, out.ref_logprobs, "k3" if in_loss else kind)
 
     def _whitened(self, values: Tensor, mask: Tensor, center: bool = True) -> Tensor:
         spread = self.statistics(values, mask)

@@ -86,6 +86,4 @@ def _element(row: Sequence[Dialogue], packed: bool) -> SFTExperience:
     target = torch.tensor([output for dialogue in row for output in dialogue.is_output])
     segment = torch.tensor([number for number, dialogue in enumerate(row) for _ in dialogue.ids])
     real = torch.ones_like(target)
-    return SFTExperience(
-        ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:] if packed else None
-    )
+    return SFTExperience(ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:] if packed else None)

@@ -15,7 +15,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.models import LanguagePolicy, disable_dropout, load_model, load_tokenizer
+from trlx_like.models import HEADS_FILE, LanguagePolicy, disable_dropout, load_model, load_tokenizer
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.generators import GENERATORS
@@ -163,7 +163,7 @@ class TextTrainer(BaseRLTrainer[E]):
     # Export.
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads in `heads.safetensors` beside."""
+        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads beside, in their own file."""
         directory = Path(directory)
         self.model.lm.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
@@ -173,7 +173,7 @@ class TextTrainer(BaseRLTrainer[E]):
             for name, value in getattr(self.model, part).state_dict().items()
         }
         if heads:
-            save_file(heads, directory / "heads.safetensors")
+            save_file(heads, directory / HEADS_FILE)
 
     # Checks.
 

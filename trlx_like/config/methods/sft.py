@@ -21,7 +21,5 @@ class SFTConfig(TextMethodConfig):
 
     packing: bool = False
     """Put several samples into one row of `train.seq_length` tokens, each attending to itself only."""
-    formatting_func: Annotated[
-        Any, AfterValidator(_function), Says("a function, 'module:function' or null")
-    ] = None
+    formatting_func: Annotated[Any, AfterValidator(_function), Says("a function, 'module:function' or null")] = None
     """Function from a sample to the text that is trained on, or "module:function"; null: samples are text."""

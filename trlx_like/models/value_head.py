@@ -1,0 +1,59 @@
+"""A causal language model with a value head under the name and with the calls that TRL's and trlX's users know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from trlx_like.models.heads import ValueHead
+from trlx_like.models.layout import lm_head, run_base
+
+HEADS_FILE = "heads.safetensors"
+"""Heads beside an exported model, in a file of their own so that the model itself stays a plain one."""
+
+
+class AutoModelForCausalLMWithValueHead(nn.Module):
+    """`lm` and a `ValueHead` on its last hidden state.
+
+    `forward` returns (logits [B, T, V], None, values [B, T]), as TRL's does. `from_pretrained` takes a folder, a hub
+    name or a model, and reads the head that a trainer's `save_pretrained` left beside the model.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.pretrained_model = lm
+        self.v_head = ValueHead(lm.config.get_text_config().hidden_size)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path | PreTrainedModel, **kwargs: Any) -> AutoModelForCausalLMWithValueHead:
+        if isinstance(path, PreTrainedModel):
+            return cls(path)
+        model = cls(AutoModelForCausalLM.from_pretrained(str(path), **kwargs))
+        heads = Path(path) / HEADS_FILE
+        if heads.is_file():
+            saved = load_file(heads)
+            prefix = "heads.value."
+            model.v_head.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+        return model
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """A folder that plain `AutoModelForCausalLM` loads, with the head beside it."""
+        self.pretrained_model.save_pretrained(directory)
+        head = {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
+        save_file(head, Path(directory) / HEADS_FILE)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None, Tensor]:
+        inputs = {"input_ids": input_ids}
+        if attention_mask is not None:
+            positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+            inputs |= {"attention_mask": attention_mask, "position_ids": positions}
+        hidden, _ = run_base(self.pretrained_model, inputs)
+        logits = lm_head(self.pretrained_model)(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        return logits, None, self.v_head(hidden)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.pretrained_model.generate(*args, **kwargs)  # type: ignore[operator]
