@@ -32,6 +32,7 @@ _NAMES = {
     "default_sft_config": "presets",
     "BaseRLTrainer": "trainers.base",
     "TextTrainer": "trainers.text",
+    "OnlineTextTrainer": "trainers.online",
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
     "PPOTrainer": "trainers.ppo",

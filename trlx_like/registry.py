@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from trlx_like.errors import RegistryError, TrlxError
-from trlx_like.imports import import_file
+from trlx_like.imports import import_file, import_module
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -103,6 +103,14 @@ class RandomWalks:
         shortest = self.shortest[LETTERS.find(walk[0])]
         return max(0.0, float((MAX_LENGTH - length) / (MAX_LENGTH - shortest)))
 
+    def reward_fn(self, samples: Sequence[str], **_: object) -> list[float]:
+        """Optimality of each sample, which is a walk from its prompt on."""
+        return self.optimality(samples)
+
+    def metric_fn(self, samples: Sequence[str], **_: object) -> dict[str, list[float]]:
+        """The same number under the name "optimality"."""
+        return {"optimality": self.optimality(samples)}
+
     def logit_mask(self) -> torch.Tensor:
         """Which token (column) may follow which (row), [V, V] bool, True = allowed.
 
@@ -205,9 +213,9 @@ def samples() -> list[str]:
 
 def reward_fn(samples: Sequence[str], **_: object) -> list[float]:
     """Optimality of each walk, in [0, 1]."""
-    return default_task().optimality(samples)
+    return default_task().reward_fn(samples)
 
 
 def metric_fn(samples: Sequence[str], **_: object) -> dict[str, list[float]]:
     """The same number under the name "optimality"."""
-    return {"optimality": default_task().optimality(samples)}
+    return default_task().metric_fn(samples)

@@ -44,8 +44,7 @@ def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, Tensor):
-        raw = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
-        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(*raw)
+        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(bits(left), bits(right))
     if isinstance(left, np.ndarray | np.generic):
         return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
     if isinstance(left, dict):
@@ -58,15 +57,19 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+def bits(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor.resolve_conj().reshape(-1), torch.zeros(1, dtype=tensor.dtype)]).view(torch.uint8)
+
+
 def tensors() -> st.SearchStrategy[Tensor]:
     """Random bits of every dtype, 0 to 3 dimensions, some strided, expanded or transposed."""
 
     def build(dtype: torch.dtype, shape: list[int], seed: int, view: str) -> Tensor:
         size = int(np.prod(shape)) * dtype.itemsize
-        raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8))
+        raw = torch.randint(256, (size,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
         tensor = (raw % 2 if dtype == torch.bool else raw).view(dtype).reshape(shape)
         if view == "transposed":
-            return tensor.permute(*reversed(range(tensor.dim())))
+            return tensor.permute(tuple(reversed(range(tensor.dim()))))
         if view == "expanded":
             return tensor.unsqueeze(0).expand(2, *shape)
         return tensor[::2] if view == "strided" and shape else tensor

@@ -144,8 +144,8 @@ class TestStore:
 
     def test_what_was_set_aside_for_one_that_never_came_is_found(self, tmp_path: Path) -> None:
         store = CheckpointStore(tmp_path)
-        for name in ("checkpoint_7", "best_checkpoint"):
-            put(store, name).rename(tmp_path / f".trlx_like-old-{name}")
+        for path in [put(store, "checkpoint_7"), put(store, "best_checkpoint")]:
+            path.rename(path.with_name(f".trlx_like-old-{path.name}"))
         assert store.newest() == tmp_path / ".trlx_like-old-checkpoint_7"
         assert store.resolve(str(tmp_path / "best_checkpoint")) == tmp_path / ".trlx_like-old-best_checkpoint"
         put(store, "checkpoint_8")

@@ -17,15 +17,15 @@ from trlx_like.errors import DataError
 def graph(edges: str, nodes: int) -> np.ndarray:
     """ "ba cb" is b -> a, c -> b."""
     adjacency = np.zeros((nodes, nodes), dtype=bool)
-    for source, target in edges.split():
-        adjacency[LETTERS.index(source), LETTERS.index(target)] = True
+    for edge in edges.split():
+        adjacency[LETTERS.index(edge[0]), LETTERS.index(edge[1])] = True
     return adjacency
 
 
 @pytest.fixture(scope="module")
 def small() -> RandomWalks:
-    """b -> a, b <-> c, d -> b, d -> c: shortest walks have 1, 2, 3, 3 nodes from a, b, c, d."""
-    return RandomWalks(adjacency=graph("ba bc cb db dc", nodes=4))
+    """a <-> b <-> c, d -> b, d -> c: shortest walks have 1, 2, 3, 3 nodes from a, b, c, d; none leaves a."""
+    return RandomWalks(adjacency=graph("ab ba bc cb db dc", nodes=4))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,10 @@ def test_optimality_by_hand(small: RandomWalks, walk: str, expected: float) -> N
     assert small.optimality([walk]) == [pytest.approx(expected)]
 
 
-def test_optimality_keeps_the_order_of_a_batch(small: RandomWalks) -> None:
-    assert small.optimality(["da", "ba", "dcba"]) == [0.0, 1.0, pytest.approx(6 / 7)]
+def test_reward_and_metric_keep_the_order_of_a_batch(small: RandomWalks) -> None:
+    batch, expected = ["da", "ba", "dcba"], [0.0, 1.0, pytest.approx(6 / 7)]
+    assert small.reward_fn(samples=batch, prompts=["d", "b", "d"], tokenizer=None) == expected
+    assert small.metric_fn(samples=batch, outputs=["a", "a", "cba"]) == {"optimality": expected}
 
 
 def test_every_node_reaches_the_goal_for_200_seeds() -> None:
@@ -134,23 +136,20 @@ def test_one_letter_is_one_token_and_comes_back_without_spaces(tmp_path: Path) -
         assert tokenizer.decode([1, 3, 2, 0]) == "bdca"
         assert tokenizer.encode("ba" + EOS) == [1, 0, tokenizer.eos_token_id]
         assert (
-            tokenizer.decode([tokenizer.pad_token_id, 1, 0, tokenizer.eos_token_id], skip_special_tokens=True)
-            == "ba"
+            tokenizer.decode([tokenizer.pad_token_id, 1, 0, tokenizer.eos_token_id], skip_special_tokens=True) == "ba"
         )
         assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
         assert tokenizer.padding_side == "left"
 
 
 def test_the_model_fits_the_tokenizer() -> None:
-    config = task.model_config()
-    assert (config.n_layer, config.n_embd, config.vocab_size) == (6, 144, len(task.tokenizer()))
+    config, tokenizer = task.model_config(), task.tokenizer()
+    assert (config.n_layer, config.n_embd, config.vocab_size) == (6, 144, len(tokenizer))
     assert config.n_positions > MAX_LENGTH  # a walk and its end
-    assert TOKENS[config.eos_token_id] == EOS
-    assert TOKENS[config.pad_token_id] == PAD
+    assert (config.bos_token_id, config.eos_token_id) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert config.pad_token_id == tokenizer.pad_token_id
 
 
 def test_the_rewards_need_no_torch() -> None:
-    code = (
-        "import sys; from examples.randomwalks import task; task.prompts(); assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from examples.randomwalks import task; task.prompts(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

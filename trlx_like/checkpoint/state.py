@@ -140,7 +140,8 @@ class TrainState:
                 kept.item.load_state_dict(state)
             except (LookupError, RuntimeError, TypeError, ValueError) as error:
                 source = _written(directory, index)
-                raise CheckpointError(f"{name} cannot be restored from {source}: {error}") from error
+                reason = " ".join(str(error).split())  # torch writes lists over several lines
+                raise CheckpointError(f"{name} cannot be restored from {source}: {reason}") from error
 
     def _kinds(self) -> dict[str, str]:
         return {name: "local" if kept.local else "shared" for name, kept in self.items.items()}

@@ -142,9 +142,12 @@ class _Writer:
         data = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         if data.untyped_storage().data_ptr() in self._storages:
             data = data.clone()
+        if data.dtype not in _NATIVE:
+            # Of none or one element any stride counts as contiguous, but only a copy's can be viewed as bytes.
+            data = data.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
         self._storages.add(data.untyped_storage().data_ptr())
         name = str(len(self.tensors))
-        self.tensors[name] = data if data.dtype in _NATIVE else data.reshape(-1).view(torch.uint8)
+        self.tensors[name] = data
         return name
 
     def _encode_array(self, value: Any, place: Place) -> Any:

@@ -60,6 +60,22 @@ class Experience:
             rows.append(type(self)(**values))
         return rows
 
+    def lengths(self) -> Tensor:
+        """Real entries of each row of a batch, over all its masks. [B]"""
+        masks = dict.fromkeys(c.metadata["mask"] for c in fields(self) if "mask" in c.metadata)
+        return torch.stack([getattr(self, mask).sum(dim=1) for mask in masks]).sum(dim=0)
+
+    def trim(self) -> Self:
+        """The batch without the columns that are padding in every row."""
+        values: dict[str, Tensor | None] = {}
+        for column in fields(self):
+            batch = getattr(self, column.name)
+            if batch is not None and "side" in column.metadata:
+                longest = int(getattr(self, column.metadata["mask"]).sum(dim=1).max())
+                batch = batch[:, batch.shape[1] - longest :] if column.metadata["side"] == "left" else batch[:, :longest]
+            values[column.name] = batch
+        return type(self)(**values)
+
     def __len__(self) -> int:
         """Rows of a batch."""
         return len(getattr(self, fields(self)[0].name))

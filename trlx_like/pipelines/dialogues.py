@@ -1,4 +1,4 @@
-"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, prompt/output dicts."""
+"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, dicts."""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ class Bar:
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         more = f", {ROWS} of {len(rows)} rows" if len(rows) > ROWS else ""
-        table = Table(title=Text(f"{self._cell(name)} at step {step}{more}"), show_lines=True, title_justify="left")
+        self._console.print(Text(f"{self._cell(name)} at step {step}{more}", style="bold"))
+        table = Table(show_lines=True)
         for column in columns:
             table.add_column(Text(self._cell(column)), overflow="fold")
         for row in rows[:ROWS]:

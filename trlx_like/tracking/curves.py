@@ -135,6 +135,9 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
             if group == "Time":
                 title, variant = "seconds a step, by phase", name.removeprefix("time/")
             members[group][title].append({"label": variant or name, **series})
+    longest_first = {phase["name"]: -phase["seconds"] for phase in phases(curves)}
+    for series in members["Time"].values():  # as in the summary beside it
+        series.sort(key=lambda one: longest_first[one["label"]])
     return [
         {
             "title": group,
@@ -142,7 +145,7 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
             "charts": [{"title": title, "series": series} for title, series in members[group].items()],
         }
         for group in [*GROUPS, REST]
-        if group in members
+        if members[group]
     ]
 
 

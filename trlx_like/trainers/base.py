@@ -134,10 +134,14 @@ class BaseRLTrainer(ABC, Generic[E]):
         return self.config.train.epochs if self.offline else 1
 
     def microbatches(self, batch: E) -> Iterator[E]:
-        """Cuts a batch to what fits into memory: `train.minibatch_size` rows."""
-        size = self.config.train.minibatch_size or len(batch)
+        """Cuts a batch to what fits into memory, `train.minibatch_size` rows, of like length to save padding."""
+        size = self.config.train.minibatch_size
+        if size is None or size >= len(batch):
+            yield batch
+            return
+        order = batch.lengths().argsort(stable=True)
         for start in range(0, len(batch), size):
-            yield batch[start : start + size]
+            yield batch[order[start : start + size]].trim()
 
     def accept(self, metrics: Metrics) -> bool:
         """False drops the gradients of this step. `metrics` are of the global batch, so all processes agree."""

@@ -1,4 +1,4 @@
-"""What trainers share that learn from text they sample themselves: sampling by chunks, scoring, statistics over ranks."""
+"""What trainers share that learn from text they sample themselves: chunks, scores, statistics over processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_va
 from trlx_like.rewards import call_reward
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
-from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.text import TextTrainer, require
 
 logger = logging.getLogger(__name__)

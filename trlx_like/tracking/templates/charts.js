@@ -6,6 +6,7 @@ const SMOOTHED_FROM = 40; // shorter series are drawn as they are, with a dot a 
 
 const span = stepSpan();
 let smoothing = 0.6;
+let wantedStep = null, pending = false; // the step under the pointer, and whether it has yet to be shown
 
 function stepSpan() {
   let low = Infinity, high = -Infinity;
@@ -93,6 +94,7 @@ function plot(picture, chart, readouts) {
     chart.series.forEach((one, place) => picture.append(curve(one, place)));
     marks = svg("g", {});
     picture.append(marks);
+    point(wantedStep);
   }
 
   function axes(width, height, bottom, top) {
@@ -146,7 +148,7 @@ function plot(picture, chart, readouts) {
 
   picture.addEventListener("pointermove", (event) => {
     if (!x) return;
-    const share = (event.offsetX - LEFT) / (picture.clientWidth - LEFT - RIGHT);
+    const share = (event.clientX - picture.getBoundingClientRect().left - LEFT) / (picture.clientWidth - LEFT - RIGHT);
     const wanted = span[0] + Math.min(1, Math.max(0, share)) * (span[1] - span[0]);
     const [{ steps }] = chart.series;
     pointAll(steps[nearest(steps, wanted)]);
@@ -154,8 +156,6 @@ function plot(picture, chart, readouts) {
   picture.addEventListener("pointerleave", () => pointAll(null));
   return { draw, point };
 }
-
-let pending = false, wantedStep = null;
 
 function pointAll(step) {
   wantedStep = step;

@@ -25,8 +25,8 @@ function svg(tag, attributes, text) {
 function format(value, digits = 4) {
   if (value === null || value === undefined) return "\u2013";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
-  return String(Number(value.toPrecision(size >= 1000 ? 5 : digits))).replace("-", "\u2212");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0*e\+?/, "e").replace(/^-/, "\u2212");
+  return String(Number(value.toPrecision(size >= 1000 ? 5 : digits))).replace(/^-/, "\u2212");
 }
 
 function formatStep(step) {
@@ -35,9 +35,10 @@ function formatStep(step) {
 
 function formatSeconds(seconds) {
   if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  const whole = Math.round(seconds), minutes = Math.round(seconds / 60);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 // Round numbers from `low` to `high`, about `count` of them.

@@ -60,15 +60,15 @@ function selected() {
   const total = rows.length, wanted = byId("filter").value.toLowerCase();
   if (wanted) rows = rows.filter((row) => row.some((cell) => String(cell ?? "").toLowerCase().includes(wanted)));
   const by = columns.indexOf(view.sort);
-  if (by >= 0) rows = [...rows].sort((a, b) => (view.down ? -1 : 1) * compare(a[by], b[by]));
+  if (by >= 0) rows = [...rows].sort((a, b) => compare(a[by], b[by]));
   return { columns, rows, total };
 }
 
-// Numbers by size, then texts, then nothing.
+// Numbers by size, then texts, in the direction that is asked for; nothing always comes last.
 function compare(a, b) {
-  const kind = (value) => (value === null ? 2 : typeof value === "string" ? 1 : 0);
-  if (kind(a) !== kind(b)) return kind(a) - kind(b);
-  return kind(a) === 1 ? a.localeCompare(b) : a - b;
+  if (a === null || b === null) return (a === null) - (b === null);
+  const texts = (typeof a === "string") - (typeof b === "string");
+  return (view.down ? -1 : 1) * (texts || (typeof a === "string" ? a.localeCompare(b) : a - b));
 }
 
 function drawRows() {

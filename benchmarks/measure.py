@@ -1,0 +1,81 @@
+"""CPU seconds a phase, throughput and memory of one training run. Wall time is not used: machines are shared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from trlx_like.trainers.callbacks import Callback
+
+
+class Counter(Callback):
+    """Sequences and response tokens that went through the store. Counted once a round."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.tokens = 0
+
+    def on_experience(self, trainer: Any, metrics: Any) -> None:
+        self.sequences += len(trainer.store)
+        self.tokens += sum(int(element.mask.sum()) for element in trainer.store.elements)
+
+
+def peak_rss_mib() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def measure(run: Callable[[Path, list[Callback]], Any]) -> dict[str, Any]:
+    """Trains once in a temporary folder. `run(folder, callbacks)` returns the trainer, having learned."""
+    counter = Counter()
+    started = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = run(Path(folder), [counter])
+    total = time.process_time() - started
+    phases = {name: round(seconds, 3) for name, seconds in sorted(trainer.clock.cpu.items())}
+    steps = trainer.progress.step
+    return {
+        "cpu_seconds": round(total, 3),
+        "cpu_seconds_per_step": round(total / steps, 4),
+        "phases": {**phases, "rest": round(total - sum(phases.values()), 3)},
+        "steps": steps,
+        "samples_per_cpu_second": round(counter.sequences / total, 2),
+        "tokens_per_cpu_second": round(counter.tokens / total, 1),
+        "peak_rss_mib": round(peak_rss_mib(), 1),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(results: dict[str, Any], json_file: Path | None) -> None:
+    """Prints the results, and writes them as JSON if a file is given."""
+    for name, seconds in results["phases"].items():
+        print(f"  {name:<12}{seconds:9.2f} CPU s {100 * seconds / results['cpu_seconds']:5.1f} %")
+    for name, value in results.items():
+        if name != "phases":
+            print(f"{name:<24}{value}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Adds what all benchmarks take, parses, and sets the number of threads."""
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    return given

@@ -1,0 +1,288 @@
+"""The report: what it makes of a run folder, how large it gets, and that nothing in a run can act on the page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trlx_like.errors import DataError
+from trlx_like.tracking import write_report
+
+CONFIG = """\
+train: {trainer: PPOTrainer, total_steps: 10, seed: 7, batch_size: 4, run_name: walks}
+model: {model_path: some/model}
+method: {name: PPOConfig}
+"""
+
+
+def make_run(directory: Path, metrics: list[dict[str, Any]], samples: list[dict[str, Any]] | None = None) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.yml").write_text(CONFIG, encoding="utf-8")
+    for name, rows in {"metrics.jsonl": metrics, "samples.jsonl": samples or []}.items():
+        (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return directory
+
+
+class Page(HTMLParser):
+    """The tags of a page in order, and the text inside its scripts and styles."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.current = ""
+        self.inside: dict[str, list[str]] = {"script": [], "style": [], "pre": [], "title": [], "h1": []}
+        self.policy = ""
+        self.feed(self.text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
+        self.current = tag
+        if tag in self.inside:
+            self.inside[tag].append("")
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"] or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self.current = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.current in self.inside:
+            self.inside[self.current][-1] += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.inside["script"][0])
+        return found
+
+
+def report(directory: Path) -> Page:
+    return Page(write_report(directory))
+
+
+def series(page: Page) -> dict[str, dict[str, Any]]:
+    return {
+        one["name"]: one
+        for group in page.data["groups"]
+        for chart in group["charts"]
+        for one in chart["series"]
+    }
+
+
+def test_charts_are_grouped_and_ordered(tmp_path: Path) -> None:
+    names = [
+        *("grad_norm", "learning_rate", "time/generate", "values/mean", "policy/clip_fraction", "policy/ratio"),
+        *("losses/policy_loss", "losses/total_loss", "policy/entropy", "policy/approx_kl", "policy/kl_per_token"),
+        *("policy/kl_coef", "policy/sqrt_kl", "metrics/optimality", "reward/std", "rollout/score_mean"),
+        *("reward/mean@temperature=1.0", "reward/mean@temperature=0.7", "generation/length", "values/clip_fraction"),
+    ]
+    page = report(make_run(tmp_path / "run", [{"step": 1, **dict.fromkeys(names, 0.5)}]))
+    found = {group["title"]: [chart["title"] for chart in group["charts"]] for group in page.data["groups"]}
+    assert list(found.items()) == [
+        ("Reward and metrics", ["reward/mean", "metrics/optimality", "reward/std"]),
+        (
+            "KL and entropy",
+            ["policy/kl_per_token", "policy/approx_kl", "policy/entropy", "policy/kl_coef", "policy/sqrt_kl"],
+        ),
+        (
+            "Losses and clipping",
+            ["losses/total_loss", "losses/policy_loss", "policy/clip_fraction", "policy/ratio", "values/clip_fraction"],
+        ),
+        ("Values", ["values/mean"]),
+        ("Rollouts", ["rollout/score_mean", "generation/length"]),
+        ("Time", ["seconds a step, by phase"]),
+        ("Everything else", ["grad_norm", "learning_rate"]),
+    ]
+    assert [group["title"] for group in page.data["groups"] if group["folded"]] == ["Everything else"]
+    sweep = page.data["groups"][0]["charts"][0]["series"]
+    assert [one["label"] for one in sweep] == ["temperature=0.7", "temperature=1.0"]
+
+
+def test_summaries(tmp_path: Path) -> None:
+    metrics = [
+        {"step": 0, "reward/mean": 0.25, "time/elapsed": 1.0},
+        {"step": 2, "reward/mean": 0.75, "losses/total_loss": 4.0, "time/generate": 2.0, "time/forward": 3.0},
+        {"step": 1, "reward/mean": 0.125},
+        {"step": 3, "reward/mean": "NaN", "losses/total_loss": None, "time/forward": 1.5, "time/elapsed": 10.0},
+        {"step": 4, "reward/mean": 0.5, "losses/total_loss": "Infinity", "name": "text"},
+    ]
+    page = report(make_run(tmp_path / "run", metrics))
+    reward = series(page)["reward/mean"]
+    assert (reward["steps"], reward["values"]) == ([0, 1, 2, 3, 4], [0.25, 0.125, 0.75, None, 0.5])
+    assert (reward["count"], reward["bad"], series(page)["losses/total_loss"]["bad"]) == (5, 1, 2)
+    assert page.data["goals"] == [
+        {
+            "name": "reward/mean",
+            "lower": False,
+            "first": {"step": 0, "value": 0.25},
+            "last": {"step": 4, "value": 0.5},
+            "min": {"step": 1, "value": 0.125},
+            "max": {"step": 2, "value": 0.75},
+        }
+    ]
+    assert page.data["phases"] == [
+        {"name": "forward", "seconds": 4.5},
+        {"name": "generate", "seconds": 2.0},
+        {"name": "other", "seconds": 3.5},
+    ]
+    assert page.data["run"] == {
+        **{"name": "walks", "trainer": "PPOTrainer", "model": "some/model", "method": "PPOConfig", "seed": 7},
+        **{"batch_size": 4, "total_steps": 10, "last_step": 4, "seconds": 10.0},
+    }
+
+
+def test_goals_fall_back(tmp_path: Path) -> None:
+    def goals(**metrics: float) -> list[tuple[str, bool]]:
+        page = report(make_run(tmp_path / "run", [{"step": 1, **metrics}]))
+        return [(goal["name"], goal["lower"]) for goal in page.data["goals"]]
+
+    losses = {"losses/total_loss": 1.0}
+    assert goals(**losses) == [("losses/total_loss", True)]
+    assert goals(**losses, **{"rollout/score_mean": 1.0}) == [("rollout/score_mean", False)]
+    assert goals(**losses, **{"metrics/x": 1.0}) == [("metrics/x", False)]
+    sweep = {"reward/mean@t=1": 0.5, "reward/mean@t=2": 0.75, "metrics/x": 1.0}
+    assert goals(**sweep) == [("reward/mean@t=2", False), ("metrics/x", False)]
+
+
+def test_long_run_stays_small_and_keeps_its_extremes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [])
+    names = [f"losses/{number}" for number in range(12)]
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(50_000):
+            row = {name: (step * 7919 % 1000) / 1000 for name in names}
+            row["losses/0"] = {31_234: 50.0, 31_235: -50.0}.get(step, row["losses/0"])
+            file.write(json.dumps({"step": step, **row}) + "\n")
+    with (run / "samples.jsonl").open("w") as file:
+        for step in range(0, 50_000, 250):
+            for number in range(32):
+                file.write(json.dumps({"step": step, "table": "samples", "output": f"{number} " * 200}) + "\n")
+    page = report(run)
+    assert len(page.text) < 3_000_000
+    spiked = series(page)["losses/0"]
+    assert (spiked["max"], spiked["min"]) == ({"step": 31_234, "value": 50.0}, {"step": 31_235, "value": -50.0})
+    assert 50.0 in spiked["values"] and -50.0 in spiked["values"]
+    assert (spiked["steps"][0], spiked["steps"][-1], spiked["count"]) == (0, 49_999, 50_000)
+    assert all(len(one["values"]) <= 602 for one in series(page).values())
+    assert all(abs(mean - 0.4995) < 0.05 for mean in series(page)["losses/1"]["means"])
+    [table] = page.data["tables"]
+    kept = [one["step"] for one in table["steps"]]
+    assert (kept[0], kept[-1], table["evaluations"]) == (0, 49_750, 200)
+    assert 10 < len(kept) < 200 and all(len(one["rows"]) == one["total"] == 32 for one in table["steps"])
+
+
+def test_huge_evaluations_lose_rows_and_huge_texts_their_end(tmp_path: Path) -> None:
+    samples = [
+        {"step": step, "table": "samples", "output": "x" * 30_000} for step in (1, 2) for _ in range(100)
+    ]
+    [table] = report(make_run(tmp_path / "run", [], samples)).data["tables"]
+    assert [one["step"] for one in table["steps"]] == [1, 2]
+    assert all(1 <= len(one["rows"]) < one["total"] == 100 for one in table["steps"])
+    assert table["steps"][0]["rows"][0] == ["x" * 20_000 + " ... (10000 more characters in samples.jsonl)"]
+
+
+def test_tables_hold_cells_as_they_are(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"step": 0, "table": "samples", "prompt": "a\nb", "reward": 0.5},
+        {"step": 0, "table": "samples", "prompt": "c", "reward": None, "finished": True, "list": [1, 2]},
+        {"step": 5, "table": "samples", "prompt": "a\nb", "reward": "NaN"},
+        {"step": 5, "table": "others", "x": 3},
+    ]
+    [table, other] = report(make_run(tmp_path / "run", [], samples)).data["tables"]
+    assert table["columns"] == ["prompt", "reward", "finished", "list"]
+    assert [(one["step"], one["rows"]) for one in table["steps"]] == [
+        (0, [["a\nb", 0.5, None, None], ["c", None, True, "[1, 2]"]]),
+        (5, [["a\nb", "NaN", None, None]]),
+    ]
+    assert (other["name"], other["steps"][0]["rows"]) == ("others", [[3]])
+
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>",
+    "<!--<script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "]]> &lt;/script&gt; \u2028 \\u003c/script>",
+    "{{config}} {{data}} \ud800 \x00",
+    '" onmouseover="window.hacked = 1',
+]
+
+
+def hostile_run(directory: Path) -> Path:
+    metrics = [{"step": 1, **{f"metrics/{text}": 0.5 for text in HOSTILE}, "reward/mean": 0.5, HOSTILE[0]: 1.0}]
+    samples = [{"step": 1, "table": text, "prompt": text, text: text} for text in HOSTILE]
+    run = make_run(directory, metrics, samples)
+    train = {"run_name": HOSTILE[0], "trainer": HOSTILE[2]}
+    model = {"model_path": HOSTILE[0] + HOSTILE[1]}
+    config = json.dumps({"train": train, "model": model, "method": {"name": HOSTILE[5]}})
+    (run / "config.yml").write_text(config + "\n# " + "".join(HOSTILE[:3]), encoding="utf-8")
+    return run
+
+
+def test_nothing_in_a_run_becomes_markup(tmp_path: Path) -> None:
+    harmless = report(make_run(tmp_path / "a", [{"step": 1, "reward/mean": 0.5}]))
+    page = report(hostile_run(tmp_path / "b"))
+    assert page.tags == harmless.tags
+    assert page.inside["title"] == [HOSTILE[0]] and page.inside["h1"] == [HOSTILE[0]]
+    assert HOSTILE[2] in page.inside["pre"][0]
+    assert [row[0] for table in page.data["tables"] for one in table["steps"] for row in one["rows"]] == HOSTILE
+    assert page.text.count("<script") == page.text.count("</script") == 2
+    assert page.inside["script"][1] == harmless.inside["script"][1]
+
+
+def test_the_page_runs_only_its_own_script_and_loads_nothing(tmp_path: Path) -> None:
+    page = report(hostile_run(tmp_path / "run"))
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    policy = dict(part.strip().split(" ", 1) for part in page.policy.split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == digest(page.inside["script"][1])
+    assert policy["style-src"] == digest(page.inside["style"][0])
+    ours = page.inside["script"][1] + page.inside["style"][0]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|@import|url\(", ours)
+    assert set(re.findall(r"https?://[^\s\"']+", ours)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_empty_torn_and_missing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    page = report(run)
+    assert page.data["groups"] == page.data["tables"] == page.data["goals"] == []
+    assert page.inside["h1"] == ["run"]
+    (run / "config.yml").write_text("train: [unclosed")
+    (run / "metrics.jsonl").write_bytes(b'{"step": 1, "a": 1}\n\x00\xff\n[1]\n{"a": 2}\n{"step": 2, "a"')
+    (run / "samples.jsonl").write_bytes(b'{"step": 1, "table": "t", "x": "y"}\n{"st')
+    page = report(run)
+    assert page.data["torn"] == {"metrics.jsonl": 4, "samples.jsonl": 1}
+    assert series(page)["a"]["values"] == [1.0] and page.data["tables"][0]["steps"][0]["rows"] == [["y"]]
+    assert page.inside["pre"] == ["train: [unclosed"]
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report(tmp_path / "nowhere")
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+def test_a_browser_draws_it(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "losses/total_loss": step / 100}) + "\n" for step in range(1, 100))
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    address = write_report(run).as_uri()
+    done = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=60, check=True)
+    drawn = done.stdout
+    assert drawn.count('class="card') == len(HOSTILE) + 3 and 'class="tile"' in drawn
+    assert 'class="raw"' in drawn and "<circle" in drawn
+    assert "6 rows" not in drawn and "1 rows" in drawn and drawn.count("<option") == len(HOSTILE)
+    assert drawn.count("<script") == 2 and "<img" not in drawn and "onmouseover=\"" not in drawn

@@ -1,0 +1,99 @@
+"""What `trlx-like doctor` reports: versions, devices, threads, what is missing and the extra that brings it.
+
+What is needed is read from the installed package's own metadata, so that there is no second list to keep.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+import trlx_like
+
+PACKAGE = "trlx-like"
+# Extras that do not switch anything on: one is the sum of the others, one is for working on this library.
+NOT_OPTIONAL = {"all", "dev"}
+
+
+def report() -> str:
+    """The report as text, a fact a line. Nothing in it raises: a machine where something is broken is the point."""
+    return "\n".join([*_machine(), *_packages(), *_devices(), *_place()])
+
+
+def _machine() -> Iterator[str]:
+    yield f"trlx_like      {trlx_like.__version__}"
+    yield f"Python         {platform.python_version()} ({sys.executable})"
+    yield f"System         {platform.platform()}"
+
+
+def _packages() -> Iterator[str]:
+    """Required packages with their versions, then the optional ones by extra."""
+    try:
+        requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or []]
+        extras = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        yield "Packages       unknown: trlx_like runs without being installed (pip install -e .)"
+        return
+    yield from ("", "Required packages")
+    for requirement in requirements:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield f"  {requirement.name:<20} {_state(requirement)}"
+    yield from ("", "Optional packages")
+    for extra in extras:
+        for requirement in requirements if extra not in NOT_OPTIONAL else []:
+            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra}):
+                yield f"  {requirement.name:<20} {_state(requirement, extra)}"
+
+
+def _state(requirement: Requirement, extra: str = "") -> str:
+    """The version if it is there and fits, else what to do."""
+    install = (
+        f'pip install "{PACKAGE}[{extra}]"' if extra else f'pip install "{requirement.name}{requirement.specifier}"'
+    )
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return f"missing: {install}"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{version}, which is not {requirement.specifier}: {install}"
+    return version
+
+
+def _devices() -> Iterator[str]:
+    yield ""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library that it links to is missing
+        yield f"Devices        unknown: torch cannot be imported ({error})"
+        return
+    gpus = [_gpu(torch, number) for number in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        gpus.append("Apple GPU (mps)")
+    yield f"Devices        {'; '.join(gpus) or 'CPU only'}"
+    threads = os.environ.get("OMP_NUM_THREADS")
+    yield (
+        f"Threads        {torch.get_num_threads()} for torch, {os.cpu_count()} cores"
+        + (f", OMP_NUM_THREADS={threads}" if threads else "")
+        + "; backend.num_threads sets them"
+    )
+
+
+def _gpu(torch: Any, number: int) -> str:
+    properties = torch.cuda.get_device_properties(number)
+    return f"cuda:{number} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+
+
+def _place() -> Iterator[str]:
+    try:
+        with tempfile.TemporaryFile(dir="."):
+            yield f"This folder    {Path.cwd()} (can be written to)"
+    except OSError as error:
+        yield f"This folder    {Path.cwd()} cannot be written to: {error.strerror}. Set train.checkpoint_dir elsewhere."
