@@ -156,6 +156,7 @@ def checkpoints(tmp_path: Path) -> CheckpointStore:
         with store.publish(f"checkpoint_{step}") as folder:
             (folder / "state").mkdir()
             (folder / "state" / "model").write_bytes(random.Random(step).randbytes(300))
+            (folder / "state" / "manifest.json").write_text("{}")  # another library's, a file like others
             (folder / "rng").write_bytes(b"12345")
     return store
 
@@ -185,8 +186,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, "state/model is damaged: 299 bytes, and 300 were written"),
     "emptied": (lambda path: (path / "rng").write_bytes(b""), "rng is damaged: 0 bytes"),
     "changed": (lambda path: (path / "rng").write_bytes(b"12346"), "rng is damaged: its content"),
+    "another manifest": (lambda path: (path / "state" / "manifest.json").unlink(), "state/manifest.json is missing"),
     "deleted": (lambda path: (path / "rng").unlink(), "rng is missing"),
-    "folder deleted": (lambda path: shutil.rmtree(path / "state"), "state/model is missing"),
+    "folder deleted": (lambda path: shutil.rmtree(path / "state"), "state/manifest.json is missing"),
     "added": (lambda path: (path / "state" / "new").touch(), r"state/new is not in manifest\.json"),
     "renamed": (lambda path: (path / "rng").rename(path / "rgn"), "rng is missing"),
     "a link": (replace_by_link, "rng is a link"),

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from trlx_like.checkpoint import CheckpointStore
-from trlx_like.checkpoint import store as store_module
 from trlx_like.errors import CheckpointError
 
 
@@ -67,8 +66,8 @@ class TestStore:
             events.append("renamed")
             replace(source, target)
 
-        monkeypatch.setattr(store_module.os, "fsync", record_fsync)
-        monkeypatch.setattr(store_module.os, "replace", record_replace)
+        monkeypatch.setattr(os, "fsync", record_fsync)
+        monkeypatch.setattr(os, "replace", record_replace)
         put(CheckpointStore(tmp_path), "checkpoint_1")
         if "?" in events:
             pytest.skip("this system does not tell the names of open files")
@@ -187,13 +186,16 @@ def save_with_safetensors(folder: Path) -> None:
     save_file({"w": torch.zeros(9000)}, folder / "w.safetensors")
 
 
-def as_processes(work: Callable[[int, CheckpointStore], None], *folders: Path) -> list[Exception | None]:
+def as_processes(work: Callable[[int, CheckpointStore], object], *folders: Path) -> list[Exception | None]:
     """Runs `work(rank, store)` in one thread a folder, with a real barrier; returns what each raised."""
     barrier = threading.Barrier(len(folders))
     raised: list[Exception | None] = [None] * len(folders)
 
     def process(rank: int, folder: Path) -> None:
-        store = CheckpointStore(folder, main=rank == 0, barrier=lambda: barrier.wait(timeout=20) and None)
+        def meet() -> None:
+            barrier.wait(timeout=20)
+
+        store = CheckpointStore(folder, main=rank == 0, barrier=meet)
         try:
             work(rank, store)
         except Exception as error:
@@ -237,7 +239,7 @@ class TestSeveralProcesses:
 
     def test_a_main_process_that_cannot_begin_lets_the_others_go(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        raised = as_processes(lambda rank, store: put(store, "checkpoint_1") and None, *[tmp_path / "file"] * 2)
+        raised = as_processes(lambda rank, store: put(store, "checkpoint_1"), *[tmp_path / "file"] * 2)
         assert "cannot be written" in str(raised[0])
         assert "has nothing from the main process" in str(raised[1])
 
@@ -245,6 +247,6 @@ class TestSeveralProcesses:
         folders = [tmp_path / "machine_0", tmp_path / "machine_1"]
         for folder in folders:
             folder.mkdir()
-        raised = as_processes(lambda rank, store: put(store, "checkpoint_1") and None, *folders)
+        raised = as_processes(lambda rank, store: put(store, "checkpoint_1"), *folders)
         assert "train.checkpoint_dir is not on a disk that all machines share" in str(raised[1])
         assert names(folders[1]) == []

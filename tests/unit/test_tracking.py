@@ -65,11 +65,11 @@ def test_every_line_is_on_disk_when_log_returns(tmp_path: Path) -> None:
 def test_samples_of_any_text_and_value_are_read_back(tmp_path: Path) -> None:
     hard = 'line\nend\u2028and\x85quote" \x00 \ud800 ü 🎉'
     tracker = JsonlTracker(run_info(tmp_path))
-    tracker.log_table("samples", ["text", "step", "list"], [[hard, 9, [torch.tensor(1.5), None]]], 2)
+    tracker.log_table("samples", ["text", "step", "list"], [[hard, 9, [torch.tensor(1.5), None, {2}]]], 2)
     tracker.log_table("other", ["where"], [[Path("a/b")]], 2)
     tracker.close()
     assert rows(tmp_path / "samples.jsonl") == [
-        {"step": 2, "table": "samples", "text": hard, "step_": 9, "list": [1.5, None]},
+        {"step": 2, "table": "samples", "text": hard, "step_": 9, "list": [1.5, None, [2]]},
         {"step": 2, "table": "other", "where": str(Path("a/b"))},
     ]
 
@@ -324,11 +324,11 @@ def test_wandb_offline_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         trackers.log({"reward/mean": reward, "bad": float("inf")}, (resume_step or 0) + 1)
         trackers.log_table("samples", ["output", "reward"], [["some text", 0.5], ["other", None]], 2)
         trackers.close()
+        wandb.teardown()  # until then its service may still be writing
         folders = list((tmp_path / "wandb").glob("offline-run-*"))
         assert folders and all(folder.name.endswith(state["wandb"]) for folder in folders)
         record = b"".join(path.read_bytes() for folder in folders for path in folder.glob("*.wandb"))
         assert all(word in record for word in (str(reward).encode(), b"mine", b"t1", b"reward/mean", b"seed"))
-    wandb.teardown()
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("media/table/*.json")]
     assert tables[0] == {"columns": ["output", "reward"], "data": [["some text", 0.5], ["other", None]]}
 

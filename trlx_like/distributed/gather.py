@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -60,14 +60,6 @@ class Group:
         shares = self.gather([parts])
         longest = max(len(part) for part in shares)
         return [part[row] for row in range(longest) for part in shares if row < len(part)]
-
-    def lockstep(self, batches: Iterable[T], count: int) -> Iterator[T | None]:
-        """The batches of this process, then None until every process has had as many as the one with most.
-
-        count: batches of this process.
-        """
-        yield from batches
-        yield from [None] * (self.max(count) - count)
 
     def barrier(self) -> None:
         self.accelerator.wait_for_everyone()

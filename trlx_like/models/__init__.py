@@ -1,7 +1,8 @@
 """Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
 
 from trlx_like.models.heads import ValueHead
-from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer
+from trlx_like.models.layout import hidden_size
+from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer, no_progress_bars
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import create_reference_model
 from trlx_like.models.value_head import HEADS_FILE, AutoModelForCausalLMWithValueHead
@@ -14,6 +15,8 @@ __all__ = [
     "ValueHead",
     "create_reference_model",
     "disable_dropout",
+    "hidden_size",
     "load_model",
     "load_tokenizer",
+    "no_progress_bars",
 ]

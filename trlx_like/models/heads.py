@@ -15,8 +15,6 @@ class ValueHead(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         last = nn.Linear(2 * hidden_size, 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
         self.layers = nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:

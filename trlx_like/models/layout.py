@@ -25,6 +25,11 @@ def base_model(lm: PreTrainedModel) -> nn.Module:
     return base
 
 
+def hidden_size(lm: PreTrainedModel) -> int:
+    """Width of the last hidden state. OPT-350m, for one, projects it to less than `config.hidden_size`."""
+    return _width(lm.get_output_embeddings())
+
+
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks, bottom first."""
     return _find_blocks(base_model(lm), lm.config.get_text_config().num_hidden_layers)
@@ -50,6 +55,11 @@ class _GivenOutput(BaseModelOutputWithPast):
 
 class _Given(nn.Module):
     """Stands in for the base model and returns the hidden states that it is handed."""
+
+    @property
+    def decoder(self) -> _Given:
+        """What OPT and Bart call in place of their base model."""
+        return self
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutputWithPast:
         return _GivenOutput(last_hidden_state=inputs_embeds)

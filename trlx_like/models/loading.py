@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
@@ -38,7 +41,8 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
         if isinstance(path, PretrainedConfig):
             lm = AutoModelForCausalLM.from_config(path, **extra)
         else:
-            lm = AutoModelForCausalLM.from_pretrained(str(path), **extra)
+            with no_progress_bars():
+                lm = AutoModelForCausalLM.from_pretrained(str(path), **extra)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
     return lm
@@ -77,11 +81,28 @@ def _shown(path: Any) -> str:
     return type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
 
 
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Without transformers' bars for reading and writing weights. Downloads still show theirs."""
+
+    def hidden(bar: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return bar(*args, **{**kwargs, "disable": True})
+
+    before = transformers_logging.set_tqdm_hook(hidden)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
+
+
 def disable_dropout(model: torch.nn.Module) -> None:
-    """Sets every dropout to 0, so that what was sampled and what is trained are the same distribution."""
+    """Sets every dropout to 0, so that what was sampled and what is trained are the same distribution.
+
+    Some families keep the rate in an attribute, for attention or for leaving out whole blocks (`layerdrop`).
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
+            if ("dropout" in name or "layerdrop" in name) and isinstance(value, float):
                 setattr(module, name, 0.0)

@@ -67,7 +67,6 @@ class LanguagePolicy(nn.Module):
         self.head_tops.requires_grad_(True)
         self.temperature = temperature
         self.register_buffer("allowed", allowed, persistent=False)
-        self._lm_head = lm_head(lm)
         # In a list, so that its parameters are neither trained nor saved with the policy's.
         self._reference: list[Reference] = []
 
@@ -98,7 +97,8 @@ class LanguagePolicy(nn.Module):
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
         sampling = self._sampling(batch.previous()[real])
-        scores = score_tokens(at_tokens, ids, self._lm_head, entropy=entropy, **sampling)
+        head = lm_head(self.lm)
+        scores = score_tokens(at_tokens, ids, head, entropy=entropy, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
@@ -112,7 +112,7 @@ class LanguagePolicy(nn.Module):
                 ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
             output.ref_logprobs = _spread(ref_scores.logprobs, real)
             if full_kl:
-                exact = full_kl_from_hidden(at_tokens, ref_tokens, self._lm_head, held.head, **sampling)
+                exact = full_kl_from_hidden(at_tokens, ref_tokens, head, held.head, **sampling)
                 output.full_kl = _spread(exact, real)
         return output
 

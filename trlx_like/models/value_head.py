@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trlx_like.models.heads import ValueHead
-from trlx_like.models.layout import lm_head, run_base
+from trlx_like.models.layout import hidden_size, lm_head, run_base
+from trlx_like.models.loading import no_progress_bars
 
 HEADS_FILE = "heads.safetensors"
 """Heads beside an exported model, in a file of their own so that the model itself stays a plain one."""
@@ -26,13 +27,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.pretrained_model = lm
-        self.v_head = ValueHead(lm.config.get_text_config().hidden_size)
+        self.v_head = ValueHead(hidden_size(lm))
 
     @classmethod
     def from_pretrained(cls, path: str | Path | PreTrainedModel, **kwargs: Any) -> AutoModelForCausalLMWithValueHead:
         if isinstance(path, PreTrainedModel):
             return cls(path)
-        model = cls(AutoModelForCausalLM.from_pretrained(str(path), **kwargs))
+        with no_progress_bars():
+            model = cls(AutoModelForCausalLM.from_pretrained(str(path), **kwargs))
         heads = Path(path) / HEADS_FILE
         if heads.is_file():
             saved = load_file(heads)
@@ -42,7 +44,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def save_pretrained(self, directory: str | Path) -> None:
         """A folder that plain `AutoModelForCausalLM` loads, with the head beside it."""
-        self.pretrained_model.save_pretrained(directory)
+        with no_progress_bars():
+            self.pretrained_model.save_pretrained(directory)
         head = {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
         save_file(head, Path(directory) / HEADS_FILE)
 

@@ -34,6 +34,8 @@ def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase,
     "prompt" and "output" (or "completion"). Longer ones are cut on the tokenizer's truncation side, and the number
     of them is logged. DataError names the row of anything else, and of a sample of which no output is left.
     """
+    if isinstance(samples, str):
+        raise DataError("samples is a string; give a list of them.")
     if not len(samples):
         raise DataError("samples is empty; give at least one.")
     encoder = TextEncoder(tokenizer)
@@ -46,8 +48,7 @@ def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase,
             len(samples),
             max_length,
         )
-    left = tokenizer.truncation_side == "left"
-    cut = [_cut(dialogue, max_length, left) for dialogue in dialogues]
+    cut = [_cut(dialogue, max_length, encoder) for dialogue in dialogues]
     for row, dialogue in enumerate(cut):
         if not any(dialogue.is_output):
             raise DataError(
@@ -102,8 +103,6 @@ def _encode(turns: list[str], encoder: TextEncoder) -> Dialogue:
     return Dialogue([token for part in ids for token in part], [False, *is_output[1:]])
 
 
-def _cut(dialogue: Dialogue, longest: int, left: bool) -> Dialogue:
-    if len(dialogue) <= longest:
-        return dialogue
-    part = slice(-longest, None) if left else slice(longest)
-    return Dialogue(dialogue.ids[part], [False, *dialogue.is_output[part][1:]])
+def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
+    is_output = encoder.cut(dialogue.is_output, longest)
+    return Dialogue(encoder.cut(dialogue.ids, longest), [False, *is_output[1:]])

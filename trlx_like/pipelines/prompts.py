@@ -22,6 +22,9 @@ DATAPIPELINES: Registry[Any] = Registry(
 )
 register_datapipeline = DATAPIPELINES.register
 
+RESERVED = ("samples", "prompts", "outputs", "tokenizer")
+"""Keys that a prompt may not have: reward functions are called with these keywords already."""
+
 
 @dataclass
 class PromptBatch:
@@ -61,6 +64,8 @@ class PromptPipeline:
         max_prompt_length: int,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
+        if isinstance(prompts, str):
+            raise DataError("prompts is a string; give a list of them.")
         rows = [_read(prompt, row) for row, prompt in enumerate(prompts)]
         if not rows:
             raise DataError("prompts is empty; give at least one.")
@@ -134,5 +139,10 @@ def _read(prompt: Any, row: int) -> tuple[str, dict[str, Any]]:
     if isinstance(prompt, Mapping):
         if not isinstance(prompt.get("prompt"), str):
             raise DataError(f"prompts[{row}]: a dict needs a string under 'prompt'; it has {sorted(prompt)}.")
+        for key in RESERVED:
+            if key in prompt:
+                raise DataError(
+                    f"prompts[{row}]: {key!r} is an argument that every reward function has; rename the key."
+                )
         return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
     raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")

@@ -33,7 +33,7 @@ from typing import Any, Literal
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name
 
-_DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>.+))?")
+_DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>[^\\/]+))?")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
@@ -112,7 +112,8 @@ def _is_python(place: str) -> bool:
     """Whether the part before the colon is a .py file or a module, and not the name of a dataset."""
     if place.endswith(".py") or "." in place or place in sys.modules:
         return True
-    return PathFinder.find_spec(place, [str(Path.cwd()), *sys.path]) is not None
+    found = PathFinder.find_spec(place, [str(Path.cwd()), *sys.path])
+    return found is not None and found.loader is not None  # without one it is any folder
 
 
 # Files. A reader returns rows and, where the file has lines, the line of each.

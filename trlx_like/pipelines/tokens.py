@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class TextEncoder:
@@ -37,8 +40,14 @@ class TextEncoder:
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False).input_ids
         return ids
 
-    def cut(self, ids: list[int], longest: int) -> list[int]:
-        """At most `longest` ids; which end is cut is the tokenizer's truncation side."""
-        if len(ids) <= longest:
-            return ids
-        return ids[-longest:] if self.tokenizer.truncation_side == "left" else ids[:longest]
+    def cut(self, row: list[T], longest: int) -> list[T]:
+        """At most `longest` ids, or what goes with them. Which end is cut is the tokenizer's truncation side.
+
+        A BOS that the tokenizer adds stays: without it a model meets text that it has never seen begin.
+        """
+        if len(row) <= longest:
+            return row
+        if self.tokenizer.truncation_side == "right":
+            return row[:longest]
+        start = min(int(self.adds_start), longest)
+        return row[:start] + row[len(row) - longest + start :]

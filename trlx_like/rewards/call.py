@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, SupportsFloat
 
 from trlx_like.errors import RewardError
 
@@ -38,16 +38,16 @@ def call_reward(
     values = _as_list(returned, function)
     if len(values) != count:
         raise RewardError(
-            f"{_name(function)} returned {len(values)} rewards for {count} samples; it must return one a sample."
+            f"{_name(function)} returned {len(values)} rewards for {count} samples, {_short(values)}; it must return "
+            f"one a sample.{_shown(texts, 0)}"
         )
     rewards = []
     for row, value in enumerate(values):
         try:
             rewards.append(_read(value, None if lengths is None else lengths[row]))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise RewardError(
-                f"{_name(function)} returned {_short(value)} for sample {row}: {error}\n"
-                f"  prompt: {_short(texts['prompts'][row])}\n  output: {_short(texts['outputs'][row])}"
+                f"{_name(function)} returned {_short(value)} for sample {row}: {error}{_shown(texts, row)}"
             ) from error
     return rewards
 
@@ -68,15 +68,15 @@ def call_metric(
     count = len(texts["samples"])
     metrics = {}
     for name, value in returned.items():
-        values = _as_list(value, function) if hasattr(value, "__len__") or hasattr(value, "tolist") else [value]
+        values = list(_plain(value)) if _is_list(value) else [value]
         if len(values) not in (1, count):
             raise RewardError(
                 f"{_name(function)}: metric {name!r} has {len(values)} values for {count} samples; give one a "
                 "sample or a single number."
             )
         try:
-            metrics[str(name)] = [float(v) for v in values]
-        except (TypeError, ValueError) as error:
+            metrics[str(name)] = [_number(v) for v in values]
+        except (TypeError, ValueError, OverflowError) as error:
             raise RewardError(f"{_name(function)}: metric {name!r} is not made of numbers: {error}") from error
     return metrics
 
@@ -86,12 +86,12 @@ def _call(function: Callable[..., Any], keywords: Mapping[str, Any], texts: Mapp
     # Copies: a function that sorts or pops its arguments must not change what is trained on.
     given = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
-        return function(**given)
+        returned = function(**given)
+        return list(returned) if isinstance(returned, Iterator) else returned  # a generator has not run yet
     except Exception as error:
-        first = texts["samples"][0] if texts["samples"] else ""
         raise RewardError(
             f"{_name(function)} raised {type(error).__name__}: {error}\n"
-            f"  on {len(texts['samples'])} samples, the first: {_short(first)}"
+            f"  on {len(texts['samples'])} samples, of which this is the first:{_shown(texts, 0)}"
         ) from error
 
 
@@ -124,26 +124,30 @@ def _columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _as_list(returned: Any, function: Callable[..., Any]) -> list[Any]:
-    if hasattr(returned, "tolist"):  # tensors, arrays, columns of tables
-        returned = returned.tolist()
-    if isinstance(returned, (str, bytes, Mapping)) or not hasattr(returned, "__iter__"):
+    if not _is_list(returned):
         raise RewardError(
-            f"{_name(function)} returned a {type(returned).__name__}; it must return a list with one entry a sample."
+            f"{_name(function)} returned a {type(returned).__name__}, {_short(returned)}; it must return a list with "
+            "one entry a sample."
         )
-    return list(returned)
+    return list(_plain(returned))
+
+
+def _plain(value: Any) -> Any:
+    """Tensors, arrays, their scalars and columns of tables as lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(_plain(value), "__iter__") and not isinstance(value, (str, bytes, Mapping))
 
 
 def _read(value: Any, length: int | None) -> Reward:
     """A checked reward. ValueError or TypeError says what is wrong with it."""
     if value is None:
         return None
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (str, bytes)):
-        raise TypeError("a reward is a number, a list of numbers, or None to abstain.")
-    if not hasattr(value, "__iter__"):
+    if not _is_list(value):
         return _finite(value)
-    dense = [_finite(entry) for entry in value]
+    dense = [_finite(entry) for entry in _plain(value)]
     if not dense:
         raise ValueError("a per-token reward needs at least one entry.")
     if length is not None and len(dense) > length:
@@ -152,10 +156,18 @@ def _read(value: Any, length: int | None) -> Reward:
 
 
 def _finite(value: Any) -> float:
-    number = float(value)
+    number = _number(value)
     if not math.isfinite(number):
         raise ValueError("a reward must be finite.")
     return number
+
+
+def _number(value: Any) -> float:
+    """Of text there is none, although `float` reads some."""
+    value = _plain(value)
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"a {type(value).__name__} is not a number.")
+    return float(value)
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -165,3 +177,10 @@ def _name(function: Callable[..., Any]) -> str:
 def _short(value: Any, longest: int = 200) -> str:
     text = repr(value)
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def _shown(texts: Mapping[str, list[str]], row: int) -> str:
+    """A sample, as the last lines of a message."""
+    if not texts["samples"]:
+        return ""
+    return f"\n  prompt: {_short(texts['prompts'][row])}\n  output: {_short(texts['outputs'][row])}"

@@ -13,22 +13,41 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError
 
+# What would change the number or the kind of the results: the value that would not, and what to do.
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "num_return_sequences": (1, "one completion a prompt is made; repeat the prompts for more"),
+    "return_dict_in_generate": (False, "token ids are what is wanted; leave it out"),
+    "stop_strings": (None, "use stop_sequences, which also end the text that is scored"),
+}
+
+_SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
 
 def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """A complete GenerationConfig: plain sampling, changed only by `options`."""
+    """A complete GenerationConfig: plain sampling, changed only by `options`.
+
+    With `do_sample: False` the options of sampling mean nothing and are left out. ConfigError for what `generate()`
+    does not know or refuses, and for what would not give one completion a prompt.
+    """
     known = GenerationConfig().to_dict()
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             raise ConfigError(f"method.gen_kwargs.{name} is not an option of transformers' generate().")
+        if name in _REFUSED and value not in (None, _REFUSED[name][0]):
+            raise ConfigError(f"method.gen_kwargs.{name} ({value}): {_REFUSED[name][1]}.")
     neutral: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     if options.get("do_sample") is False:
         neutral = {}
+        options = {name: value for name, value in options.items() if name not in _SAMPLING_ONLY}
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    return GenerationConfig(**{**neutral, **special, **options})
+    try:
+        return GenerationConfig(**{**neutral, **special, **options})
+    except ValueError as error:
+        raise ConfigError(f"method.gen_kwargs: {error}") from error
 
 
 def eos_ids(config: GenerationConfig) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +14,8 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from trlx_like.data import Completion
@@ -47,6 +51,31 @@ class AllowedTokens(LogitsProcessor):
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
+class StopStrings(StoppingCriteria):
+    """Ends the rows whose last token completes a stop string. What stands in the prompt is no part of one."""
+
+    def __init__(self, stop: list[str], tokenizer: PreTrainedTokenizerBase, prompt_width: int) -> None:
+        self.stop = stop
+        self.tokenizer = tokenizer
+        self.prompt_width = prompt_width
+        # A token is at least a byte. Those in excess are for decoders that change the first word of a text.
+        self.longest = max(len(string.encode()) for string in stop) + 4
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        recent = input_ids[:, max(self.prompt_width, input_ids.shape[1] - self.longest) :]
+        return torch.tensor([self.complete(ids) for ids in recent.tolist()], device=input_ids.device)
+
+    def complete(self, ids: list[int]) -> bool:
+        text = self.tokenizer.decode(ids[-self.longest :])
+        return any(string in text for string in self.stop)
+
+    def lengths(self, response: Tensor, lengths: Tensor) -> Tensor:
+        """Tokens until the first stop string is complete, for each row; `lengths` [B] where there is none."""
+        rows = zip(response.tolist(), lengths.tolist(), strict=True)
+        found = [next((n for n in range(1, end) if self.complete(ids[:n])), end) for ids, end in rows]
+        return torch.tensor(found, device=response.device)
+
+
 class TransformersGenerator:
     """`transformers`' own generate(), with the model that is trained: its weights are always the present ones."""
 
@@ -60,35 +89,41 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
-        extra: dict[str, Any] = {"stop_strings": stop, "tokenizer": self.tokenizer} if stop else {}
-        was_training = self.lm.training
-        self.lm.eval()  # with dropout, and without a KV cache under gradient checkpointing, otherwise
-        ids: Tensor = self.lm.generate(  # type: ignore[operator]
-            input_ids=prompt,
-            attention_mask=prompt_mask.long(),
-            generation_config=config,
-            logits_processor=self.processors,
-            **extra,
-        )
-        self.lm.train(was_training)
+        stops = StopStrings(stop, self.tokenizer, prompt.shape[1]) if stop else None
+        with _bare(self.lm):
+            ids: Tensor = self.lm.generate(  # type: ignore[operator]
+                input_ids=prompt,
+                attention_mask=prompt_mask.long(),
+                generation_config=config,
+                logits_processor=self.processors,
+                stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
+            )
         response = ids[:, prompt.shape[1] :]  # [B, R]
         lengths = ends(response, eos_ids(config))
-        if stop:
-            lengths = torch.minimum(lengths, self._stops(response, lengths, stop))
+        if stops is not None:
+            lengths = stops.lengths(response, lengths)
         response = response[:, : int(lengths.max())]
         mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
         return Completion(prompt, prompt_mask, response, mask)
 
-    def _stops(self, response: Tensor, lengths: Tensor, stop: list[str]) -> Tensor:
-        """Tokens until the first stop string is complete, for each row; its length where there is none."""
-        found = lengths.tolist()
-        for row, length in enumerate(found):
-            ids = response[row, :length].tolist()
-            if any(s in self.tokenizer.decode(ids) for s in stop):
-                found[row] = next(
-                    n for n in range(1, length + 1) if any(s in self.tokenizer.decode(ids[:n]) for s in stop)
-                )
-        return torch.tensor(found, device=response.device)
+
+@contextmanager
+def _bare(lm: PreTrainedModel) -> Iterator[None]:
+    """The model without what would change how it generates, or what it says about it.
+
+    In evaluation mode, since there would be dropout otherwise, and no KV cache under gradient checkpointing. Without
+    generation defaults of its own, which would fill every option that is not set. Without a pad id: generate() drops
+    a mask that is all ones, and some families then take the padding of finished rows for input without a mask.
+    """
+    config = lm.config.get_text_config()
+    was_training, defaults, pad = lm.training, lm.generation_config, config.pad_token_id
+    lm.eval()
+    lm.generation_config, config.pad_token_id = GenerationConfig(), None
+    try:
+        yield
+    finally:
+        lm.generation_config, config.pad_token_id = defaults, pad
+        lm.train(was_training)
 
 
 def ends(response: Tensor, eos: list[int]) -> Tensor:

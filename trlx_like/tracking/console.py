@@ -22,7 +22,7 @@ from trlx_like.tracking.values import compact, plain, shorten
 
 # What is shown of training, in this order: a label and the names it goes by, of which the first that exists is taken.
 TRAINING = {
-    "kl": ("policy/kl_per_token", "policy/sqrt_kl", "policy/approx_kl"),
+    "kl": ("policy/kl", "policy/approx_kl"),
     "loss": ("losses/total_loss", "losses/loss", "loss"),
     "lr": ("learning_rate",),
 }
@@ -160,7 +160,7 @@ class Bar:
         self._redirected = []
 
     def _begin(self) -> None:
-        """Starts the bar, and sends what `logging` writes to the terminal through it, so that neither breaks the other."""
+        """Starts the bar, and sends what `logging` writes to the terminal through it: neither breaks the other."""
         if self._progress.live.is_started:
             return
         before = {sys.stdout: "stdout", sys.stderr: "stderr"}

@@ -113,7 +113,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
             for name, value in row.items():
                 try:
                     number = math.nan if value is None else float(value)
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     continue
                 curve = curves.setdefault(name, Curve(name))
                 curve.steps.append(step)
@@ -128,16 +128,16 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
     """
     members: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(set(curves) - {ELAPSED}, key=_rank):
-        series = curves[name].summary()
-        if series is not None:
+        summary = curves[name].summary()
+        if summary is not None:
             title, _, variant = name.partition("@")
             group = next((group for group, pattern in GROUPS.items() if re.match(pattern, name)), REST)
             if group == "Time":
                 title, variant = "seconds a step, by phase", name.removeprefix("time/")
-            members[group][title].append({"label": variant or name, **series})
+            members[group][title].append({"label": variant or name, **summary})
     longest_first = {phase["name"]: -phase["seconds"] for phase in phases(curves)}
-    for series in members["Time"].values():  # as in the summary beside it
-        series.sort(key=lambda one: longest_first[one["label"]])
+    for lines in members["Time"].values():  # as in the summary beside it
+        lines.sort(key=lambda one: longest_first.get(one["label"], 0.0))
     return [
         {
             "title": group,
@@ -187,8 +187,10 @@ def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
         summary, base = curves[name].summary(), name.partition("@")[0]
         if summary and (base not in best or summary["max"]["value"] > best[base]["max"]["value"]):
             best[base] = summary
-    fallback = [name for name in ("rollout/score_mean", "losses/total_loss", "losses/loss") if name in curves]
-    chosen = list(best.values())[:3] or [curves[name].summary() for name in fallback[:1]]
+    chosen = list(best.values())[:3]
+    for name in ("rollout/score_mean", "losses/total_loss", "losses/loss"):
+        summary = curves[name].summary() if name in curves and not chosen else None
+        chosen += [summary] if summary else []
     return [
         {
             "name": goal["name"],
@@ -196,5 +198,4 @@ def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
             **{key: goal[key] for key in ("first", "last", "min", "max")},
         }
         for goal in chosen
-        if goal
     ]

@@ -1,7 +1,7 @@
 """report.html: the run as one page that needs nothing else, made from what the run folder holds.
 
-The page's looks and behaviour are in templates/. All that comes from the run goes into it as escaped text or as JSON that
-scripts put into text nodes, and the page's own security policy runs no script but ours and loads nothing.
+The page's looks and behaviour are in templates/. All that comes from the run goes into it as escaped text, or as JSON
+that scripts put into text nodes; and the page's own security policy runs no script but ours and loads nothing.
 """
 
 from __future__ import annotations

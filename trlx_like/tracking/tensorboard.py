@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, tables and the configuration as text. In `train.logging_dir`, else `tensorboard/` in the run."""
+"""TensorBoard: scalars, and tables and the configuration as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from trlx_like.tracking.values import compact, plain
 
 
 class TensorboardTracker:
-    """An event file. A resumed run hides what the stopped one wrote after the step it continues from."""
+    """An event file in `train.logging_dir`, else in `tensorboard/` of the run folder.
+
+    A resumed run hides what the stopped one wrote after the step it continues from.
+    """
 
     def __init__(self, run: RunInfo) -> None:
         with optional_package("tensorboard"):

@@ -104,6 +104,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.stopping = False  # a signal has come to some process
         self.stopped = False  # a callback wants no more steps
         self.last_metrics: Metrics = {}
+        self.round_steps: int | None = None  # optimiser steps of this round, once that is known
         self._pending: Metrics = {}  # of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
         self._prepare()
@@ -164,6 +165,8 @@ class BaseRLTrainer(ABC, Generic[E]):
 
         Ctrl-C and SIGTERM end it after the running step: the run is saved and the process exits with 130 or 143.
         """
+        if not self.progress.step and not self.run.resumed:
+            self._seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.resume(self.state)
         self.tracker = self.run.open_trackers(self.progress)
         with stop_requests() as self.stop_request:
@@ -180,9 +183,10 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     @property
     def finished(self) -> bool:
-        rounds = 1 if self.offline else self.config.train.epochs
-        no_more_rounds = self.progress.round >= rounds and not self.progress.in_round
-        return self.stopped or no_more_rounds or self.progress.step >= self.config.train.total_steps
+        progress, train = self.progress, self.config.train
+        between_rounds = not progress.in_round or progress.position == self.round_steps
+        no_more_rounds = between_rounds and progress.round >= (1 if self.offline else train.epochs)
+        return self.stopped or no_more_rounds or progress.step >= train.total_steps
 
     def _run_round(self) -> None:
         if not self.progress.in_round or (self.offline and not len(self.store)):
@@ -208,8 +212,11 @@ class BaseRLTrainer(ABC, Generic[E]):
         done, passes = self.progress.position, self.passes
         generator = torch.Generator().manual_seed(self.config.train.seed * 1_000_003 + self.progress.round)
         batches = self.store.batches(self.local_batch_size, generator, passes)
-        left = math.ceil(len(self.store) / self.local_batch_size) * passes - done
-        yield from self.group.lockstep(islice(batches, done, None), max(left, 0))
+        own = math.ceil(len(self.store) / self.local_batch_size) * passes
+        # Agreed on before the first batch: a process that asks when its own have run out meets the others in a step.
+        self.round_steps = self.group.max(own)
+        yield from islice(batches, done, None)
+        yield from [None] * (self.round_steps - max(own, done))
 
     def _collect(self) -> None:
         """A new round's experience. If that fails nothing of the round has happened, and the run is saved as it was."""
@@ -345,7 +352,11 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.state.register("rng", RngState(), local=True)
         if not self.offline:
             self.state.register("store", self.store, local=True, small=False)
-        seed_everything(train.seed + self.group.rank)
+        self._seed()
+
+    def _seed(self) -> None:
+        """Starts this process's random numbers."""
+        seed_everything(self.config.train.seed + self.group.rank)
 
     def _local_batch_size(self) -> int:
         batch_size, processes = self.config.train.batch_size, self.group.size

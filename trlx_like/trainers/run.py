@@ -108,8 +108,7 @@ class RunFolder:
         place = Path(path) if path is not None else self.directory / f"checkpoint_{trainer.progress.step:0{width}d}"
         with self.checkpoints(place.parent).publish(place.name) as folder:
             trainer.state.save(folder, self.group.rank, self.group.main)
-            if self.group.main:
-                trainer.save_pretrained(folder / "hf_model")
+            trainer.save_pretrained(folder / "hf_model")
         logger.info("Saved %s.", place)
         return place
 

@@ -11,11 +11,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trlx_like.checkpoint import isolated_rng
 from trlx_like.config import TRLConfig
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.models import HEADS_FILE, LanguagePolicy, disable_dropout, load_model, load_tokenizer
+from trlx_like.models import (
+    HEADS_FILE,
+    LanguagePolicy,
+    disable_dropout,
+    hidden_size,
+    load_model,
+    load_tokenizer,
+    no_progress_bars,
+)
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.generators import GENERATORS
@@ -40,7 +49,8 @@ class TextTrainer(BaseRLTrainer[E]):
         if tokenizer is None:
             tokenizer = load_tokenizer(self.config.tokenizer, model.model_path)
         self.tokenizer = tokenizer
-        lm = load_model(model.model_path, model)
+        with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
+            lm = load_model(model.model_path, model)
         if not self.keep_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
@@ -48,7 +58,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self._check_lengths(lm.config)
         self.model = LanguagePolicy(
             lm,
-            heads=self.heads(lm.config.get_text_config().hidden_size),
+            heads=self.heads(hidden_size(lm)),
             head_blocks=self.head_blocks(),
             num_layers_unfrozen=model.num_layers_unfrozen,
             temperature=self.temperature,
@@ -163,9 +173,17 @@ class TextTrainer(BaseRLTrainer[E]):
     # Export.
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads beside, in their own file."""
-        directory = Path(directory)
-        self.model.lm.save_pretrained(directory)
+        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads beside, in their own file.
+
+        Called by every process; the main one writes.
+        """
+        if self.group.main:
+            self._write_pretrained(Path(directory))
+        self.group.barrier()
+
+    def _write_pretrained(self, directory: Path) -> None:
+        with no_progress_bars():
+            self.model.lm.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         heads = {
             f"{part}.{name}": value.contiguous()

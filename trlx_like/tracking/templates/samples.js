@@ -77,7 +77,7 @@ function drawRows() {
   byId("rows").tHead.replaceChildren(el("tr", "", ...columns.map((name, at) => heading(name, extents[at]))));
   const body = rows.slice(0, view.rows).map((row) => el("tr", "", ...row.map((cell, at) => tableCell(cell, columns[at], extents[at]))));
   byId("rows").tBodies[0].replaceChildren(...body);
-  byId("count").textContent = rows.length === total ? `${total} rows` : `${rows.length} of ${total} rows`;
+  byId("count").textContent = rows.length === total ? `${total} ${total === 1 ? "row" : "rows"}` : `${rows.length} of ${total} rows`;
   const left = rows.length - view.rows;
   byId("more").hidden = left <= 0;
   byId("more").textContent = `Show ${Math.min(left, PAGE)} more of ${left}`;

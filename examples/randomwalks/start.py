@@ -1,0 +1,38 @@
+"""Where PPO starts: a GPT-2 from random weights that has learned to imitate random walks.
+
+    python -m examples.randomwalks.start [--directory runs/randomwalks/start]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import trlx_like
+from examples.randomwalks.task import default_task, metric_fn
+
+CONFIG = Path(__file__).parents[2] / "configs" / "sft_randomwalks.yml"
+DIRECTORY = Path("runs/randomwalks/start")
+
+
+def train_start(directory: Path = DIRECTORY, **train: Any) -> Any:
+    """Trains the start and returns the trainer. `train`: options of the section `train` to change."""
+    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(train={"checkpoint_dir": str(directory), **train})
+    task = default_task()
+    return trlx_like.train(config, samples=task.samples, eval_prompts=task.eval_prompts, metric_fn=metric_fn)
+
+
+def start() -> str:
+    """The folder of the trained start, made at the first call. A YAML names it as its `model.model_path`."""
+    model = DIRECTORY / "hf_model"
+    if not (model / "model.safetensors").exists():
+        train_start().save_pretrained(model)
+    return str(model)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help=f"run folder (default {DIRECTORY})")
+    trainer = train_start(parser.parse_args().directory)
+    print(f"optimality {trainer.last_metrics['metrics/optimality']:.2f}")

@@ -1,0 +1,140 @@
+"""How to make a tiny instance of every registered trainer. A new trainer costs one entry in `RECIPES`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.tiny import tiny_config, tiny_tokenizer
+from trlx_like import TRLConfig
+from trlx_like.api import make_trainer
+
+# Toys are faster on one thread, and a process that has started no others can be forked into ranks.
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Enough for two rounds of several passes whose last batches are partial, on data of different lengths.
+
+    method: the section `method`. train: options of `train` beside the common ones. arguments: of `make_trainer`.
+    variants: further runs that must resume bitwise, as changes to the configuration with dotted keys; an argument of
+    `make_trainer` may be among them.
+    """
+
+    method: dict[str, Any]
+    train: dict[str, Any]
+    arguments: dict[str, Any]
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def count_letters(outputs: Sequence[str], **_: Any) -> list[float]:
+    """A reward that differs between samples: a's are good, length is bad."""
+    return [output.count("a") - 0.1 * len(output) for output in outputs]
+
+
+def weigh_letters(outputs: Sequence[str], weight: Sequence[float], **_: Any) -> list[float]:
+    """The same with a weight that came with the prompt."""
+    return [w * reward for w, reward in zip(weight, count_letters(outputs), strict=True)]
+
+
+def lengths(outputs: Sequence[str], **_: Any) -> dict[str, list[float]]:
+    return {"length": [float(len(output)) for output in outputs]}
+
+
+PROMPTS = ["ab", "abcdefg", "b", "the cat.", "zz top"]
+# Every fourth token ends a response, so that responses have different lengths.
+GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+RECIPES = {
+    "PPOTrainer": Recipe(
+        method={
+            "name": "PPOConfig",
+            "num_rollouts": 5,
+            "chunk_size": 3,
+            "ppo_epochs": 2,
+            "init_kl_coef": 0.1,
+            "gen_kwargs": GENERATION,
+        },
+        train={"epochs": 2, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "controlled": {
+                "train.eval_interval": 3,
+                "train.total_steps": 7,
+                "train.epochs": 100,
+                "model.num_layers_unfrozen": 1,
+                "method.target": 0.01,
+                "method.horizon": 20,
+                "method.target_kl": 0.001,
+                "method.scale_reward": "running",
+                "method.norm_reward": True,
+                "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
+                "reward_fn": weigh_letters,
+            },
+            "reference scale": {
+                "train.total_steps": 6,
+                "train.eval_interval": 2,
+                "method.scale_reward": "ref",
+                "method.num_value_layers_unfrozen": 1,
+                "method.kl_in": "loss",
+                "method.ent_coef": 0.1,
+            },
+        },
+    ),
+    "SFTTrainer": Recipe(
+        method={"name": "SFTConfig", "gen_kwargs": GENERATION},
+        train={"epochs": 3, "total_steps": 100},
+        arguments={
+            "samples": ["ab cd", ("the cat", " sat."), "a", ("b", "bcd", "e", "efghijk"), "zz top."],
+            "eval_prompts": PROMPTS[:3],
+            "reward_fn": count_letters,
+        },
+        variants={
+            "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5},
+            "packed": {"method.packing": True, "train.batch_size": 2, "train.minibatch_size": 1, "train.epochs": 4},
+        },
+    ),
+}
+
+
+def make(name: str, folder: Path, **changes: Any) -> Any:
+    """The tiny trainer of that name, its run in `folder`.
+
+    changes: dotted keys of the configuration ("train.seed"), and arguments of `make_trainer`.
+    """
+    recipe = RECIPES[name]
+    sections = {
+        "model": {"model_path": tiny_config(**NO_DROPOUT)},
+        "tokenizer": {"tokenizer_path": tiny_tokenizer()},
+        "optimizer": {"name": "adamw", "kwargs": {"lr": 3e-3}},
+        "method": recipe.method,
+        "train": {
+            "trainer": name,
+            "seq_length": 20,
+            "batch_size": 3,
+            "seed": 3,
+            "checkpoint_interval": 1000,
+            "eval_interval": 1000,
+            "checkpoint_dir": str(folder),
+            **recipe.train,
+        },
+    }
+    options = {key: value for key, value in changes.items() if "." in key}
+    arguments = {key: value for key, value in changes.items() if "." not in key}
+    config = TRLConfig.update(sections, options)
+    return make_trainer(config, **{**recipe.arguments, **arguments})
+
+
+def scenarios() -> Mapping[str, tuple[str, dict[str, Any]]]:
+    """Every recipe as it is and in all its variants: a name, the trainer's name, the changes."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, recipe in RECIPES.items():
+        found[name] = (name, {})
+        found |= {f"{name}-{variant}": (name, changes) for variant, changes in recipe.variants.items()}
+    return found

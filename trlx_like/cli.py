@@ -1,0 +1,342 @@
+"""The command `trlx-like`.
+
+Exit codes: 0 done, 1 our fault (a traceback), 2 the user's (a sentence), 130 and 143 interrupted. What needs torch is
+imported inside the commands, so that help, and a mistake in a YAML file, come at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import sys
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import trlx_like
+from trlx_like import api
+from trlx_like.config import TRAINERS, Section, TRLConfig
+from trlx_like.errors import ConfigError, DataError, TrlxError
+from trlx_like.imports import is_python_name
+from trlx_like.presets import PRESETS
+from trlx_like.registry import load_plugin
+
+PROGRAM = "trlx-like"
+
+REGISTRIES = {
+    "trainers": "trlx_like.config:TRAINERS",
+    "methods": "trlx_like.config:METHODS",
+    "optimizers": "trlx_like.optim:OPTIMIZERS",
+    "schedulers": "trlx_like.optim:SCHEDULERS",
+    "pipelines": "trlx_like.pipelines.prompts:DATAPIPELINES",
+    "engines": "trlx_like.samplers.generators:GENERATORS",
+    "trackers": "trlx_like.tracking:TRACKERS",
+}
+KINDS = [*REGISTRIES, "presets"]
+
+
+class _Commands(TyperGroup):
+    """Commands that tell the user's mistakes in a sentence, and take `--traceback` wherever in the line it stands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        switch = ["--traceback"] if "--traceback" in args else []
+        return super().parse_args(ctx, [*switch, *(word for word in args if word not in switch)])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrlxError as error:
+            if ctx.params["traceback"]:
+                traceback.print_exception(error)
+            else:
+                rank = os.environ.get("RANK", "0")
+                typer.echo(f"{'' if rank == '0' else f'Process {rank}: '}{error}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Tune language models by reinforcement learning and preference learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Put an option over the file's: train.seed=1. May be repeated."),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="PLUGIN", help="Load a module, .py file or entry point first. May be repeated."),
+]
+
+
+def main() -> None:
+    """The program. Does not return."""
+    app(prog_name=PROGRAM)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {trlx_like.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Show it.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where a mistake came to light.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def train(
+    ctx: typer.Context,
+    config: ConfigFile,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    processes: Annotated[int, typer.Option("--num-processes", min=1, help="Processes that train together here.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint, if any.")] = False,
+) -> None:
+    """Train as a YAML file says."""
+    changes = [*(overrides or []), *(["train.resume_from_checkpoint=auto"] if resume else [])]
+    read = api.read_config(config, plugins=plugins or (), overrides=changes)
+    if processes == 1 or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
+        api.make_trainer(read).learn()
+        return
+    from trlx_like.distributed import launch
+
+    options = [word for value in changes for word in ("--set", value)]
+    options += [word for value in plugins or [] for word in ("--plugin", value)]
+    options += ["--traceback"] if ctx.find_root().params["traceback"] else []
+    code = launch(["-m", "trlx_like", "train", *options, "--", str(config)], processes)
+    raise typer.Exit(128 - code if code < 0 else code)  # killed by signal n: -n, which a shell gives as 128 + n
+
+
+@app.command()
+def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = None) -> None:
+    """Check a YAML file and what it names.
+
+    Reads its data and imports its functions, but calls none, uses no network and loads no model.
+    """
+    read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
+    data = _check_sources(read)
+    api.check(read)
+    typer.echo(
+        f"OK: {TRAINERS.canonical(read.train.trainer)} on {read.model.model_path}, at most {read.train.total_steps} "
+        f"steps of {read.train.batch_size} samples, into {read.train.checkpoint_dir}. "
+        f"{'; '.join(data) or 'All data comes from Python'}."
+    )
+
+
+def _check_sources(config: TRLConfig) -> list[str]:
+    """What data and functions there are, in words. ConfigError with a line for each that cannot be used."""
+    from trlx_like.pipelines.sources import check_source, load_function
+
+    found, problems = [], []
+    functions = {"model.model_path", "tokenizer.tokenizer_path", "method.formatting_func"}
+    for option, spec in _options_with_values(config):
+        section, name = option.split(".")
+        try:
+            if section == "data" and name in api.DATA:
+                found.append(f"{name}: {check_source(spec, option)}")
+            elif section == "data" and name != "stop_sequences":
+                load_function(spec, option)
+                found.append(f"{name}: {spec}")
+            elif option in functions and is_python_name(spec):
+                load_function(spec, option)
+        except TrlxError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
+    for section in ("model", "tokenizer", "method", "data"):
+        for name, value in getattr(config, section).to_dict().items():
+            if value is not None:
+                yield f"{section}.{name}", value
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(metavar=f"[{'|'.join(KINDS)}]", help="One kind; else all.")] = None,
+    plugins: Plugins = None,
+) -> None:
+    """List the names that a YAML file can choose from."""
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"{PROGRAM} list ({kind!r}) must be one of {', '.join(KINDS)}.")
+    for plugin in plugins or []:
+        load_plugin(plugin)
+    for wanted in [kind] if kind else KINDS:
+        names = sorted(PRESETS) if wanted == "presets" else _registered(wanted)
+        typer.echo("\n".join(names) if kind else f"{wanted}: {', '.join(names)}")
+
+
+def _registered(kind: str) -> list[str]:
+    module, _, attribute = REGISTRIES[kind].partition(":")
+    names: list[str] = getattr(import_module(module), attribute).names()
+    return names
+
+
+@app.command()
+def show_config(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"A preset ({', '.join(PRESETS)}) or a YAML file.")],
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+) -> None:
+    """Show a preset or a YAML file in full.
+
+    Writes YAML with every option, its value and what it means.
+    """
+    for plugin in plugins or []:
+        load_plugin(plugin)
+    if name not in PRESETS and not Path(name).exists():
+        raise ConfigError(f"{name}: there is no such preset ({', '.join(PRESETS)}) and no such file.")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{name}.yml" if name in PRESETS else Path(name)
+        if name in PRESETS:
+            PRESETS[name]().dump_yaml(file)
+        config = TRLConfig.load_yaml(file, overrides or ())
+        complete = Path(folder) / "complete.yml"
+        config.dump_yaml(complete)
+        text = complete.read_text(encoding="utf-8")
+    typer.echo("\n".join(_commented(config, text)).strip())
+
+
+def _commented(config: TRLConfig, text: str) -> Iterator[str]:
+    """YAML of the configuration with what each option means above it."""
+    docs: dict[str, str] = {}
+    for line in text.split("\n"):
+        section, option = re.match(r"(\w+):", line), re.match(r"  (\w+):", line)
+        if section:
+            value = getattr(config, section[1])
+            docs = _meanings(type(value)) if isinstance(value, Section) else {}
+            yield from ["", f"# {_meanings(TRLConfig).get(section[1], '')}"]
+        elif option and option[1] in docs:
+            yield f"  # {docs[option[1]]}"
+        yield line
+
+
+def _meanings(section: type[Section]) -> dict[str, str]:
+    """The docstring under each field. Pydantic would read the source of all of them on every import."""
+    meanings = {}
+    for part in reversed([part for part in section.__mro__ if issubclass(part, Section)]):
+        try:
+            source = textwrap.dedent(inspect.getsource(part))
+        except OSError:  # defined in a shell
+            continue
+        body = getattr(ast.parse(source).body[0], "body", [])
+        for field, words in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
+                meanings[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(words.value)).split())
+    return meanings
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, devices and what is missing.
+
+    Also the extra that brings each missing package.
+    """
+    from trlx_like.doctor import report
+
+    typer.echo(report())
+
+
+@app.command()
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best), a checkpoint, or any model.")
+    ],
+    prompts: Annotated[list[str], typer.Option("--prompt", help="Text to continue. May be repeated.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a continuation, at most.")] = 40,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Tokens to choose from; 0: all.")] = 0,
+    number: Annotated[int, typer.Option("--num", min=1, help="Continuations of each prompt.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Makes the same text again.")] = None,
+) -> None:
+    """Continue prompts with a trained model.
+
+    Prints each prompt with its continuation, an empty line between them.
+    """
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    sampled = {"temperature": temperature, "top_k": top_k}
+    options |= sampled if temperature > 0 else {"do_sample": False}
+    rows = [prompt for prompt in prompts for _ in range(number)]
+    typer.echo("\n\n".join(_continued(_weights(model), rows, options, seed)))
+
+
+def _weights(name: str) -> str:
+    """The folder or hub name of the model that a run, a checkpoint or a model's own name stands for."""
+    from trlx_like.checkpoint import CheckpointStore
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return str(folder) if folder.is_dir() else name
+    store = CheckpointStore(folder)
+    chosen: Path | None = next(
+        (place for place in (folder, folder / "best_checkpoint") if (place / "hf_model").is_dir()), None
+    )
+    if chosen is not None:
+        store.verify(chosen)
+    else:
+        chosen = store.newest()
+    if chosen is None:
+        raise ConfigError(f"{name} is not a model, a checkpoint, or a run with a checkpoint.")
+    return str(chosen / "hf_model")
+
+
+def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
+    """Prompts with their continuations. A prompt that is too long for the model loses its beginning."""
+    import torch
+
+    from trlx_like.config import ModelConfig, TokenizerConfig
+    from trlx_like.models import load_model, load_tokenizer
+    from trlx_like.pipelines.prompts import PromptPipeline
+    from trlx_like.samplers.generators import GENERATORS
+    from trlx_like.samplers.text import TextSampler
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
+    lm = load_model(model, ModelConfig(model_path=model))
+    torch.nn.Module.to(lm, device)  # transformers' own is not typed
+    positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    room = positions - options["max_new_tokens"]
+    if room < 1:
+        raise ConfigError(
+            f"--max-new-tokens ({options['max_new_tokens']}) must be below the model's {positions} positions."
+        )
+    if seed is not None:
+        torch.manual_seed(seed)
+    pipeline = PromptPipeline(prompts, room, tokenizer)
+    sampler = TextSampler(GENERATORS.get("transformers")(lm, tokenizer), tokenizer, device=device)
+    return sampler.sample(pipeline[range(len(pipeline))], options).samples
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
+    """Make the page report.html of a run again."""
+    from trlx_like.tracking import write_report
+
+    if run.is_dir() and not (run / "metrics.jsonl").is_file():
+        raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
+    typer.echo(write_report(run))
