@@ -13,6 +13,7 @@ from trlx_like import LossOutput, OnlineTextTrainer, register_method, register_t
 from trlx_like.config import OnlineTextMethodConfig
 from trlx_like.data import Completion, padded
 from trlx_like.functional.masked import masked_sum
+from trlx_like.trainers.online import dense
 
 
 @register_method
@@ -33,12 +34,11 @@ class ReinforceTrainer(OnlineTextTrainer[Rollout]):
 
     def make_experience(self) -> dict[str, float]:
         rounds = list(self.scored_samples(self.method.num_rollouts, self.method.num_rollouts))
-        scores = [float(reward) for _, rewards in rounds for reward in rewards]
-        total, count = self.group.sum([sum(scores), len(scores)])
-        for samples, rewards in rounds:
-            better = samples.completion.response.new_tensor(rewards, dtype=float) - total / count
-            advantages = better[:, None].float().expand(samples.completion.mask.shape)
-            self.push_to_store(Rollout(**vars(samples.completion), advantages=advantages).to("cpu").split())
+        batches = [(samples.completion, dense(rewards, samples.completion.mask)) for samples, rewards in rounds]
+        total, count = self.group.sum([sum(float(s.sum()) for _, s in batches), sum(len(s) for _, s in batches)])
+        for completion, scores in batches:
+            advantages = (scores.sum(dim=1, keepdim=True) - total / count).expand(scores.shape)
+            self.push_to_store(Rollout(**vars(completion), advantages=advantages).to("cpu").split())
         return {"rollout/score_mean": total / count}
 
     def loss(self, batch: Rollout) -> LossOutput:

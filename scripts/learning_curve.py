@@ -31,7 +31,8 @@ def picture(curves: list[list[tuple[int, float]]], metric: str) -> str:
         return x, TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"',
+        ' font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
     for tick in range(5):

@@ -9,8 +9,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    FalconConfig,
+    Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     OPTConfig,
     PretrainedConfig,
@@ -21,6 +26,8 @@ from transformers import (
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
+ODD_FAMILIES = ("gemma2", "cohere", "granite", "bloom", "falcon", "opt_projected")
+"""Soft-capped logits, scaled logits (two), blocks that return tuples (two), a last hidden state of its own width."""
 
 
 def tiny_tokenizer(pad: bool = True, bos: bool = False) -> PreTrainedTokenizerFast:
@@ -47,12 +54,26 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return GPT2Config(vocab_size=vocabulary, **{**sizes, **ids, **extra})
     sizes = {"num_hidden_layers": layers, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
     common = {"vocab_size": vocabulary, **sizes, **ids}
-    if family == "opt":
-        return OPTConfig(ffn_dim=32, word_embed_proj_dim=16, **{**common, **extra})
+    if family in ("opt", "opt_projected"):
+        width = 16 if family == "opt" else 8
+        return OPTConfig(ffn_dim=32, word_embed_proj_dim=width, **{**common, **extra})
+    if family == "bloom":
+        names = {"n_layer": layers, "n_head": 2, "hidden_size": 16}
+        return BloomConfig(vocab_size=vocabulary, **{**names, **ids, **extra})
+    if family == "falcon":
+        return FalconConfig(**{**common, **extra})
     common["intermediate_size"] = 32
     if family == "gpt_neox":
         return GPTNeoXConfig(**{**common, **extra})
     common["num_key_value_heads"] = 1
+    if family == "gemma2":
+        caps = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
+        return Gemma2Config(head_dim=8, sliding_window=4, **{**common, **caps, **extra})
+    if family == "cohere":
+        return CohereConfig(**{**common, "logit_scale": 0.25, **extra})
+    if family == "granite":
+        scales = {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+        return GraniteConfig(**{**common, **scales, **extra})
     if family == "llama":
         return LlamaConfig(**{**common, **extra})
     return Qwen3Config(head_dim=8, **{**common, **extra})

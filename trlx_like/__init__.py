@@ -6,7 +6,62 @@ Importing this package imports no torch: every name below is looked up when it i
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# For type checkers and editors; `_NAMES` says the same to Python.
+if TYPE_CHECKING:
+    from trlx_like.api import (
+        train as train,
+    )
+    from trlx_like.config import (
+        BackendConfig as BackendConfig,
+        DataConfig as DataConfig,
+        MethodConfig as MethodConfig,
+        ModelConfig as ModelConfig,
+        OptimizerConfig as OptimizerConfig,
+        PPOConfig as PPOConfig,
+        SamplerConfig as SamplerConfig,
+        SchedulerConfig as SchedulerConfig,
+        SFTConfig as SFTConfig,
+        TokenizerConfig as TokenizerConfig,
+        TrainConfig as TrainConfig,
+        TRLConfig as TRLConfig,
+        register_method as register_method,
+        register_trainer as register_trainer,
+    )
+    from trlx_like.models import (
+        AutoModelForCausalLMWithValueHead as AutoModelForCausalLMWithValueHead,
+        create_reference_model as create_reference_model,
+    )
+    from trlx_like.pipelines.prompts import (
+        register_datapipeline as register_datapipeline,
+    )
+    from trlx_like.presets import (
+        default_ppo_config as default_ppo_config,
+        default_sft_config as default_sft_config,
+    )
+    from trlx_like.tracking import (
+        register_tracker as register_tracker,
+    )
+    from trlx_like.trainers.base import (
+        BaseRLTrainer as BaseRLTrainer,
+        LossOutput as LossOutput,
+    )
+    from trlx_like.trainers.callbacks import (
+        Callback as Callback,
+    )
+    from trlx_like.trainers.online import (
+        OnlineTextTrainer as OnlineTextTrainer,
+    )
+    from trlx_like.trainers.ppo import (
+        PPOTrainer as PPOTrainer,
+    )
+    from trlx_like.trainers.sft import (
+        SFTTrainer as SFTTrainer,
+    )
+    from trlx_like.trainers.text import (
+        TextTrainer as TextTrainer,
+    )
 
 __version__ = "0.1.0"
 

@@ -290,8 +290,12 @@ def _weights(name: str) -> str:
     from trlx_like.checkpoint import CheckpointStore
 
     folder = Path(name).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file():
-        return str(folder) if folder.is_dir() else name
+    if not folder.is_dir():
+        if folder.is_absolute() or (len(folder.parts) > 1 and folder.parent.is_dir()):  # the hub would be asked
+            raise ConfigError(f"{name}: there is no such folder.")
+        return name
+    if (folder / "config.json").is_file():
+        return str(folder)
     store = CheckpointStore(folder)
     chosen: Path | None = next(
         (place for place in (folder, folder / "best_checkpoint") if (place / "hf_model").is_dir()), None
@@ -316,8 +320,8 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
     from trlx_like.samplers.text import TextSampler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
     lm = load_model(model, ModelConfig(model_path=model))
+    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
     torch.nn.Module.to(lm, device)  # transformers' own is not typed
     positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     room = positions - options["max_new_tokens"]

@@ -2,8 +2,8 @@
 
     python -m examples.randomwalks.ppo [--seed 1000] [--directory runs/randomwalks]
 
-The configurations are configs/sft_randomwalks.yml and configs/ppo_randomwalks.yml. With `--seeds 5` it trains five times
-and prints a table.
+The configurations are configs/sft_randomwalks.yml and configs/ppo_randomwalks.yml. With `--seeds 5` it trains
+five times and prints a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where PPO starts: a GPT-2 from random weights that has learned to imitate random walks.
 
-    python -m examples.randomwalks.start [--directory runs/randomwalks/start]
+python -m examples.randomwalks.start [--directory runs/randomwalks/start]
 """
 
 from __future__ import annotations

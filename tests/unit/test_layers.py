@@ -36,9 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainers": TRAINING,
     "presets": EVERYTHING - {"api", "cli", "presets"},
     "api": EVERYTHING - {"api", "cli"},
-    "cli": EVERYTHING - {"cli"},
-    "__init__": EVERYTHING,
-    "__main__": EVERYTHING,
+    "__init__": EVERYTHING - {"cli"},
+    "doctor": GROUND | {"__init__"},
+    "cli": EVERYTHING - {"cli"} | {"doctor", "__init__"},
+    "__main__": {"cli"},
 }
 
 # part -> the packages of others that it may import when it is itself imported. No entry: any but OPTIONAL.

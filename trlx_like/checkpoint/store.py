@@ -131,11 +131,18 @@ class CheckpointStore:
     def resolve(self, spec: str) -> Path | None:
         """The verified checkpoint that `train.resume_from_checkpoint` asks for.
 
-        spec: "auto": `newest()`, which may be None; the path of a checkpoint; or of a run folder: its newest.
+        spec: "auto": `newest()`, None in a folder without any; or the path of a checkpoint, or of a run folder: its
+        newest.
         Raises CheckpointError for a path without a good checkpoint.
         """
         if spec == "auto":
-            return self.newest()
+            newest = self.newest()
+            if newest is None and self._steps():
+                raise CheckpointError(
+                    f"train.resume_from_checkpoint ('auto'): every checkpoint in {self.directory} is damaged; to start "
+                    "again from the beginning choose another train.checkpoint_dir."
+                )
+            return newest
         path = Path(spec).expanduser()
         if not path.exists():
             path = _set_aside(path)

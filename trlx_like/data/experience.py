@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def padded(
@@ -39,7 +40,8 @@ class Experience:
             if values[0] is None:
                 columns[column.name] = None
             elif "side" in column.metadata:
-                columns[column.name] = _pad(values, column.metadata["side"], column.metadata["value"])
+                side, value = column.metadata["side"], column.metadata["value"]
+                columns[column.name] = pad_sequence(values, True, value, padding_side=side)
             else:
                 columns[column.name] = torch.stack(values)
         return cls(**columns)
@@ -72,7 +74,8 @@ class Experience:
             batch = getattr(self, column.name)
             if batch is not None and "side" in column.metadata:
                 longest = int(getattr(self, column.metadata["mask"]).sum(dim=1).max())
-                batch = batch[:, batch.shape[1] - longest :] if column.metadata["side"] == "left" else batch[:, :longest]
+                left = column.metadata["side"] == "left"
+                batch = batch[:, batch.shape[1] - longest :] if left else batch[:, :longest]
             values[column.name] = batch
         return type(self)(**values)
 
@@ -90,14 +93,3 @@ class Experience:
     def _map(self, function: Any) -> Self:
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
-
-
-def _pad(values: Sequence[Tensor], side: str, value: float) -> Tensor:
-    longest = max(len(row) for row in values)
-    batch = values[0].new_full((len(values), longest, *values[0].shape[1:]), value)
-    for row, entries in zip(batch, values, strict=True):
-        if side == "left":
-            row[longest - len(entries) :] = entries
-        else:
-            row[: len(entries)] = entries
-    return batch

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 
 T = TypeVar("T")
 

@@ -7,15 +7,13 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """One value a state, from a two-layer network kept in float32: hidden states [..., H] -> values [...].
-
-    The last layer starts at zero, so that the first advantages are the returns themselves.
-    """
+    """One value a state, from a two-layer network kept in float32: hidden states [..., H] -> values [...]."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        last = nn.Linear(2 * hidden_size, 1)
-        self.layers = nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), last)
+        self.layers = nn.Sequential(
+            nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, 1)
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):

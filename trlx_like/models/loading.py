@@ -98,11 +98,11 @@ def no_progress_bars() -> Iterator[None]:
 def disable_dropout(model: torch.nn.Module) -> None:
     """Sets every dropout to 0, so that what was sampled and what is trained are the same distribution.
 
-    Some families keep the rate in an attribute, for attention or for leaving out whole blocks (`layerdrop`).
+    Many families keep rates in attributes: `attention_dropout`, `attn_pdrop`, `layerdrop` for whole blocks.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if ("dropout" in name or "layerdrop" in name) and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)

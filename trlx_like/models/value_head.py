@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from trlx_like.errors import ConfigError
 from trlx_like.models.heads import ValueHead
 from trlx_like.models.layout import hidden_size, lm_head, run_base
 from trlx_like.models.loading import no_progress_bars
@@ -37,10 +38,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             model = cls(AutoModelForCausalLM.from_pretrained(str(path), **kwargs))
         heads = Path(path) / HEADS_FILE
         if heads.is_file():
-            saved = load_file(heads)
-            prefix = "heads.value."
-            model.v_head.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+            model._load_head(load_file(heads), heads)
         return model
+
+    def _load_head(self, saved: dict[str, Tensor], file: Path) -> None:
+        if any(name.startswith("head_tops.value.") for name in saved):
+            raise ConfigError(
+                f"{file} has a value branch (method.num_value_layers_unfrozen), which this model has no place for."
+            )
+        prefix = "heads.value."
+        value = {name.removeprefix(prefix): part for name, part in saved.items() if name.startswith(prefix)}
+        if value:
+            self.v_head.load_state_dict(value)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """A folder that plain `AutoModelForCausalLM` loads, with the head beside it."""

@@ -142,7 +142,7 @@ def _read(prompt: Any, row: int) -> tuple[str, dict[str, Any]]:
         for key in RESERVED:
             if key in prompt:
                 raise DataError(
-                    f"prompts[{row}]: {key!r} is an argument that every reward function has; rename the key."
+                    f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key."
                 )
         return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
     raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")

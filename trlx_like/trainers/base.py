@@ -26,7 +26,7 @@ from trlx_like.checkpoint import RngState, TrainState, isolated_rng, seed_everyt
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.distributed import GradientAccumulator, Group, make_accelerator
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, RewardError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.tracking import Trackers
 from trlx_like.trainers.callbacks import Callback
@@ -93,6 +93,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.group = Group(self.accelerator)
         self.device = self.accelerator.device
         self.local_batch_size = self._local_batch_size()
+        self._announce()
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()
@@ -168,7 +169,8 @@ class BaseRLTrainer(ABC, Generic[E]):
         if not self.progress.step and not self.run.resumed:
             self._seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.resume(self.state)
-        self.tracker = self.run.open_trackers(self.progress)
+        with isolated_rng(self.config.train.seed):  # some packages draw random numbers when they are imported
+            self.tracker = self.run.open_trackers(self.progress)
         with stop_requests() as self.stop_request:
             try:
                 self._call("on_train_begin")
@@ -228,7 +230,8 @@ class BaseRLTrainer(ABC, Generic[E]):
             self._pending = self.make_experience()
         except (Exception, Interrupted) as error:
             self.state.restore(before)
-            if progress.step and (self.group.size == 1 or isinstance(error, Interrupted)):
+            together = self.group.size == 1 or isinstance(error, (Interrupted, RewardError))
+            if progress.step and together:
                 self.save()
             raise
         if progress.in_round:  # resumed: offline experience is made again, and has been accounted for
@@ -299,7 +302,8 @@ class BaseRLTrainer(ABC, Generic[E]):
         with isolated_rng(seed), self.clock("evaluate"), torch.no_grad():
             metrics = self.evaluate()
         if metrics:
-            self.run.keep_best(self, metrics)
+            if self.run.is_best(self.progress, metrics) and self.progress.step:
+                self.save(self.run.directory / "best_checkpoint")
             self._call("on_evaluate", metrics)
         return metrics
 
@@ -357,6 +361,18 @@ class BaseRLTrainer(ABC, Generic[E]):
     def _seed(self) -> None:
         """Starts this process's random numbers."""
         seed_everything(self.config.train.seed + self.group.rank)
+
+    def _announce(self) -> None:
+        if self.group.main:
+            logger.info(
+                "%s: %d process%s on %s, at most %d steps of %d samples.",
+                type(self).__name__,
+                self.group.size,
+                "es" * (self.group.size > 1),
+                self.device.type,
+                self.config.train.total_steps,
+                self.config.train.batch_size,
+            )
 
     def _local_batch_size(self) -> int:
         batch_size, processes = self.config.train.batch_size, self.group.size

@@ -23,7 +23,7 @@ class Callback:
         """After an evaluation."""
 
     def on_save(self, trainer: Any, directory: Path) -> None:
-        """After a checkpoint was published (main process)."""
+        """After a checkpoint was published, `best_checkpoint` included."""
 
     def on_train_end(self, trainer: Any) -> None:
         """After the last step."""

@@ -24,6 +24,8 @@ def evaluate_text(trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any]) -> d
     """
     metrics: dict[str, float] = {}
     table: list[Row] = []
+    if trainer.eval_pipeline is None:
+        return metrics
     for suffix, options in combinations(gen_kwargs):
         rows = trainer.group.join(_scored(trainer, options))
         for name in _numbers(rows):

@@ -68,6 +68,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         Samples whose reward is None are left out. RewardError when none of the round is left.
         """
         left, scored = count, 0
+        self._start_rollouts()
         while left > 0:
             self.check_stop()
             prompts = self.take_prompts(min(left, chunk_size * self.group.size))
@@ -95,14 +96,28 @@ class OnlineTextTrainer(TextTrainer[E]):
         together = self.config.train.reward_on_main_process
         rows = self.group.gather(own) if together else own
         rewards: list[Reward] = []
+        failure: RewardError | None = None
         if rows and (self.group.main or not together):
             columns = {name: [row[name] for row in rows] for name in ("samples", "prompts", "outputs")}
             metadata, lengths = [row["metadata"] for row in rows], [row["length"] for row in rows]
-            rewards = call_reward(self.reward_fn, columns, metadata, self.tokenizer, lengths)
+            try:
+                rewards = call_reward(self.reward_fn, columns, metadata, self.tokenizer, lengths)
+            except RewardError as error:
+                failure = error
+        self._agree(failure)
         if not together:
             return rewards
         before = sum(self.group.gather([len(own)])[: self.group.rank])
         return self.group.broadcast(rewards)[before : before + len(own)]
+
+    def _agree(self, failure: RewardError | None) -> None:
+        """Raises on all processes where one has failed, so that all save and none waits for another."""
+        messages = self.group.gather([None if failure is None else str(failure)])
+        if failure is not None:
+            raise failure
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise RewardError(f"On process {rank}: {message}")
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""
@@ -110,15 +125,29 @@ class OnlineTextTrainer(TextTrainer[E]):
         merged = combine_stats(torch.tensor(self.group.gather([own]), dtype=torch.float64))
         return Statistics(*(float(value) for value in merged))
 
-    def _write_rollouts(self, samples: TextSamples, rewards: list[Reward]) -> None:
+    def of_all(self, values: Tensor) -> Tensor:
+        """Numbers [n] of this process and of all others, one after the other. [N]"""
+        return torch.cat(self.group.gather([values]))
+
+    def _rollouts(self) -> Path | None:
+        """Where this round's samples are written as text, if they are."""
         folder = self.config.train.rollout_logging_dir
-        if folder is None:
-            return
-        Path(folder).mkdir(parents=True, exist_ok=True)
         name = f"rollouts_{self.progress.round + 1:06d}_rank{self.group.rank}.jsonl"
-        with (Path(folder) / name).open("a", encoding="utf-8") as file:
+        return None if folder is None else Path(folder) / name
+
+    def _start_rollouts(self) -> None:
+        file = self._rollouts()
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"")  # a resumed run makes its round again
+
+    def _write_rollouts(self, samples: TextSamples, rewards: list[Reward]) -> None:
+        file = self._rollouts()
+        if file is None:
+            return
+        with file.open("a", encoding="utf-8") as lines:
             for prompt, output, reward in zip(samples.prompts, samples.outputs, rewards, strict=True):
-                file.write(json.dumps({"prompt": prompt, "output": output, "reward": reward}) + "\n")
+                lines.write(json.dumps({"prompt": prompt, "output": output, "reward": reward}) + "\n")
 
 
 def dense(rewards: list[Reward], mask: Tensor) -> Tensor:

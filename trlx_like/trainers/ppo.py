@@ -251,6 +251,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         divergence = torch.where(mask, kl_k3(batch.old_logprobs, batch.ref_logprobs), 0)
         per_response = self.statistics(divergence.sum(dim=1), rows).mean
         length = self.statistics(mask.sum(dim=1), rows)
+        values, returns = self.of_all(batch.old_values[mask]), self.of_all(batch.returns[mask])
         return {
             "rollout/length_mean": length.mean,
             "rollout/return_mean": self.statistics(rewards.sum(dim=1), rows).mean,
@@ -258,7 +259,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             "policy/kl_per_token": self.statistics(divergence, mask).mean,
             "policy/sqrt_kl": per_response**0.5,
             "policy/entropy": self.statistics(-batch.old_logprobs, mask).mean,
-            "values/explained_variance": float(explained_variance(batch.old_values, batch.returns, mask)),
+            "values/explained_variance": float(explained_variance(values, returns, torch.ones_like(values).bool())),
             "policy/kl_coef": self.kl_coef,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,17 +113,15 @@ class RunFolder:
         logger.info("Saved %s.", place)
         return place
 
-    def keep_best(self, trainer: Saved, metrics: Mapping[str, float]) -> None:
-        """Publishes `best_checkpoint` when the watched metric is the highest so far. NaN is never best."""
+    def is_best(self, progress: Progress, metrics: Mapping[str, float]) -> bool:
+        """Whether the metric that `train.save_best` watches is the highest so far. NaN is never best."""
         if not self.config.train.save_best:
-            return
+            return False
         value = watched(metrics, self.config.train.best_metric)
-        best = trainer.progress.best
-        if value is None or not (best is None or value > best) or value != value:
-            return
-        trainer.progress.best = value
-        if trainer.progress.step:
-            self.save(trainer, self.directory / "best_checkpoint")
+        if value is None or math.isnan(value) or (progress.best is not None and value <= progress.best):
+            return False
+        progress.best = value
+        return True
 
 
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:

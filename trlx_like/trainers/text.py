@@ -96,13 +96,15 @@ class TextTrainer(BaseRLTrainer[E]):
         self.model.add_reference(None if path is None else load_model(path, self.config.model))
         for module in self.model.reference_modules():
             module.to(self.device)
+            self.group.same_weights([*module.parameters(), *module.buffers()])
 
     # Prompts.
 
     @property
     def max_prompt_length(self) -> int:
         """Tokens of a prompt, so that it and its response fit into `train.seq_length`."""
-        return self.config.train.seq_length - longest_response(self.method.gen_kwargs)
+        longest = max(longest_response(options) for options in (self.method.gen_kwargs, self.experience_kwargs))
+        return self.config.train.seq_length - longest
 
     def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
         """Prompts to make experience from."""

@@ -1,0 +1,58 @@
+"""What a run leaves behind loads without this library, and says what the policy said."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.contract.recipes import PROMPTS, RECIPES, make
+from trlx_like import Callback
+
+
+def logits(model: Any, tokenizer: Any) -> torch.Tensor:
+    """Of all prompts. [B, T, V]"""
+    batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        scores: torch.Tensor = model.eval()(**batch).logits
+    return scores
+
+
+class Remember(Callback):
+    """Keeps the policy's logits as they are at each save, by the name of the checkpoint."""
+
+    def __init__(self) -> None:
+        self.scores: dict[str, torch.Tensor] = {}
+
+    def on_save(self, trainer: Any, directory: Path) -> None:
+        self.scores[directory.name] = logits(trainer.model.lm, trainer.tokenizer)
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_plain_transformers_load_every_export(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each checkpoint's `hf_model`, the best one's, and a folder of one's own, loaded without a complaint."""
+    remember = Remember()
+    options = {"train.checkpoint_interval": 2, "train.eval_interval": 1, "train.best_metric": "metrics/evaluations"}
+    count = itertools.count()
+    trainer = make(name, tmp_path, **options, callbacks=[remember], metric_fn=lambda: {"evaluations": next(count)})
+    trainer.learn()
+    expected = remember.scores
+    trainer.save_pretrained(tmp_path / "own")
+    expected["own"] = logits(trainer.model.lm, trainer.tokenizer)
+    assert {"own", "best_checkpoint", "checkpoint_002"} <= set(expected)
+    for folder, scores in expected.items():
+        path = tmp_path / folder if folder == "own" else tmp_path / folder / "hf_model"
+        with caplog.at_level(logging.WARNING):
+            model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+        assert not caplog.records
+        torch.testing.assert_close(logits(model, tokenizer), scores, rtol=0, atol=0)
+        assert tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids
+        assert not list(path.glob("*.bin")) and not list(path.glob("*.pt"))
+    assert not torch.equal(expected["checkpoint_002"], expected["own"])

@@ -1,0 +1,91 @@
+"""Two processes are one trainer: the same gradients, the same weights on both, and neither waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import RECIPES, make
+from tests.contract.runs import StopAfter, assert_same, rows, state_of
+from tests.distributed.ranks import on_ranks
+
+trainers = pytest.mark.parametrize("name", list(RECIPES))
+AUTO = {"train.resume_from_checkpoint": "auto"}
+# One batch is the whole round, so that one process and two step on the same global batch whatever their order.
+# Plain gradient descent: Adam divides by roots of squares, and makes much of a rounding error near 0.
+WHOLE_ROUND = {"train.batch_size": 6, "optimizer.name": "sgd", "optimizer.kwargs": {"lr": 0.1}}
+
+
+def own_metrics(trainer: Any) -> dict[str, float]:
+    """What was logged last, without what a clock says."""
+    return {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
+
+
+def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Weights and metrics after a few steps on given experience, of which each process has its share."""
+    trainer = make(name, folder, **WHOLE_ROUND, **changes)
+    trainer.push_to_store(trainer.group.share(list(elements)))
+    trainer.begin_round()
+    metrics = [trainer.optimize(batch) for batch in trainer.round_batches()]
+    return {"weights": trainer.model.state_dict(), "metrics": metrics}
+
+
+@trainers
+@pytest.mark.parametrize("count", [5, 1], ids=["ragged", "a rank without data"])
+@pytest.mark.parametrize("minibatch_size", [None, 1])
+def test_the_weights_are_those_of_one_process(
+    name: str, count: int, minibatch_size: int | None, tmp_path: Path
+) -> None:
+    changes = {"train.minibatch_size": minibatch_size}
+    source = make(name, tmp_path, **WHOLE_ROUND)
+    source.make_experience()
+    elements = source.store.elements[:count]
+    alone = steps_on(0, name, tmp_path, elements, {})
+    first, second = on_ranks(steps_on, name, tmp_path, elements, changes)
+    assert len(alone["metrics"]) > 1
+    assert_same(second, first)
+    for key, weight in alone["weights"].items():
+        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=1e-6, msg=lambda text, k=key: k + text)
+    for got, expected in zip(first["metrics"], alone["metrics"], strict=True):
+        assert got == pytest.approx(expected, abs=1e-5)
+
+
+def learn(rank: int, name: str, folder: Path, changes: dict[str, Any], stops: Sequence[int] = ()) -> dict[str, Any]:
+    """A run. stops: for each rank the step in which a signal comes to it alone, 0 for none."""
+    callbacks = [StopAfter(stops[rank])] if stops else []
+    trainer = make(name, folder, **{"train.batch_size": 4, **changes}, callbacks=callbacks)
+    trainer.learn()
+    state = state_of(trainer)
+    return {
+        "shared": {key: value for key, value in state.items() if not trainer.state.items[key].local},
+        "own": {key: value for key, value in state.items() if trainer.state.items[key].local},
+        "metrics": own_metrics(trainer),
+    }
+
+
+@trainers
+def test_both_end_with_the_same_weights_and_metrics(name: str, tmp_path: Path) -> None:
+    """Five samples in batches of two a process: one process has three, the other two, so one has batches left."""
+    first, second = on_ranks(learn, name, tmp_path, {"train.eval_interval": 2})
+    assert_same(second["shared"], first["shared"])
+    assert_same(second["metrics"], first["metrics"])
+    assert "generation/length" in rows(tmp_path)[-1]
+    assert [row["step"] for row in rows(tmp_path)] == list(range(first["shared"]["progress"]["step"] + 1))
+
+
+@trainers
+def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
+    """The signal comes to the second process only; both stop at the same step."""
+    changes = {"train.eval_interval": 2, **AUTO}
+    whole = on_ranks(learn, name, tmp_path / "whole", changes)
+    assert on_ranks(learn, name, tmp_path / "parts", changes, (0, 2), exits=True) == [143, 143]
+    assert rows(tmp_path / "parts")[-1]["step"] < rows(tmp_path / "whole")[-1]["step"]
+    resumed = on_ranks(learn, name, tmp_path / "parts", changes)
+    for got, expected in zip(resumed, whole, strict=True):
+        assert_same([got["shared"], got["own"]], [expected["shared"], expected["own"]])
+    for file in ("metrics.jsonl", "samples.jsonl"):
+        assert_same(rows(tmp_path / "parts", file), rows(tmp_path / "whole", file), file)

@@ -1,0 +1,146 @@
+"""Loading: what may be named, what comes back, and that nothing random or noisy is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
+from trlx_like.config import ModelConfig, TokenizerConfig
+from trlx_like.errors import ConfigError
+from trlx_like.models import disable_dropout, load_model, load_tokenizer, no_progress_bars
+
+# Every rate that a family knows.
+DROPOUTS: dict[str, dict[str, float]] = {
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+    "llama": {"attention_dropout": 0.5},
+    "qwen3": {"attention_dropout": 0.5},
+    "gpt_neox": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+    "opt": {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
+    "bloom": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+}
+
+
+def load(path: Any, **options: Any) -> PreTrainedModel:
+    config = ModelConfig(model_path=path, **options)
+    return load_model(config.model_path, config)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("family", "rates"), [(family, {name: rate}) for family, rates in DROPOUTS.items() for name, rate in rates.items()]
+)
+def test_without_dropout_training_mode_is_deterministic(family: str, rates: dict[str, float], attention: str) -> None:
+    none = dict.fromkeys(DROPOUTS[family], 0.0)
+    lm = tiny_lm(family, **{**none, **rates}, initializer_range=0.5, init_std=0.5)
+    lm.set_attn_implementation(attention)
+    lm.train()
+    ids = torch.arange(2, 14).reshape(2, 6)
+
+    def outputs() -> list[torch.Tensor]:
+        return [lm(input_ids=ids).logits for _ in range(6)]
+
+    first, *others = outputs()
+    assert any(not torch.equal(first, other) for other in others), "this rate does nothing: the test would not see it"
+    disable_dropout(lm)
+    first, *others = outputs()
+    assert all(torch.equal(first, other) for other in others)
+    assert torch.equal(lm.eval()(input_ids=ids).logits, first)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder(tmp_path: Path, family: str) -> None:
+    lm = load(save_tiny(tmp_path, family))
+    for name, parameter in tiny_lm(family).named_parameters():
+        assert torch.equal(lm.get_parameter(name), parameter)
+
+
+def test_a_folder_in_half_precision_is_loaded_in_float32_unless_told(tmp_path: Path) -> None:
+    tiny_lm().bfloat16().save_pretrained(tmp_path)
+    assert load(str(tmp_path)).dtype == torch.float32
+    assert load(str(tmp_path), model_extra_configs={"dtype": "bfloat16"}).dtype == torch.bfloat16
+
+
+def test_a_config_a_model_and_a_function() -> None:
+    torch.manual_seed(0)
+    assert load(tiny_config("llama")).dtype == torch.float32
+    lm = tiny_lm()
+    assert load(lm) is lm
+    made = load("tests.tiny:tiny_lm")
+    assert torch.equal(made.lm_head.weight, lm.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("/nowhere/at/all", {}, r"model\.model_path \('/nowhere/at/all'\) cannot be loaded"),
+        ("tests.tiny:tiny_lm", {"model_arch_type": "seq2seq"}, r"model\.model_arch_type \('seq2seq'\)"),
+        ("tests.tiny:tiny_lm", {"peft_config": {"r": 8}}, r"model\.peft_config"),
+    ],
+)
+def test_what_cannot_be_loaded(path: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(path, **options)
+
+
+def test_a_tokenizer_from_the_folder_of_the_model(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path)
+    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), path)
+    assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
+    assert tokenizer.pad_token_id == 1 and tokenizer("ab").input_ids == [2, 3]
+
+
+def test_a_tokenizer_without_pad_token_pads_with_its_eos() -> None:
+    tokenizer = tiny_tokenizer(pad=False)
+    assert load_tokenizer(TokenizerConfig(tokenizer_path=tokenizer), "unused") is tokenizer
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0
+
+
+def test_a_tokenizer_made_by_a_function() -> None:
+    assert load_tokenizer(TokenizerConfig(tokenizer_path="tests.tiny:tiny_tokenizer"), "unused").pad_token_id == 1
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.tokenizer_path is missing"):
+        load_tokenizer(TokenizerConfig(), tiny_config())
+    with pytest.raises(ConfigError, match=rf"tokenizer\.tokenizer_path \('{tmp_path}'\) cannot be loaded"):
+        load_tokenizer(TokenizerConfig(), str(tmp_path))
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="has no EOS token"):
+        load_tokenizer(TokenizerConfig(tokenizer_path=tokenizer), "unused")
+
+
+def test_no_bars_and_what_the_user_set_comes_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+
+    def users_hook(bar: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(kwargs)
+        return bar(*args, **kwargs)
+
+    lm = tiny_lm()
+    lm.save_pretrained(tmp_path)
+    assert "Writing model shards" in capfd.readouterr().err, "transformers shows no bar: this test would not see one"
+    before = transformers_logging.set_tqdm_hook(users_hook)
+    try:
+        with no_progress_bars():
+            lm.save_pretrained(tmp_path)
+        load(str(tmp_path))
+        with pytest.raises(ConfigError):
+            load(str(tmp_path / "missing"))
+        assert capfd.readouterr().err == "" and not seen
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert seen and "Loading weights" in capfd.readouterr().err
+    finally:
+        transformers_logging.set_tqdm_hook(before)
+
+
+def test_what_is_saved_is_what_plain_transformers_loads(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path, "qwen3")
+    ids = torch.tensor([AutoTokenizer.from_pretrained(path)("abc").input_ids])
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(path)(ids).logits, tiny_lm("qwen3")(ids).logits)

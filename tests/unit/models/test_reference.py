@@ -1,0 +1,209 @@
+"""The reference is the policy's start: exactly at step 0, and for ever after. What is frozen is frozen."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm
+from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
+from trlx_like.models import LanguagePolicy, create_reference_model
+from trlx_like.models.layout import blocks
+
+LAYERS = 3
+UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
+
+
+def move(policy: LanguagePolicy) -> None:
+    """A large optimiser step on everything that is trained."""
+    batch = batch_of_ids()
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    out = policy(batch)
+    loss = out.logprobs.sum() + out.heads["value"].sum()
+    loss.backward()
+    torch.optim.SGD(trained, lr=0.1).step()
+    policy.zero_grad(set_to_none=True)
+
+
+def parts(policy: LanguagePolicy) -> set[str]:
+    """Which parts of the model are trained: numbers of blocks, and names of the rest."""
+    names = {id(parameter): f"block {n}" for n, block in enumerate(blocks(policy.lm)) for parameter in block.parameters()}
+    return {names.get(id(p), name) for name, p in policy.lm.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("unfrozen", UNFROZEN)
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) -> None:
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen)
+    start = copy.deepcopy(policy.lm)
+    policy.add_reference()
+    policy.train()
+    batch = batch_of_ids()
+    out = policy(batch, reference=True, full_kl=True)
+    assert out.ref_logprobs is not None and not out.ref_logprobs.requires_grad
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+    assert out.full_kl is not None and out.full_kl.tolist() == torch.zeros_like(out.logprobs).tolist()
+    move(policy)
+    later = policy(batch, reference=True)
+    assert later.ref_logprobs is not None and torch.equal(later.ref_logprobs, out.ref_logprobs)
+    moved = (later.logprobs - out.logprobs)[batch.mask].abs().max()
+    assert moved > 0.01 if unfrozen else moved == 0
+    for i, row in enumerate(rows_of_ids()):
+        expected = plain_logprobs(start, row).float()
+        torch.testing.assert_close(later.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 0, 1, LAYERS])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kl_is_exactly_zero_in_bfloat16_and_with_checkpointing(family: str, unfrozen: int) -> None:
+    lm = sharp_lm(family)
+    lm.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = LanguagePolicy(lm, num_layers_unfrozen=unfrozen, temperature=0.7)
+    policy.add_reference()
+    policy.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = policy(batch_of_ids(), reference=True)
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+
+
+# What follows the blocks and is trained with them.
+NORMS = {
+    "gpt2": {"transformer.ln_f.weight", "transformer.ln_f.bias"},
+    "llama": {"model.norm.weight"},
+    "qwen3": {"model.norm.weight"},
+    "gpt_neox": {"gpt_neox.final_layer_norm.weight", "gpt_neox.final_layer_norm.bias"},
+    "opt": {"model.decoder.final_layer_norm.weight", "model.decoder.final_layer_norm.bias"},
+    "bloom": {"transformer.ln_f.weight", "transformer.ln_f.bias"},
+}
+
+
+@pytest.mark.parametrize("unfrozen", [1, 2, LAYERS, LAYERS + 2])
+@pytest.mark.parametrize("family", NORMS)
+def test_trained_are_the_top_blocks_the_norm_and_an_untied_head(family: str, unfrozen: int) -> None:
+    lm = sharp_lm(family)
+    head = {n for n, p in lm.named_parameters() if p is lm.get_output_embeddings().weight}
+    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    assert tied == (family in ("gpt2", "opt", "bloom"))
+    top = {f"block {n}" for n in range(max(0, LAYERS - unfrozen), LAYERS)}
+    policy = LanguagePolicy(lm, num_layers_unfrozen=unfrozen)
+    assert parts(policy) == top | NORMS[family] | (set() if tied else head)
+
+
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_all_or_nothing_is_trained(family: str) -> None:
+    assert all(p.requires_grad for p in LanguagePolicy(sharp_lm(family)).parameters())
+    frozen = valued_policy(sharp_lm(family), num_layers_unfrozen=0)
+    assert parts(frozen) == set()
+    assert all(p.requires_grad for p in frozen.heads.parameters())
+
+
+def test_tied_embeddings_are_frozen_and_untied_ones_are_not() -> None:
+    tied = LanguagePolicy(sharp_lm("llama", tie_word_embeddings=True), num_layers_unfrozen=1)
+    assert parts(tied) == {"block 2", "model.norm.weight"}
+    untied = LanguagePolicy(sharp_lm("gpt2", tie_word_embeddings=False), num_layers_unfrozen=1)
+    assert parts(untied) == {"block 2", *NORMS["gpt2"], "lm_head.weight"}
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 0, 1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_parameters_get_no_gradient_and_do_not_change(family: str, unfrozen: int) -> None:
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen, head_blocks={"value": 1})
+    policy.add_reference()
+    held = {id(p): p.clone() for module in policy.reference_modules() for p in module.parameters()}
+    before = {name: p.clone() for name, p in policy.lm.named_parameters()}
+    out = policy(batch_of_ids(), reference=True, full_kl=True)
+    assert out.full_kl is not None
+    (out.logprobs.sum() + out.heads["value"].sum() + out.full_kl.sum()).backward()
+    for parameter in policy.lm.parameters():
+        assert parameter.requires_grad or parameter.grad is None
+    move(policy)
+    for name, parameter in policy.lm.named_parameters():
+        assert parameter.requires_grad or torch.equal(parameter, before[name]), name
+    if unfrozen:
+        assert any(not torch.equal(parameter, before[name]) for name, parameter in policy.lm.named_parameters())
+    for module in policy.reference_modules():
+        for parameter in module.parameters():
+            assert not parameter.requires_grad and parameter.grad is None
+            assert torch.equal(parameter, held[id(parameter)])
+
+
+@pytest.mark.parametrize("unfrozen", UNFROZEN)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_is_no_part_of_the_policy(family: str, unfrozen: int) -> None:
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen)
+    names, count = set(policy.state_dict()), len(list(policy.parameters()))
+    policy.add_reference()
+    assert set(policy.state_dict()) == names and len(list(policy.parameters())) == count
+    own = {id(parameter) for parameter in policy.parameters()}
+    held = [p for module in policy.reference_modules() for p in module.parameters()]
+    assert not own & {id(parameter) for parameter in held}
+    assert policy.train() and not any(module.training for part in policy.reference_modules() for module in part.modules())
+
+
+def test_only_the_trained_top_is_held_twice() -> None:
+    def size(modules: list[nn.Module]) -> int:
+        return sum(p.numel() for module in modules for p in module.parameters())
+
+    policies = {k: LanguagePolicy(sharp_lm("llama"), num_layers_unfrozen=k) for k in (-1, 0, 1)}
+    for policy in policies.values():
+        policy.add_reference()
+    trained = sum(p.numel() for p in policies[1].parameters() if p.requires_grad)
+    assert size(policies[-1].reference_modules()) == size([policies[-1].lm])
+    assert size(policies[0].reference_modules()) == 0
+    assert size(policies[1].reference_modules()) == trained
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 1])
+def test_another_model_as_reference(unfrozen: int) -> None:
+    other = sharp_lm("llama", seed=7)
+    policy = valued_policy(sharp_lm("gpt2"), num_layers_unfrozen=unfrozen)
+    policy.add_reference(other.train())
+    batch = batch_of_ids()
+
+    def held() -> Tensor:
+        out = policy(batch, reference=True)
+        assert out.ref_logprobs is not None
+        return out.ref_logprobs
+
+    first = held()
+    move(policy)
+    assert torch.equal(held(), first)
+    for i, row in enumerate(rows_of_ids()):
+        expected = plain_logprobs(other, row).float()
+        torch.testing.assert_close(first[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+    assert not other.training and not any(p.requires_grad for p in other.parameters())
+
+
+@pytest.mark.parametrize("unfrozen", UNFROZEN)
+def test_the_reference_samples_from_the_same_distribution(unfrozen: int) -> None:
+    # Temperature and allowed tokens hold for both sides.
+    batch = batch_of_ids()
+    allowed = torch.ones(32, 32).bool()
+    allowed[:, 5:] = torch.rand(32, 27, generator=torch.Generator().manual_seed(0)) < 0.7
+    allowed[batch.previous(), batch.response] = True
+    policy = valued_policy(sharp_lm("qwen3"), num_layers_unfrozen=unfrozen, temperature=0.5, allowed=allowed)
+    start = copy.deepcopy(policy.lm)
+    policy.add_reference()
+    move(policy)
+    out = policy(batch, reference=True)
+    assert out.ref_logprobs is not None
+    for i, row in enumerate(rows_of_ids()):
+        expected = plain_logprobs(start, row, 0.5, allowed).float()
+        torch.testing.assert_close(out.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+
+
+def test_create_reference_model_is_a_frozen_copy_in_evaluation_mode() -> None:
+    lm = tiny_lm("gpt2").train()
+    reference = create_reference_model(lm)
+    assert lm.training and not reference.training
+    assert all(p.requires_grad for p in lm.parameters()) and not any(p.requires_grad for p in reference.parameters())
+    ids = torch.tensor([[3, 4, 5]])
+    before = reference(ids).logits
+    assert torch.equal(lm.eval()(ids).logits, before)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(1)
+    assert torch.equal(reference(ids).logits, before)

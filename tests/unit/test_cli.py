@@ -1,0 +1,426 @@
+"""The command line: what it prints, what it exits with, and a whole run from YAML."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import trlx_like
+from tests.tiny import save_tiny
+from trlx_like.cli import KINDS, app
+from trlx_like.config import TRLConfig
+from trlx_like.presets import PRESETS, default_ppo_config
+
+REWARDS = """\
+import signal
+
+def score(outputs, **_):
+    return [float(output.count("a")) for output in outputs]
+
+calls = 0
+
+def score_and_interrupt(outputs, **_):
+    global calls
+    calls += 1
+    if calls == 2:  # the first is the evaluation before training
+        signal.raise_signal(signal.SIGINT)
+    return score(outputs)
+"""
+
+# A trainer that trains nothing: what reaches it is what is tested.
+ECHO = """\
+from trlx_like import SFTConfig, register_method, register_trainer
+
+@register_method
+class EchoConfig(SFTConfig):
+    loud: bool = False
+    \"\"\"Whether to shout.\"\"\"
+
+@register_trainer
+class EchoTrainer:
+    method_class = EchoConfig
+    uses = frozenset({"samples"})
+
+    def __init__(self, config, samples, **_):
+        self.config, self.samples = config, samples
+
+    def learn(self):
+        if self.config.method.loud:
+            raise ArithmeticError("too loud")
+        train = self.config.train
+        print("learning", train.seed, train.resume_from_checkpoint, self.samples)
+"""
+
+TRAIN: dict[str, Any] = {"total_steps": 2, "epochs": 9, "seq_length": 16, "batch_size": 4}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    return tmp_path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def said(code: int, *words: object) -> str:
+    """What a command prints that should exit with `code`: on stderr for a mistake, else on stdout."""
+    result = run(*words)
+    assert result.exit_code == code, result.output
+    return result.stderr if code else result.stdout
+
+
+def write_yaml(file: Path, **sections: dict[str, Any]) -> Path:
+    file.write_text(yaml.safe_dump(sections))
+    return file
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In one place for all tests: another file may not take the names of this one."""
+    file = tmp_path_factory.mktemp("plugin") / "echo.py"
+    file.write_text(ECHO)
+    return file
+
+
+def echo_file(folder: Path, **method: Any) -> Path:
+    (folder / "echo.txt").write_text("a\nb\n")
+    return write_yaml(
+        folder / "echo.yml",
+        model={"model_path": "no/model"},
+        train={**TRAIN, "trainer": "EchoTrainer"},
+        method={"name": "EchoConfig", "gen_kwargs": {"max_new_tokens": 4}, **method},
+        data={"samples": "echo.txt"},
+    )
+
+
+# Started as a program.
+
+
+def program(*words: str, folder: Path, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    command = [sys.executable, *(["-m", "trlx_like"] if code is None else ["-c", code]), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_help_and_mistakes_come_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "broken.yml").write_text("train:\n  sed: 1\n")
+    commands = ["--help", "--version", "list trainers", "list trackers", "list presets", "show-config ppo"]
+    commands += ["check broken.yml", "train broken.yml", "train broken.yml --num-processes 2", "train nowhere.yml"]
+    code = f"""
+import sys
+from trlx_like.cli import app
+for line in {commands}:
+    try:
+        app(line.split())
+    except SystemExit as end:
+        print("exit", end.code, *{{"torch", "transformers"}} & set(sys.modules))
+"""
+    done = program(folder=tmp_path, code=code)
+    assert done.returncode == 0, done.stderr
+    exits = [line for line in done.stdout.splitlines() if line.startswith("exit")]
+    assert exits == ["exit 0"] * 6 + ["exit 2"] * 4
+    assert "Traceback" not in done.stderr
+
+
+def test_two_processes_train_together(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    (tmp_path / "samples.jsonl").write_text('["a b", " c"]\n["b", " a"]\n["c a", " b"]\n')
+    write_yaml(
+        tmp_path / "sft.yml",
+        model={"model_path": "model"},
+        train={**TRAIN, "trainer": "SFTTrainer", "eval_interval": 9},
+        method={"name": "SFTConfig", "gen_kwargs": {"max_new_tokens": 2}},
+        data={"samples": "samples.jsonl"},
+        backend={"device": "cpu"},
+    )
+    done = program("train", "sft.yml", "--num-processes", "2", "--set", "train.checkpoint_dir=run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Saved ") == 1  # one of the two speaks
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "losses/total_loss" in row] == [1, 2]
+    # Each of them has its share of the data, and so different files of random numbers.
+    assert len(list((tmp_path / "run").glob("checkpoint_2/*rank*"))) >= 2
+    assert (tmp_path / "run" / "checkpoint_2" / "hf_model" / "config.json").is_file()
+
+
+# Mistakes, in this process.
+
+
+def test_the_version(here: Path) -> None:
+    assert said(0, "--version") == f"trlx-like {trlx_like.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["nothing"], ["train"], ["train", "a.yml", "--num-processes", "0"], ["generate", "model"], ["list", "--x"]],
+)
+def test_a_wrong_use_exits_with_2(here: Path, words: list[str]) -> None:
+    assert "Usage: " in said(2, *words)
+
+
+def test_a_mistake_is_a_sentence_and_with_traceback_shows_its_place(here: Path) -> None:
+    file = write_yaml(here / "x.yml", model={"model_path": "m"}, train={**TRAIN, "trainer": "PPOTraner"})
+    sentences = said(2, "train", file).splitlines()
+    assert len(sentences) == 2
+    assert "train.trainer: unknown trainer 'PPOTraner'. Did you mean PPOTrainer?" in sentences[1]
+    for words in (["--traceback", "train", file], ["train", file, "--traceback"]):
+        shown = said(2, *words)
+        assert shown.startswith("Traceback (most recent call last):")
+        assert shown.rstrip().endswith(sentences[1])
+
+
+def test_a_mistake_of_ours_is_not_hidden(here: Path, plugin: Path) -> None:
+    result = run("train", echo_file(here, loud=True), "--plugin", plugin)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ArithmeticError)
+
+
+def test_the_name_of_the_process_is_before_its_mistake(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert said(2, "check", "no.yml") == "Process 1: no.yml: no such file.\n"
+    monkeypatch.setenv("RANK", "0")
+    assert said(2, "check", "no.yml") == "no.yml: no such file.\n"
+
+
+def test_ctrl_c_before_there_is_anything_to_save(here: Path, plugin: Path) -> None:
+    (here / "slow.py").write_text("raise KeyboardInterrupt")
+    file = echo_file(here)
+    assert run("check", file, "--plugin", plugin, "--set", "data.metric_fn=slow.py:f").exit_code == 130
+
+
+# What is handed on.
+
+
+def test_settings_and_plugins_reach_the_trainer(here: Path, plugin: Path) -> None:
+    file = echo_file(here)
+    words = ["train", file, "--plugin", plugin, "--set", "train.seed=7", "--set", "train.tags=[x]", "--resume"]
+    assert "learning 7 auto ['a', 'b']" in said(0, *words)
+    assert "learning 1000 None ['a', 'b']" in said(0, "train", file, "--plugin", plugin)
+    assert said(2, "train", file, "--plugin", plugin, "--set", "train.seed") == (
+        "--set train.seed: must be key=value, for example train.seed=1.\n"
+    )
+
+
+def test_under_torchrun_a_process_does_not_start_others(
+    here: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert "learning" in said(0, "train", echo_file(here), "--plugin", plugin, "--num-processes", 2)
+
+
+# list, show-config, doctor.
+
+
+def test_the_names_of_every_kind(here: Path, plugin: Path) -> None:
+    lines = dict(line.split(": ") for line in said(0, "list").splitlines())
+    assert list(lines) == KINDS
+    assert {"PPOTrainer", "SFTTrainer"} <= set(lines["trainers"].split(", "))
+    assert {"adam", "adamw", "sgd"} <= set(lines["optimizers"].split(", "))
+    assert {"constant", "cosine_annealing"} <= set(lines["schedulers"].split(", "))
+    assert {"jsonl", "wandb"} <= set(lines["trackers"].split(", "))
+    assert (lines["pipelines"], lines["engines"]) == ("PromptPipeline", "transformers")
+    for kind, names in lines.items():
+        assert said(0, "list", kind).splitlines() == names.split(", ")
+    assert "EchoTrainer" in said(0, "list", "trainers", "--plugin", plugin).splitlines()
+    assert said(2, "list", "planets") == f"trlx-like list ('planets') must be one of {', '.join(KINDS)}.\n"
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_as_yaml_with_the_meaning_of_every_option(here: Path, name: str) -> None:
+    text = said(0, "show-config", name)
+    Path("preset.yml").write_text(text)
+    assert TRLConfig.load_yaml("preset.yml") == PRESETS[name]()
+    lines = text.splitlines()
+    options = [number for number, line in enumerate(lines) if re.match(r"(  )?\w+:", line)]
+    assert len(options) > 50
+    assert [lines[number] for number in options if not re.match(r" *# \w", lines[number - 1])] == []
+    assert "  # Seed of every random number.\n  seed: 1000\n" in text
+
+
+def test_a_file_is_completed(here: Path, plugin: Path) -> None:
+    file = echo_file(here, gen_kwargs={"max_new_tokens": 3})
+    text = said(0, "show-config", file, "--plugin", plugin, "--set", "train.seed=3")
+    assert "  # Whether to shout.\n  loud: false\n" in text  # the plugin's
+    assert "  # Put several samples into one row" in text  # its parent's
+    assert yaml.safe_load(text)["train"]["seed"] == 3
+    text = said(0, "show-config", "ppo", "--set", "train.batch_size=64")
+    Path("changed.yml").write_text(text)
+    assert TRLConfig.load_yaml("changed.yml") == default_ppo_config().evolve(train={"batch_size": 64})
+    assert said(2, "show-config", "pop") == "pop: there is no such preset (ppo, sft) and no such file.\n"
+
+
+def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = here / "packages" / f"trlx_like-{trlx_like.__version__}.dist-info"
+    folder.mkdir(parents=True)
+    needs = ["torch>=2.9", "pydantic<1", 'no-such-package>=3; extra == "hopes"', 'pytest; extra == "hopes"']
+    needs += ['no-such-tool; extra == "dev"', 'old-package; python_version < "3"']
+    lines = ["Metadata-Version: 2.4", "Name: trlx-like", "Version: 0.1.0"]
+    lines += [f"Requires-Dist: {need}" for need in needs] + ["Provides-Extra: hopes", "Provides-Extra: dev", "", ""]
+    (folder / "METADATA").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder.parent))
+    text = said(0, "doctor")
+    assert re.search(r"^  torch +2\.[\w.+]+$", text, re.M)
+    assert re.search(r'^  pydantic +[\d.]+, which is not <1: pip install "pydantic<1"$', text, re.M)
+    assert re.search(r'^  no-such-package +missing: pip install "trlx-like\[hopes\]"$', text, re.M)
+    assert re.search(r"^  pytest +[\d.]+$", text, re.M)
+    assert "no-such-tool" not in text and "old-package" not in text
+    assert re.search(r"^Python +3\.", text, re.M)
+    assert re.search(r"^Threads +\d+ for torch, \d+ cores", text, re.M)
+    assert f"{here} (can be written to)" in text
+
+
+# check.
+
+
+def ppo_file(folder: Path, **data: Any) -> Path:
+    (folder / "prompts.txt").write_text("a b\nc d\nab c\nd\n")
+    (folder / "rewards.py").write_text(REWARDS)
+    return write_yaml(
+        folder / "ppo.yml",
+        model={"model_path": str(folder / "model")},
+        train={**TRAIN, "trainer": "PPOTrainer", "eval_interval": 2, "checkpoint_dir": str(folder / "run")},
+        method={
+            "name": "PPOConfig",
+            **{"num_rollouts": 4, "chunk_size": 4, "ppo_epochs": 1, "gen_kwargs": {"max_new_tokens": 4}},
+        },
+        data={"prompts": str(folder / "prompts.txt"), "reward_fn": f"{folder / 'rewards.py'}:score", **data},
+        backend={"device": "cpu", "num_threads": 1},
+    )
+
+
+def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
+    assert said(0, "check", ppo_file(here, prompts="prompts.txt", reward_fn="rewards.py:score")) == (
+        f"OK: PPOTrainer on {here / 'model'}, at most 2 steps of 4 samples, into {here / 'run'}. "
+        "prompts: 4 rows of prompts.txt; reward_fn: rewards.py:score.\n"
+    )
+    assert not (here / "model").exists() and not (here / "run").exists()
+
+
+def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
+    (here / "bad.jsonl").write_text('"a"\n{"question": "b"}\n')
+    file = ppo_file(here, prompts="bad.jsonl", reward_fn="rewards.py:scores", eval_prompts="none.txt")
+    lines = said(2, "check", file, "--set", "model.model_path=rewards.py:model").splitlines()
+    assert lines == [
+        "model.model_path ('rewards.py:model'): rewards.py has no 'model'.",
+        'data.prompts: bad.jsonl:2 must be text, or have text under "prompt", not an object with question.',
+        f"data.eval_prompts ('none.txt'): there is no such file in {here}.",
+        "data.reward_fn ('rewards.py:scores'): rewards.py has no 'scores'.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("optimizer.kwargs={learning_rate: 1}", "optimizer.kwargs ({'learning_rate': 1}): "),
+        ("optimizer.name=adamv", "unknown optimizer 'adamv'. Did you mean adam"),
+        ("scheduler.name=cosine", "unknown scheduler 'cosine'."),
+        ("train.tracker=wandbb", "unknown tracker 'wandbb'. Did you mean wandb?"),
+        ("sampler.engine=vlm", "unknown sampler engine 'vlm'."),
+        ("train.pipeline=Prompt", "unknown data pipeline 'Prompt'."),
+        ("train.trainer=SFTTrainer", "train.trainer (SFTTrainer) needs method.name: SFTConfig, not PPOConfig."),
+    ],
+)
+def test_a_check_looks_up_every_name(here: Path, change: str, sentence: str) -> None:
+    assert said(2, "check", ppo_file(here), "--set", change).startswith(sentence)
+
+
+# A whole run.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a PPO run of two steps that the command line made."""
+    folder = tmp_path_factory.mktemp("cli")
+    save_tiny(folder / "model")
+    assert run("train", ppo_file(folder)).exit_code == 0
+    return folder
+
+
+def steps(folder: Path) -> list[int]:
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if "losses/total_loss" in row]
+
+
+def test_a_run_from_yaml(finished: Path) -> None:
+    assert steps(finished) == [1, 2]
+    config = TRLConfig.load_yaml(finished / "run" / "config.yml")
+    assert (config.train.total_steps, config.data.prompts) == (2, str(finished / "prompts.txt"))
+    assert (finished / "run" / "checkpoint_2" / "hf_model" / "config.json").is_file()
+
+
+def test_text_from_a_run_a_checkpoint_and_a_model(finished: Path) -> None:
+    words = ["--prompt", "ab", "--prompt", "cd", "--num", 2, "--max-new-tokens", 3, "--seed", 1]
+    made = {name: said(0, "generate", finished / name, *words) for name in ("model", "run", "run/checkpoint_2")}
+    for text in made.values():
+        samples = text.removesuffix("\n").split("\n\n")
+        assert [sample[:2] for sample in samples] == ["ab", "ab", "cd", "cd"]
+        assert all(len(sample) <= 5 for sample in samples)
+    assert said(0, "generate", finished / "model", *words) == made["model"]
+    assert said(0, "generate", finished / "model", *words[:-1], 2) != made["model"]
+
+
+def test_text_without_chance(finished: Path) -> None:
+    words = ["generate", finished / "model", "--prompt", "ab", "--num", 2]
+    for greedy in (["--temperature", 0], ["--top-k", 1]):
+        first, second = said(0, *words, *greedy).removesuffix("\n").split("\n\n")
+        assert first == second
+
+
+def test_the_best_checkpoint_is_what_a_run_stands_for(finished: Path, here: Path) -> None:
+    best = here / "run" / "best_checkpoint"
+    best.parent.mkdir()
+    os.rename(finished / "run" / "checkpoint_2", best)
+    try:
+        greedy = ["--prompt", "ab", "--temperature", 0]
+        assert said(0, "generate", here / "run", *greedy).startswith("ab")
+        weights = best / "hf_model" / "config.json"
+        content = weights.read_bytes()
+        weights.write_bytes(content.replace(b"gpt2", b"gpt3"))
+        assert "config.json" in said(2, "generate", here / "run", *greedy)  # damaged
+        weights.write_bytes(content)
+    finally:
+        os.rename(best, finished / "run" / "checkpoint_2")
+
+
+def test_nothing_to_generate_from(here: Path, finished: Path) -> None:
+    assert said(2, "generate", here, "--prompt", "a") == (
+        f"{here} is not a model, a checkpoint, or a run with a checkpoint.\n"
+    )
+    for name in ("none", "none/of/it"):
+        assert said(2, "generate", here / name, "--prompt", "a") == f"{here / name}: there is no such folder.\n"
+    assert said(2, "generate", finished / "model", "--prompt", "a", "--max-new-tokens", 64) == (
+        "--max-new-tokens (64) must be below the model's 64 positions.\n"
+    )
+
+
+def test_the_page_of_a_run(finished: Path, here: Path) -> None:
+    page = finished / "run" / "report.html"
+    page.unlink(missing_ok=True)
+    assert said(0, "report", finished / "run").strip() == str(page)
+    assert "losses/total_loss" in page.read_text(encoding="utf-8")
+    assert said(2, "report", here) == f"{here} is not a run folder: it has no metrics.jsonl.\n"
+    assert "there is no such folder" in said(2, "report", here / "none")
+
+
+def test_a_run_that_is_interrupted_is_saved_and_continued(finished: Path, here: Path) -> None:
+    os.symlink(finished / "model", here / "model")
+    file = ppo_file(here, reward_fn=f"{here / 'rewards.py'}:score_and_interrupt")
+    assert run("train", file).exit_code == 130
+    assert steps(here) == [1]
+    assert (here / "run" / "checkpoint_1").is_dir()
+    assert run("train", file, "--resume").exit_code == 0
+    assert steps(here) == [1, 2]
