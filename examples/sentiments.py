@@ -88,7 +88,7 @@ def show(directory: Path, spent: float) -> None:
         for row in [row for row in samples if row["step"] == step][:3]:
             print(f"  [{row['reward']:+.2f}] {row['prompt']} ->{row['output']}")
     print(f"\nreward {evaluated[0]:+.2f} -> {evaluated[-1]:+.2f}, KL {kl[-1]:.1f} nats a story, {spent:.0f} CPU s")
-    print(f"run folder: {directory}   report: trlx-like report {directory}")
+    print(f"run folder: {directory}   report: {directory / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import torch
 import trlx_like
 from examples.randomwalks.start import train_start
 from examples.randomwalks.task import default_task, metric_fn, reward_fn
-from trlx_like.tracking import write_report
 
 CONFIG = Path(__file__).parents[2] / "configs" / "ppo_randomwalks.yml"
 
@@ -44,7 +43,8 @@ def run(seed: int, directory: Path) -> Result:
     between = time.process_time()
     changes = {"model_path": str(directory / "start" / "hf_model")}
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
-        model=changes, train={"seed": seed, "checkpoint_dir": str(directory / "ppo")}
+        model=changes,
+        train={"seed": seed, "checkpoint_dir": str(directory / "ppo"), "resume_from_checkpoint": None},
     )
     trlx_like.train(config, reward_fn, task.prompts, eval_prompts=task.eval_prompts * 5, metric_fn=metric_fn)
     ended = time.process_time()
@@ -69,7 +69,7 @@ def main() -> None:
         curve = " ".join(f"{value:.3f}" for value in result.curve[1:])
         print(f"{seed}  {result.before:.3f} -> {curve:<42}{result.start_seconds:10.1f}{result.ppo_seconds:7.1f}")
     last = results[given.seed].directory
-    print(f"\nrun folder: {last}\nreport:     {write_report(last)}")
+    print(f"\nrun folder: {last}\nreport:     {last / 'report.html'}")
 
 
 if __name__ == "__main__":

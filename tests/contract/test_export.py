@@ -34,9 +34,7 @@ class Remember(Callback):
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_plain_transformers_load_every_export(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plain_transformers_load_every_export(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each checkpoint's `hf_model`, the best one's, and a folder of one's own, loaded without a complaint."""
     remember = Remember()
     options = {"train.checkpoint_interval": 2, "train.eval_interval": 1, "train.best_metric": "metrics/evaluations"}

@@ -210,7 +210,7 @@ def test_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPa
 
 def train(trackers: Trackers, steps: int = 10) -> None:
     for step in range(steps + 1):
-        metrics: dict[str, float] = {"losses/total_loss": 2.0, "policy/kl_per_token": 0.0125, "learning_rate": 1e-5}
+        metrics: dict[str, float] = {"losses/total_loss": 2.0, "policy/kl": 0.0125, "learning_rate": 1e-5}
         if step % 5 == 0:
             trackers.log_table("samples", ["output", "reward"], [["hi \x1b[31m[red]", 0.5]] * 8, step)
             metrics |= {"reward/mean": step / 20, "metrics/optimality": 0.5}

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import torch
 from accelerate import Accelerator
 
 from trlx_like.config import BackendConfig
+
+PATIENCE = 30.0
+"""Seconds that processes may go on after another of the run has failed."""
+
+STOPPED = (130, 143)
+"""Exit codes of processes that were asked to stop by a signal, and have saved."""
 
 
 def make_accelerator(backend: BackendConfig) -> Accelerator:
@@ -29,46 +39,57 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
 def launch(command: Sequence[str], processes: int) -> int:
     """Runs `python command...` in `processes` processes that know of each other; returns the exit code.
 
-    Signals reach the processes from the terminal's group; the launcher waits until they have saved.
+    Signals that this process gets go on to them, once each; it waits until they have saved. When one of them fails
+    the others have `PATIENCE` seconds to notice and end by themselves.
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)},
-        )
-        for rank in range(processes)
-    ]
-    return _wait(children)
+    children: list[subprocess.Popen[bytes]] = []
+    with _passed_on(children):
+        for rank in range(processes):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
+            # In a session of their own, or a Ctrl-C of the terminal would reach them twice: stop at once, do not save.
+            child = subprocess.Popen([sys.executable, *command], env={**environment, **own}, start_new_session=True)
+            children.append(child)
+        return _wait(children)
+
+
+@contextmanager
+def _passed_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Within, signals that would end this process go to the children instead."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in children:
+            if child.poll() is None and (os.name != "nt" or number != signal.SIGINT):  # Windows has no sessions
+                child.send_signal(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The first exit code that is not 0. When one process fails the others, which would wait for it, are ended."""
-    code = 0
-    running = list(children)
-    while running:
-        try:
-            for child in list(running):
-                if child.poll() is None:
-                    continue
-                running.remove(child)
-                if child.returncode != 0 and code == 0:
-                    code = child.returncode
-                    for other in running:
-                        other.terminate()
-            if running:
-                _pause(running[0])
-        except KeyboardInterrupt:
-            continue  # Ctrl-C went to the children too; they save, then end
-    return code
+    """The exit code of the first process that failed, else of one that a signal stopped, else 0."""
+    failed, since = 0, 0.0
+    while running := [child for child in children if child.poll() is None]:
+        if not failed:
+            failed, since = _failure(children), time.monotonic()
+        elif time.monotonic() - since > PATIENCE:
+            for child in running:
+                child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            running[0].wait(timeout=0.2)
+    return failed or _failure(children) or max(child.returncode for child in children)
 
 
-def _pause(child: subprocess.Popen[bytes]) -> None:
-    try:
-        child.wait(timeout=0.2)
-    except subprocess.TimeoutExpired:
-        return
+def _failure(children: Sequence[subprocess.Popen[bytes]]) -> int:
+    """The exit code of a process that ended in another way than done, or saved because a signal asked it to stop."""
+    ended = [child.returncode for child in children if child.returncode is not None]
+    return next((code for code in ended if code not in (0, *STOPPED)), 0)
 
 
 def _free_port() -> int:

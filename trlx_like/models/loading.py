@@ -48,32 +48,42 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     return lm
 
 
-def load_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer, its padding and truncation sides set. Without a pad token it pads with its EOS.
+def load_tokenizer(
+    config: TokenizerConfig, model_path: Any, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of the configuration, or the given one. Without a pad token it pads with its EOS.
 
-    That is safe here: which tokens are real is known from lengths, never from their ids.
+    That is safe here: which tokens are real is known from lengths, never from their ids. The sides of padding and
+    truncation are those of the configuration, but a given tokenizer keeps its own.
     """
+    if tokenizer is None:
+        tokenizer = _read_tokenizer(config, model_path)
+        tokenizer.padding_side = config.padding_side
+        tokenizer.truncation_side = config.truncation_side
+    if tokenizer.eos_token_id is None:
+        name = tokenizer.name_or_path or type(tokenizer).__name__
+        raise ConfigError(f"tokenizer.tokenizer_path ({name}): the tokenizer has no EOS token; set its eos_token.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
     path = config.tokenizer_path if config.tokenizer_path is not None else model_path
     if is_python_name(path):
         path = import_name(path, "tokenizer.tokenizer_path")()
     if isinstance(path, PreTrainedTokenizerBase):
-        tokenizer = path
-    elif isinstance(path, (PreTrainedModel, PretrainedConfig)):
+        return path
+    if isinstance(path, (PreTrainedModel, PretrainedConfig)):
         raise ConfigError(
             "tokenizer.tokenizer_path is missing: model.model_path is not a folder or hub name, so the tokenizer "
             "must be named, or passed as train(tokenizer=...)."
         )
-    else:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(path), **config.tokenizer_extra_configs)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"tokenizer.tokenizer_path ({str(path)!r}) cannot be loaded: {error}") from error
-    tokenizer.padding_side = config.padding_side
-    tokenizer.truncation_side = config.truncation_side
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"tokenizer.tokenizer_path ({path!s}): the tokenizer has no EOS token; set its eos_token.")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    try:
+        tokenizer: PreTrainedTokenizerBase
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **config.tokenizer_extra_configs)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer.tokenizer_path ({str(path)!r}) cannot be loaded: {error}") from error
     return tokenizer
 
 

@@ -1,7 +1,7 @@
 """Where the numbers go: one protocol, one file a destination, and the page that shows a finished run.
 
-`metrics.jsonl`, `samples.jsonl` and the console are always on; `train.tracker` names the others. Importing this package
-imports none of their libraries, nor torch.
+`metrics.jsonl`, `samples.jsonl`, `report.html` and the console are always on; `train.tracker` names the others.
+Importing this package imports none of their libraries, nor torch.
 """
 
 from __future__ import annotations

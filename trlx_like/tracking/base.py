@@ -55,6 +55,7 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
     "tracker",
     lazy={
         "jsonl": "trlx_like.tracking.jsonl:JsonlTracker",
+        "report": "trlx_like.tracking.report:ReportTracker",
         "console": "trlx_like.tracking.console:ConsoleTracker",
         "wandb": "trlx_like.tracking.wandb:WandbTracker",
         "tensorboard": "trlx_like.tracking.tensorboard:TensorboardTracker",
@@ -63,7 +64,7 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
 )
 register_tracker = TRACKERS.register
 
-ALWAYS = ("jsonl", "console")
+ALWAYS = ("report", "jsonl", "console")  # closed in the opposite order: the report reads what jsonl wrote
 
 
 class Trackers:
@@ -97,7 +98,7 @@ class Trackers:
 
 
 def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
-    """The trackers of a run: jsonl, console, and those in `names` (`train.tracker`).
+    """The trackers of a run: jsonl, console, the report, and those in `names` (`train.tracker`).
 
     main: False on processes that log nothing. RegistryError for an unknown name, on every process; ConfigError for a
     package that is not installed.

@@ -10,8 +10,10 @@ import base64
 import hashlib
 import html
 import json
+import logging
 import os
 import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from typing import Any
 import yaml
 
 from trlx_like.errors import DataError
+from trlx_like.tracking.base import RunInfo
 from trlx_like.tracking.curves import Curve, charts, duration, goals, phases, read_curves
 from trlx_like.tracking.tables import read_tables
 from trlx_like.tracking.values import plain
+
+logger = logging.getLogger(__name__)
 
 SCRIPTS = ("helpers.js", "charts.js", "samples.js", "page.js")
 # Inside a script element these could end it or open a comment.
@@ -106,3 +111,19 @@ def _page(name: str, config_text: str, data: dict[str, Any]) -> str:
 def _digest(text: str) -> str:
     """The source of a Content-Security-Policy that allows exactly this text between its tags."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+class ReportTracker:
+    """Writes the page when a run ends, however it ends."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._directory = run.directory
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics are read from metrics.jsonl."""
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Tables are read from samples.jsonl."""
+
+    def close(self) -> None:
+        logger.info("Report: %s", write_report(self._directory))

@@ -82,10 +82,13 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
 
     def make_experience(self) -> Metrics:
         elements: list[PPOExperience] = []
+        finished: list[bool] = []
         for samples, rewards in self.scored_samples(self.method.num_rollouts, self.method.chunk_size):
             scores = dense(rewards, samples.completion.mask)
             elements += self.observe(samples.completion, scores, samples.finished)
-        return self.add_experience(elements)
+            finished += samples.finished
+        ended, count = self.group.sum([sum(finished), len(finished)])
+        return self.add_experience(elements) | {"rollout/finished_fraction": ended / count}
 
     @torch.no_grad()
     def observe(self, completion: Completion, scores: Tensor, finished: Sequence[bool]) -> list[PPOExperience]:
@@ -251,15 +254,20 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         divergence = torch.where(mask, kl_k3(batch.old_logprobs, batch.ref_logprobs), 0)
         per_response = self.statistics(divergence.sum(dim=1), rows).mean
         length = self.statistics(mask.sum(dim=1), rows)
+        prompt_length = self.statistics(batch.prompt_mask.sum(dim=1), rows)
         values, returns = self.of_all(batch.old_values[mask]), self.of_all(batch.returns[mask])
         return {
             "rollout/length_mean": length.mean,
+            "rollout/length_std": length.std,
+            "rollout/prompt_length_mean": prompt_length.mean,
             "rollout/return_mean": self.statistics(rewards.sum(dim=1), rows).mean,
             "policy/kl": per_response,
             "policy/kl_per_token": self.statistics(divergence, mask).mean,
             "policy/sqrt_kl": per_response**0.5,
             "policy/entropy": self.statistics(-batch.old_logprobs, mask).mean,
             "values/explained_variance": float(explained_variance(values, returns, torch.ones_like(values).bool())),
+            "values/std": self.statistics(batch.old_values, mask).std,
+            "returns/std": self.statistics(batch.returns, mask).std,
             "policy/kl_coef": self.kl_coef,
         }
 

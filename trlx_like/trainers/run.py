@@ -76,14 +76,14 @@ class RunFolder:
         found = self.checkpoints().resolve(str(wanted)) if self.group.main else None
         found = self.group.broadcast(found)
         if found is None:
-            logger.info("No checkpoint in %s yet: starting from the beginning.", self.directory)
+            self._say("No checkpoint in %s yet: starting from the beginning.", self.directory)
             return
         state.load(found, self.group.rank, self.group.size)
         self.resumed = True
-        logger.info("Resumed from %s.", found)
+        self._say("Resumed from %s.", found)
 
     def open_trackers(self, progress: Progress) -> Trackers:
-        """Writes config.yml and opens the trackers; a resumed run continues its files."""
+        """Writes config.yml and opens the trackers, which continue the files of a resumed run."""
         train = self.config.train
         if self.group.main:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -98,9 +98,10 @@ class RunFolder:
             tags=train.tags,
             logging_dir=train.logging_dir,
             total_steps=train.total_steps,
-            resume_step=progress.step if self.resumed else None,
+            resume_step=progress.step if self.resumed and progress.step else None,
             state=progress.tracker,
         )
+        self.resumed = True  # a trainer that learns on continues them
         return make_trackers(train.trackers, info, self.group.main)
 
     def save(self, trainer: Saved, path: str | Path | None = None) -> Path:
@@ -110,8 +111,12 @@ class RunFolder:
         with self.checkpoints(place.parent).publish(place.name) as folder:
             trainer.state.save(folder, self.group.rank, self.group.main)
             trainer.save_pretrained(folder / "hf_model")
-        logger.info("Saved %s.", place)
+        self._say("Saved %s.", place)
         return place
+
+    def _say(self, message: str, place: Path) -> None:
+        if self.group.main:
+            logger.info(message, place)
 
     def is_best(self, progress: Progress, metrics: Mapping[str, float]) -> bool:
         """Whether the metric that `train.save_best` watches is the highest so far. NaN is never best."""

@@ -46,9 +46,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
-        if tokenizer is None:
-            tokenizer = load_tokenizer(self.config.tokenizer, model.model_path)
-        self.tokenizer = tokenizer
+        tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_model(model.model_path, model)
         if not self.keep_dropout:
@@ -158,7 +156,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
         """Texts of rows of ids, without special tokens."""
-        return [self.tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in ids]
+        return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
 
     def _generated(self, queries: Sequence[str | Tensor], options: Mapping[str, Any]) -> list[Tensor]:
         batch = PromptBatch([self.query_ids(query) for query in queries], [{} for _ in queries])

@@ -30,7 +30,9 @@ def move(policy: LanguagePolicy) -> None:
 
 def parts(policy: LanguagePolicy) -> set[str]:
     """Which parts of the model are trained: numbers of blocks, and names of the rest."""
-    names = {id(parameter): f"block {n}" for n, block in enumerate(blocks(policy.lm)) for parameter in block.parameters()}
+    names = {
+        id(parameter): f"block {n}" for n, block in enumerate(blocks(policy.lm)) for parameter in block.parameters()
+    }
     return {names.get(id(p), name) for name, p in policy.lm.named_parameters() if p.requires_grad}
 
 
@@ -140,7 +142,9 @@ def test_the_reference_is_no_part_of_the_policy(family: str, unfrozen: int) -> N
     own = {id(parameter) for parameter in policy.parameters()}
     held = [p for module in policy.reference_modules() for p in module.parameters()]
     assert not own & {id(parameter) for parameter in held}
-    assert policy.train() and not any(module.training for part in policy.reference_modules() for module in part.modules())
+    assert policy.train() and not any(
+        module.training for part in policy.reference_modules() for module in part.modules()
+    )
 
 
 def test_only_the_trained_top_is_held_twice() -> None:

@@ -1,0 +1,157 @@
+"""Processes with less data than others, with none, or with a reward function that fails: none waits for ever."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import GENERATION, PROMPTS, count_letters, make
+from tests.contract.runs import assert_same, rows, state_of
+from tests.distributed.ranks import on_ranks
+from tests.tiny import tiny_lm
+from trlx_like.errors import RewardError
+
+TWO_STEPS = {"train.batch_size": 4, "train.total_steps": 2, "train.eval_interval": 1}
+
+
+def learn(rank: int, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    trainer = make("PPOTrainer", folder, **{**TWO_STEPS, **changes})
+    trainer.learn()
+    metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
+    shared = {name: value for name, value in state_of(trainer).items() if not trainer.state.items[name].local}
+    return {"shared": shared, "metrics": metrics, "rollouts": len(trainer.store)}
+
+
+def agreed(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run on two processes that end with the same state and metrics."""
+    first, second = on_ranks(learn, folder, changes)
+    assert_same(second["shared"], first["shared"])
+    assert_same(second["metrics"], first["metrics"])
+    assert first["shared"]["progress"]["step"] == 2
+    return first, second
+
+
+@pytest.mark.parametrize(("rollouts", "held"), [(3, [2, 1]), (1, [1, 0])])
+def test_few_rollouts(rollouts: int, held: list[int], tmp_path: Path) -> None:
+    """Three for two processes, and one: the second has nothing to train on, and only one prompt to evaluate."""
+    runs = agreed(tmp_path, {"method.num_rollouts": rollouts, "eval_prompts": PROMPTS[:1]})
+    assert [run["rollouts"] for run in runs] == held
+
+
+def only_from_the_first(outputs: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
+    """Abstains from whatever the second process samples in the first round."""
+    first = torch.distributed.get_rank() == 0
+    return [float(len(output)) if first else None for output in outputs]
+
+
+def test_abstaining_on_one_process_only(tmp_path: Path) -> None:
+    first, second = agreed(tmp_path, {"reward_fn": only_from_the_first})
+    assert (first["rollouts"], second["rollouts"]) == (3, 0)
+    assert rows(tmp_path)[1]["rollout/score_std"] >= 0
+
+
+def abstain(outputs: Sequence[str], **_: Any) -> list[None]:
+    return [None] * len(outputs)
+
+
+def learn_and_fail(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[str, int]:
+    """The error that a run ends with, and its last step."""
+    trainer = make("PPOTrainer", folder, **{"train.batch_size": 4, **changes})
+    with pytest.raises(RewardError) as failure:
+        trainer.learn()
+    return str(failure.value), trainer.progress.step
+
+
+def test_abstaining_from_everything_is_the_same_error_on_both(tmp_path: Path) -> None:
+    first, second = on_ranks(learn_and_fail, tmp_path, {"reward_fn": abstain})
+    assert first == second
+    assert "reward_fn abstained (None) from all 5 samples" in first[0]
+
+
+class FailsOnTheSecond:
+    """A reward function that raises on one process in its third round."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
+        self.calls += 1
+        if self.calls == 4 and torch.distributed.get_rank() == 1:  # one call evaluates before the first round
+            raise ZeroDivisionError("no luck")
+        return count_letters(outputs)
+
+
+@pytest.mark.parametrize("on_main", [False, True])
+def test_a_reward_that_fails_on_one_process_ends_and_saves_both(on_main: bool, tmp_path: Path) -> None:
+    changes = {"reward_fn": FailsOnTheSecond(), "train.epochs": 5}
+    if on_main:
+        changes = {"reward_fn": FailsOnTheMain(), "train.epochs": 5, "train.reward_on_main_process": True}
+    (message, step), (other, same_step) = on_ranks(learn_and_fail, tmp_path, changes)
+    failed, told = (message, other) if on_main else (other, message)
+    assert failed.startswith(f"{type(changes['reward_fn']).__name__} raised ZeroDivisionError: no luck")
+    assert told == f"On process {0 if on_main else 1}: {failed}"
+    assert step == same_step > 0
+    assert [path.name for path in tmp_path.glob("checkpoint_*")] == [f"checkpoint_{step:03d}"]
+
+
+class FailsOnTheMain(FailsOnTheSecond):
+    def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
+        self.calls += 1
+        if self.calls == 4 and torch.distributed.get_rank() == 0:
+            raise ZeroDivisionError("no luck")
+        return count_letters(outputs)
+
+
+def test_rewards_of_the_main_process_are_those_of_each(tmp_path: Path) -> None:
+    own = agreed(tmp_path / "own", {})
+    main = agreed(tmp_path / "main", {"train.reward_on_main_process": True})
+    assert_same(main, own)
+
+
+def kl_of_own_models(rank: int, folder: Path) -> float:
+    """Each process comes with a model of its own, as a script without a seed makes them."""
+    changes = {"model.model_path": tiny_lm(seed=rank, **{"vocabulary": 32}), **TWO_STEPS}
+    trainer = make("PPOTrainer", folder, **changes)
+    trainer.make_experience()
+    own = torch.cat([element.kl for element in trainer.store.elements])
+    return float(own.abs().max())
+
+
+def test_the_reference_is_the_first_processes_too(tmp_path: Path) -> None:
+    assert on_ranks(kl_of_own_models, tmp_path) == [0.0, 0.0]
+
+
+def with_a_mask(rank: int, folder: Path) -> list[int]:
+    """Tokens sampled where every token may be followed by the next two only."""
+    allowed = torch.zeros(32, 32, dtype=torch.bool)
+    for token in range(32):
+        allowed[token, [(token + 1) % 32, (token + 2) % 32]] = True
+    trainer = make("PPOTrainer", folder, **TWO_STEPS, logit_mask=allowed)
+    trainer.learn()
+    return [
+        int(n - p) % 32
+        for e in trainer.store.elements
+        for p, n in zip([*e.prompt[-1:], *e.response[:-1]], e.response, strict=True)
+    ]
+
+
+def test_a_table_of_allowed_tokens_reaches_both(tmp_path: Path) -> None:
+    for jumps in on_ranks(with_a_mask, tmp_path):
+        assert set(jumps) == {1, 2}
+
+
+def draws(rank: int, folder: Path) -> list[list[int]]:
+    """What this process sampled, and the next random numbers of its reward function."""
+    trainer = make("PPOTrainer", folder, **{**TWO_STEPS, "method.gen_kwargs": {**GENERATION, "temperature": 1.0}})
+    trainer.make_experience()
+    return [[*element.response.tolist()] for element in trainer.store.elements] + [[random.randrange(10**6)]]
+
+
+def test_processes_draw_different_numbers(tmp_path: Path) -> None:
+    first, second = on_ranks(draws, tmp_path)
+    assert first[0] != second[0] and first[-1] != second[-1]

@@ -1,0 +1,105 @@
+"""The store: every element once a pass, in an order that a seed decides, and the same after a checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from tests.unit.data.test_experience import Trace, elements, same, trace
+from trlx_like.checkpoint import load_tree, save_tree
+from trlx_like.data import RolloutStore
+
+
+def numbered(count: int) -> RolloutStore[Trace]:
+    """Elements of different lengths that know their number."""
+    store = RolloutStore(Trace)
+    store.push(trace(1 + n % 3, 1 + n % 4, float(n)) for n in range(count))
+    return store
+
+
+def drawn(store: RolloutStore[Trace], size: int, seed: int, epochs: int = 1) -> list[list[int]]:
+    """The numbers of the elements in each batch."""
+    batches = store.batches(size, torch.Generator().manual_seed(seed), epochs)
+    return [[int(score) for score in batch.score] for batch in batches]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
+def test_every_element_once_a_pass(count: int, size: int, epochs: int, seed: int) -> None:
+    batches = drawn(numbered(count), size, seed, epochs)
+    a_pass = -(-count // size)
+    assert len(batches) == a_pass * epochs
+    for epoch in range(epochs):
+        part = batches[epoch * a_pass : (epoch + 1) * a_pass]
+        assert [len(batch) for batch in part[:-1]] == [size] * (a_pass - 1)
+        assert Counter(n for batch in part for n in batch) == Counter(range(count))
+
+
+def test_the_order_is_that_of_the_seed_and_another_one_each_pass() -> None:
+    store = numbered(20)
+    first = drawn(store, 5, 1, epochs=2)
+    assert first == drawn(store, 5, 1, epochs=2)
+    assert first != drawn(store, 5, 2, epochs=2)
+    assert first[:4] != first[4:]
+    assert [n for batch in first[:4] for n in batch] != list(range(20))
+
+
+def test_batches_hold_the_elements_and_are_as_wide_as_their_longest() -> None:
+    store = numbered(7)
+    for batch in store.batches(2, torch.Generator().manual_seed(0)):
+        rows = [store.elements[int(score)] for score in batch.score]
+        assert batch.mask.shape[1] == max(len(row.mask) for row in rows)
+        assert batch.prompt.shape[1] == max(len(row.prompt) for row in rows)
+        assert all(same(got, put) for got, put in zip(batch.split(), rows, strict=True))
+
+
+def test_batches_do_not_lend_the_elements() -> None:
+    store = RolloutStore(Trace)
+    store.push([trace(1, 2)])
+    for batch in store.batches(1, torch.Generator()):
+        batch.logprobs.fill_(7)
+    assert same(store.elements[0], trace(1, 2))
+
+
+def test_push_and_clear() -> None:
+    store = numbered(2)
+    store.push([trace(1, 1)])
+    assert len(store) == 3
+    store.clear()
+    assert len(store) == 0 and list(store.batches(2, torch.Generator())) == []
+
+
+def saved_and_loaded(store: RolloutStore[Trace], path: Path) -> RolloutStore[Trace]:
+    save_tree(store.state_dict(), path)
+    other = RolloutStore(Trace)
+    other.push([trace(1, 1, 99.0)])  # loading replaces what is there
+    other.load_state_dict(load_tree(path))
+    return other
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(elements())
+def test_a_checkpoint_brings_the_elements_back_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Trace]
+) -> None:
+    store = RolloutStore(Trace)
+    store.push(rows)
+    other = saved_and_loaded(store, tmp_path_factory.mktemp("store") / "store")
+    assert all(same(got, put) for got, put in zip(other.elements, rows, strict=True))
+    orders = [list(s.batches(2, torch.Generator().manual_seed(3))) for s in (store, other)]
+    assert all(same(a, b) for a, b in zip(*orders, strict=True))
+
+
+def test_an_empty_store(tmp_path: Path) -> None:
+    assert len(saved_and_loaded(RolloutStore(Trace), tmp_path / "store")) == 0
+
+
+def test_loaded_elements_own_their_memory(tmp_path: Path) -> None:
+    other = saved_and_loaded(numbered(3), tmp_path / "store")
+    other.elements[0].logprobs.fill_(7)
+    assert same(other.elements[1], trace(2, 2, 1.0))
+    assert other.elements[1].logprobs.untyped_storage().nbytes() == 8

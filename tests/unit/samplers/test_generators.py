@@ -1,0 +1,242 @@
+"""What the engine in process gives back: ids, where they end, and under which distribution they were drawn."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from tests.tiny import FAMILIES, tiny_lm, tiny_tokenizer
+from tests.unit.models.support import sharp_lm
+from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
+from trlx_like.models import LanguagePolicy
+from trlx_like.samplers.generators import GENERATORS, TransformersGenerator, ends
+
+PLAIN: dict[str, Any] = {"max_new_tokens": 8}
+
+
+def test_ends_golden() -> None:
+    # First EOS at the second place; none; at the first, and again after it; another EOS.
+    response = torch.tensor([[5, 0, 0, 5], [5, 6, 7, 8], [0, 3, 0, 3], [5, 6, 9, 0]])
+    assert ends(response, [0]).tolist() == [2, 4, 1, 4]
+    assert ends(response, [0, 9]).tolist() == [2, 4, 1, 3]
+    assert ends(response, []).tolist() == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_the_first_eos_is_kept_and_nothing_after_it(pad: bool) -> None:
+    # Without a pad token EOS pads, so that padding and the action look alike.
+    tokenizer = loaded_tokenizer(pad)
+    assert (tokenizer.pad_token_id == EOS) != pad
+    out = sampler(table("abcd.", "xyx", tokenizer=tokenizer), tokenizer=tokenizer).sample(prompts(["c", "a", "xy", "d"], tokenizer), PLAIN)
+    masks = [[1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [1] * 8, [1, 0, 0, 0, 0, 0, 0, 0]]
+    assert out.completion.mask.int().tolist() == masks
+    assert out.outputs == ["d", "bcd", "xyxyxyxy", ""]
+    assert out.finished == [True, True, False, True]
+    lengths = out.completion.mask.sum(dim=1)
+    last = out.completion.response.gather(1, lengths[:, None] - 1)[:, 0]
+    assert (last == EOS).tolist() == [True, True, False, True]
+
+
+def test_the_pad_token_is_an_action_like_others_where_it_is_sampled() -> None:
+    allowed = table("ab.")
+    allowed[3] = False
+    allowed[3, 1] = True  # after "b" comes <pad>, and then EOS
+    completion = sampler(allowed).sample(prompts(["a", "b"]), PLAIN).completion
+    assert [ids[mask].tolist() for ids, mask in zip(completion.response, completion.mask, strict=True)] == [
+        [3, 1, 0],
+        [1, 0],
+    ]
+
+
+def test_no_wider_than_the_longest_response() -> None:
+    completion = sampler(table("abcd.")).sample(prompts(["a", "c"]), PLAIN).completion
+    assert completion.response.shape == completion.mask.shape == (2, 4)
+    assert completion.prompt.tolist() == [[2], [4]] and completion.prompt_mask.all()
+
+
+def recorded(lm: PreTrainedModel) -> list[Tensor]:
+    """Fills with log-probabilities [B, R, V] of the distributions that generate() draws from."""
+    real, found = lm.generate, []
+
+    def generate(**kwargs: Any) -> Tensor:
+        config = copy.deepcopy(kwargs.pop("generation_config"))
+        config.return_dict_in_generate = config.output_scores = True
+        out = real(**kwargs, generation_config=config)
+        found.append(torch.stack(out.scores, dim=1).log_softmax(-1))
+        return out.sequences
+
+    lm.generate = generate
+    return found
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool) -> None:
+    lm = sharp_lm(family)
+    allowed = None
+    if masked:
+        allowed = torch.rand(32, 32, generator=torch.Generator().manual_seed(0)) < 0.5
+        allowed[:, EOS] = True
+    found = recorded(lm)
+    torch.manual_seed(0)
+    batch = prompts(["abc", "d", "efghij", "", "kl", "mn"])
+    options = {"max_new_tokens": 12, "temperature": 0.7, "eos_token_id": [EOS, 5, 10, 15]}
+    completion = sampler(allowed, lm=lm).sample(batch, options).completion
+    lengths = completion.mask.sum(dim=1)
+    assert lengths.min() < lengths.max()
+    drawn = found[0][:, : lengths.max()].gather(2, completion.response[..., None])[..., 0]
+    scored = LanguagePolicy(lm, temperature=0.7, allowed=allowed)(completion).logprobs
+    ratio = (scored - drawn)[completion.mask].exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
+    assert torch.isfinite(scored).all()
+    # A distribution without the temperature would be far away.
+    hot = LanguagePolicy(lm, allowed=allowed)(completion).logprobs
+    assert (hot - drawn)[completion.mask].abs().max() > 0.1
+
+
+OWN: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_p": 0.1},
+    {"temperature": 0.01, "do_sample": True},
+    {"repetition_penalty": 50.0},
+    {"no_repeat_ngram_size": 1},
+    {"suppress_tokens": list(range(16))},
+    {"min_p": 0.9, "do_sample": True},
+    {"min_new_tokens": 8},
+    {"eos_token_id": [5, 6, 7, 8]},
+    {"forced_eos_token_id": 9},
+    {"num_beams": 2},
+]
+
+
+@pytest.mark.parametrize("own", OWN, ids=[next(iter(own)) for own in OWN])
+def test_the_models_own_generation_defaults_are_ignored(own: dict[str, Any]) -> None:
+    outputs = []
+    for defaults in ({}, own):
+        lm = tiny_lm("llama", initializer_range=0.5)
+        lm.generation_config = GenerationConfig(**defaults)
+        before = lm.generation_config.to_dict()
+        torch.manual_seed(1)
+        completion = sampler(lm=lm).sample(prompts(["abc", "de"] * 4), {"max_new_tokens": 8}).completion
+        outputs.append(completion.response.tolist())
+        assert lm.generation_config.to_dict() == before and lm.config.pad_token_id == 1
+    assert outputs[0] == outputs[1]
+    lm = tiny_lm("llama", initializer_range=0.5)
+    torch.manual_seed(1)
+    asked = {name: value for name, value in own.items() if name != "num_beams"}
+    given = sampler(lm=lm).sample(prompts(["abc", "de"] * 4), {"max_new_tokens": 8, **asked}).completion
+    assert not asked or given.response.tolist() != outputs[0], "it would do nothing if it were followed"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_was(training: bool) -> None:
+    lm = tiny_lm("gpt2").train(training)
+    generator = TransformersGenerator(lm, tiny_tokenizer())
+    defaults = lm.generation_config
+    sampler(lm=lm).sample(prompts(["ab"]), PLAIN)
+    assert lm.training == training and lm.generation_config is defaults and lm.config.pad_token_id == 1
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        ids, mask = prompts(["ab"]).tensors(1)
+        broken = GenerationConfig()
+        broken.max_new_tokens = -1
+        generator.generate(ids, mask, broken, [])
+    assert lm.training == training and lm.generation_config is defaults and lm.config.pad_token_id == 1
+
+
+def test_dropout_is_off_while_it_generates() -> None:
+    lm = tiny_lm("gpt2", resid_pdrop=0.9, embd_pdrop=0.9, initializer_range=0.5).train()
+    greedy = {"max_new_tokens": 6, "do_sample": False}
+    rows = [sampler(lm=lm).sample(prompts(["ab"]), greedy).completion.response.tolist() for _ in range(3)]
+    assert rows[0] == rows[1] == rows[2] == sampler(lm=lm.eval()).sample(
+        prompts(["ab"]), greedy
+    ).completion.response.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_without_padding_raise_no_warning_when_rows_end(family: str) -> None:
+    # generate() drops a mask of ones; finished rows are then padded.
+    with transformers_messages() as messages:
+        completion = sampler(table("ab.", "xyx"), lm=tiny_lm(family)).sample(prompts(["a", "x"]), PLAIN).completion
+    assert completion.mask.sum(dim=1).tolist() == [2, 8]
+    assert messages == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": False, "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.1},
+        {"do_sample": True, "temperature": 0.7, "top_k": 5},
+        {"num_beams": 2, "do_sample": False},
+    ],
+    ids=str,
+)
+def test_options_raise_no_warnings(options: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
+    lm = tiny_lm()
+    lm.generation_config = GenerationConfig(do_sample=True, temperature=0.5, top_p=0.5, top_k=3)
+    with transformers_messages() as messages:
+        sampler(lm=lm, stop=("zz",)).sample(prompts(["ab", "c"]), {**PLAIN, **options})
+    assert messages == [] and not recwarn.list
+
+
+def test_greedy_is_the_likeliest_token() -> None:
+    lm = sharp_lm("llama")
+    completion = sampler(lm=lm).sample(prompts(["ab", "cde"]), {"max_new_tokens": 1, "do_sample": False}).completion
+    for prompt, token in zip((["a", "b"], ["c", "d", "e"]), completion.response[:, 0], strict=True):
+        ids = torch.tensor([tiny_tokenizer().convert_tokens_to_ids(prompt)])
+        assert lm(ids).logits[0, -1].argmax() == token
+
+
+STOPS: list[tuple[tuple[str, ...], list[str], list[str], list[bool]]] = [
+    # stop, ids that are kept, text that is scored, finished
+    ((), ["bcdefgh", "fgh.", "fgh.", "yxyxyxy"], ["bcdefgh", "fgh", "fgh", "yxyxyxy"], [False, True, True, False]),
+    (("d",), ["bcd", "fgh.", "fgh.", "yxyxyxy"], ["bc", "fgh", "fgh", "yxyxyxy"], [True, True, True, False]),
+    (("fg", "cde"), ["bcde", "fg", "fg", "yxyxyxy"], ["b", "", "", "yxyxyxy"], [True, True, True, False]),
+    # Half of it in the prompt is no stop string.
+    (("ef",), ["bcdef", "fgh.", "fgh.", "yxyxyxy"], ["bcd", "fgh", "fgh", "yxyxyxy"], [True, True, True, False]),
+    (("de", "xyx"), ["bcde", "fgh.", "fgh.", "yxyx"], ["bc", "fgh", "fgh", "y"], [True] * 4),
+    # Complete only with the last token that there is room for.
+    (("gh", "xy"), ["bcdefgh", "fgh", "fgh", "yxy"], ["bcdef", "f", "f", "y"], [True] * 4),
+    (("<eos>",), ["bcdefgh", "fgh.", "fgh.", "yxyxyxy"], ["bcdefgh", "fgh", "fgh", "yxyxyxy"], [False, True, True, False]),
+]
+
+
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize(("stop", "ids", "texts", "finished"), STOPS, ids=[str(row[0]) for row in STOPS])
+def test_stop_sequences(
+    stop: tuple[str, ...], ids: list[str], texts: list[str], finished: list[bool], pad: bool
+) -> None:
+    tokenizer = loaded_tokenizer(pad)
+    allowed = table("abcdefgh.", "xyx", tokenizer=tokenizer)
+    batch = prompts(["a", "de", "e", "x"], tokenizer)
+    out = sampler(allowed, tokenizer=tokenizer, stop=stop).sample(batch, {"max_new_tokens": 7})
+    assert spelled(out.completion, tokenizer) == ids
+    assert out.outputs == texts and out.finished == finished
+    assert out.samples == [p + o for p, o in zip(["a", "de", "e", "x"], texts, strict=True)]
+
+
+def test_generation_ends_when_all_rows_have_stopped() -> None:
+    lm = tiny_lm()
+    steps = []
+    handle = lm.register_forward_pre_hook(lambda *_: steps.append(1))
+    sampler(table("abc", "cdefab"), lm=lm, stop=("d",)).sample(prompts(["a", "c"]), {"max_new_tokens": 30})
+    handle.remove()
+    assert len(steps) == 3
+
+
+def test_a_long_stop_sequence_after_a_long_text() -> None:
+    # The end of the text is all that is decoded at each step; it must reach back far enough.
+    allowed = table("abcdefghijklmnopqrstuvwxyza")
+    stop = "opqrstuvw"
+    out = sampler(allowed, stop=(stop, "zz")).sample(prompts(["b"]), {"max_new_tokens": 40})
+    assert out.outputs == ["cdefghijklmn"] and out.completion.mask.sum() == len("cdefghijklmn" + stop)
+
+
+def test_the_engine_is_found_by_its_name() -> None:
+    assert GENERATORS.get("transformers") is TransformersGenerator
+    assert TransformersGenerator(tiny_lm(), tiny_tokenizer()).sync_weights(torch.nn.Module()) is None
