@@ -42,9 +42,7 @@ class Record:
 class Environment:
     """`.venv` under `root`. `execute` runs a command in a folder and returns its exit code and its output."""
 
-    def __init__(
-        self, root: Path = ROOT, execute: Callable[[Sequence[str], Path], tuple[int, str]] | None = None
-    ):
+    def __init__(self, root: Path = ROOT, execute: Callable[[Sequence[str], Path], tuple[int, str]] | None = None):
         self.root = root
         self.folder = root / ".venv"
         self.programs = self.folder / ("Scripts" if os.name == "nt" else "bin")
@@ -91,9 +89,7 @@ class Environment:
         """Whether what is there cannot be added to: another Python, a lost one, or half an installation."""
         usable = self.python.exists() and record.python == python_version()
         if record.adopted and not usable:
-            raise SystemExit(
-                f"{self.folder} is not of Python {python_version()}: remove it, then run this again."
-            )
+            raise SystemExit(f"{self.folder} is not of Python {python_version()}: remove it, then run this again.")
         return not record.adopted and not (usable and record.complete)
 
     def adopt(self) -> Record:
@@ -122,9 +118,7 @@ class Environment:
                 path.unlink()
         code, output = self.execute([sys.executable, "-m", "venv", str(self.folder)], self.root)
         if code:
-            raise SystemExit(
-                f"{output}\nThe environment could not be made: `python -m venv` failed as shown above."
-            )
+            raise SystemExit(f"{output}\nThe environment could not be made: `python -m venv` failed as shown above.")
         return record
 
     def install(self, record: Record, extras: list[str]) -> None:
@@ -198,9 +192,7 @@ def run(command: Sequence[str | Path], **variables: str) -> int:
 
     Ctrl-C reaches the command too, which may have something to save: it is waited for.
     """
-    with subprocess.Popen(
-        [str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}
-    ) as process:
+    with subprocess.Popen([str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}) as process:
         while True:
             try:
                 code = process.wait()

@@ -1,6 +1,6 @@
 """Draws a metric of several runs as one SVG: the pictures of the README.
 
-    python scripts/learning_curve.py metrics/optimality docs/images/randomwalks.svg runs/randomwalks/seed*/ppo
+python scripts/learning_curve.py metrics/optimality docs/images/randomwalks.svg runs/randomwalks/seed*/ppo
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -102,9 +103,11 @@ def read_config(
         chosen = TRLConfig.from_dict(dict(config))
     else:
         chosen = TRLConfig.load_yaml(Path(config), overrides)
+    # The run's config.yml has to say which plugins it needs.
+    changes: dict[str, Any] = {"plugins": list(dict.fromkeys([*chosen.plugins, *plugins]))}
     if model_path is not None:
-        chosen = chosen.evolve(model={"model_path": model_path})
-    return chosen
+        changes["model"] = {"model_path": model_path}
+    return chosen.evolve(**changes)
 
 
 def make_trainer(
@@ -159,15 +162,20 @@ def check(config: TRLConfig) -> None:
 
     from trlx_like.optim import make_optimizer, make_scheduler
     from trlx_like.pipelines.prompts import DATAPIPELINES
+    from trlx_like.samplers.generation import check_options
     from trlx_like.samplers.generators import GENERATORS
     from trlx_like.tracking import TRACKERS
 
+    config.check()
     trainer_class = TRAINERS.get(config.train.trainer)
     if not isinstance(config.method, trainer_class.method_class):
         raise ConfigError(
             f"train.trainer ({config.train.trainer}) needs method.name: {trainer_class.method_class.__name__}, not "
             f"{config.method.name}."
         )
+    _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in DATA})
+    for name in ("gen_kwargs", "gen_experience_kwargs"):
+        check_options(getattr(config.method, name, None) or {}, f"method.{name}")
     DATAPIPELINES.get(config.train.pipeline)
     GENERATORS.get(config.sampler.engine)
     for tracker in config.train.trackers:
@@ -177,18 +185,22 @@ def check(config: TRLConfig) -> None:
 
 
 def ensure_logging() -> None:
-    """Shows the library's log lines on stderr, unless the program has set up logging itself."""
+    """Shows the library's log lines on stderr, unless the program has set up logging itself.
+
+    Of several processes the others show their warnings only.
+    """
     library = logging.getLogger("trlx_like")
     if library.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     library.addHandler(handler)
-    library.setLevel(logging.INFO)
+    library.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
 
 
 def _refuse_unused(trainer_class: Any, given: Mapping[str, Any]) -> None:
-    unused = [name for name in given if name not in trainer_class.uses]
+    """Data that the trainer would ignore is a mistake of the user's."""
+    unused = [name for name, value in given.items() if value is not None and name not in trainer_class.uses]
     if unused:
         raise ConfigError(
             f"{trainer_class.__name__} cannot use {', '.join(unused)}; it takes "

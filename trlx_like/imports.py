@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, TrlxError
 
 
 def is_python_name(value: object) -> bool:
@@ -56,18 +58,27 @@ def import_module(name: str) -> ModuleType:
 
 def import_name(name: str, option: str) -> Any:
     """What `module:attribute` or `file.py:attribute` stands for. `option` is the one that an error names."""
-    place, _, attribute = name.rpartition(":")
+    place, _, attribute = os.path.expanduser(name).rpartition(":")
     if not is_python_name(name):
         raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
     if place.endswith(".py") and not Path(place).is_file():
         raise ConfigError(f"{option} ({name!r}): there is no file {place} in {Path.cwd()}.")
     try:
         module = import_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except ImportError as error:
-        raise ConfigError(f"{option} ({name!r}) cannot be imported: {error}") from error
+    except TrlxError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{option} ({name!r}) cannot be imported: {raised(error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
     return getattr(module, attribute)
+
+
+def raised(error: Exception) -> str:
+    """What somebody's code raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [] if isinstance(error, (SyntaxError, ImportError)) else frames[-1:]
+    return f"{type(error).__name__}: {error}" + "".join(f" ({frame.filename}:{frame.lineno})" for frame in own)
 
 
 def _is_from(module: ModuleType, path: Path) -> bool:

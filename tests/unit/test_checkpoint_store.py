@@ -174,7 +174,8 @@ class TestStore:
         for spec, message in cases.items():
             with pytest.raises(CheckpointError, match=rf"train\.resume_from_checkpoint \(.*\): .*{message}"):
                 store.resolve(str(tmp_path / spec))
-        assert store.resolve("auto") is None
+        with pytest.raises(CheckpointError, match=r"\('auto'\): every checkpoint in .* is damaged; to start again"):
+            store.resolve("auto")
 
 
 def written_by(store: CheckpointStore, write: Callable[[Path], object]) -> None:

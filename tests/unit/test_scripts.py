@@ -86,9 +86,7 @@ def test_changed_requirements_are_installed_with_the_same_extras(
     assert (commands.made, commands.installed) == (1, [".[dev]", ".[dev]"])
 
 
-def test_an_environment_that_was_copied_is_linked_to_its_own_code(
-    environment: Environment, commands: Commands
-) -> None:
+def test_an_environment_that_was_copied_is_linked_to_its_own_code(environment: Environment, commands: Commands) -> None:
     environment.ensure()
     copy = Environment(environment.root.rename(environment.root.with_name("copy")))
     copy.execute = copied = Commands(copy)
@@ -96,9 +94,7 @@ def test_an_environment_that_was_copied_is_linked_to_its_own_code(
     assert (copied.made, copied.installed) == (0, ["."])
 
 
-def test_an_interrupted_installation_is_redone_from_scratch(
-    environment: Environment, commands: Commands
-) -> None:
+def test_an_interrupted_installation_is_redone_from_scratch(environment: Environment, commands: Commands) -> None:
     commands.pip_ends = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         environment.ensure(["dev"])
@@ -110,9 +106,7 @@ def test_an_interrupted_installation_is_redone_from_scratch(
     assert (commands.made, commands.installed) == (2, [".[dev]", ".[dev]"])
 
 
-def test_a_failing_pip_is_shown_and_leaves_what_was_complete(
-    environment: Environment, commands: Commands
-) -> None:
+def test_a_failing_pip_is_shown_and_leaves_what_was_complete(environment: Environment, commands: Commands) -> None:
     environment.ensure()
     commands.pip_ends = 1
     with pytest.raises(SystemExit, match="(?s)No matching distribution.*check the network"):
@@ -136,9 +130,7 @@ def test_an_environment_of_another_python_is_replaced(environment: Environment, 
     assert commands.made == 2
 
 
-def test_somebody_elses_environment_is_filled_but_not_removed(
-    environment: Environment, commands: Commands
-) -> None:
+def test_somebody_elses_environment_is_filled_but_not_removed(environment: Environment, commands: Commands) -> None:
     make_by_hand(environment)
     theirs = environment.folder / "theirs.txt"
     theirs.touch()
@@ -199,9 +191,7 @@ def test_the_real_commands_make_an_environment_that_runs_the_package(environment
     (environment.root / "backend.py").write_text(BACKEND)
     (environment.root / "pyproject.toml").write_text(PROJECT)
     python = environment.ensure()
-    code, output = execute_quietly(
-        [str(python), "-c", "import sys, toy; print(sys.prefix)"], environment.root
-    )
+    code, output = execute_quietly([str(python), "-c", "import sys, toy; print(sys.prefix)"], environment.root)
     assert code == 0, output
     assert os.path.samefile(output.strip(), environment.folder)
 

@@ -1,7 +1,7 @@
 """Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
 
 from trlx_like.models.heads import ValueHead
-from trlx_like.models.layout import hidden_size
+from trlx_like.models.layout import hidden_size, keeps_packed_apart
 from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer, no_progress_bars
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import create_reference_model
@@ -16,6 +16,7 @@ __all__ = [
     "create_reference_model",
     "disable_dropout",
     "hidden_size",
+    "keeps_packed_apart",
     "load_model",
     "load_tokenizer",
     "no_progress_bars",

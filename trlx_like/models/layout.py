@@ -116,6 +116,21 @@ def run_base(
     return hidden, {at: record["input"] for at, record in records.items()}
 
 
+def keeps_packed_apart(lm: PreTrainedModel) -> bool:
+    """Whether positions that start again keep the samples of a packed row apart. OPT, Falcon and Bloom mix them.
+
+    Tried out: the same tokens twice in a row must have the same hidden states.
+    """
+    index = torch.arange(min(8, lm.config.get_text_config().vocab_size), device=lm.device).repeat(2)[None]
+    was_training = lm.training
+    lm.eval()
+    with torch.no_grad():
+        first, second = run_base(lm, {"input_ids": index, "position_ids": index})[0].float().chunk(2, dim=1)
+    lm.train(was_training)
+    # Rounding is far below, and mixing far above, even with random weights.
+    return bool((first - second).norm() < 1e-3 * first.norm())
+
+
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:
     """Freezes every parameter that acts on the hidden state entering block `branch`, tied ones included.
 

@@ -141,8 +141,6 @@ def _read(prompt: Any, row: int) -> tuple[str, dict[str, Any]]:
             raise DataError(f"prompts[{row}]: a dict needs a string under 'prompt'; it has {sorted(prompt)}.")
         for key in RESERVED:
             if key in prompt:
-                raise DataError(
-                    f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key."
-                )
+                raise DataError(f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key.")
         return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
     raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")

@@ -22,7 +22,6 @@ import math
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trlx_like.errors import ConfigError, DataError, TrlxError
-from trlx_like.imports import import_name, is_python_name
+from trlx_like.imports import import_name, is_python_name, raised
 
 _DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>[^\\/]+))?")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -79,12 +78,7 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
     ConfigError if it cannot be found, is not a function, or its module raises when it is imported.
     """
-    try:
-        function = import_name(os.path.expanduser(spec), option)
-    except TrlxError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{option} ({spec!r}) cannot be imported: {_raised(error)}") from error
+    function = import_name(spec, option)
     if not callable(function):
         raise ConfigError(f"{option} ({spec!r}) must be a function, not a {type(function).__name__}.")
     wanted: Callable[..., Any] = function
@@ -231,7 +225,7 @@ def _call(spec: str, option: str) -> _Rows:
     except TrlxError:
         raise
     except Exception as error:
-        raise DataError(f"{option}: {spec}() must return a list of rows. {_raised(error)}") from error
+        raise DataError(f"{option}: {spec}() must return a list of rows. {raised(error)}") from error
     if values is None:
         raise DataError(f"{option}: {spec}() must return a list of rows, not {_named(returned)}.")
     return _Rows(f"{spec}()", values)
@@ -339,13 +333,6 @@ def _named(value: Any) -> str:
 def _listed(words: Iterable[str]) -> str:
     *others, last = words
     return f"{', '.join(others)} or {last}"
-
-
-def _raised(error: Exception) -> str:
-    """What the user's code raised, and where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [] if isinstance(error, SyntaxError) else frames[-1:]
-    return f"{type(error).__name__}: {error}" + "".join(f" ({frame.filename}:{frame.lineno})" for frame in own)
 
 
 def _first_line(error: Exception) -> str:

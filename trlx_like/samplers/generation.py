@@ -12,6 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError
+from trlx_like.registry import nearest
 
 # What would change the number or the kind of the results: the value that would not, and what to do.
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -23,18 +24,25 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
-def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """A complete GenerationConfig: plain sampling, changed only by `options`.
-
-    With `do_sample: False` the options of sampling mean nothing and are left out. ConfigError for what `generate()`
-    does not know or refuses, and for what would not give one completion a prompt.
-    """
+def check_options(options: Mapping[str, Any], where: str = "method.gen_kwargs") -> None:
+    """ConfigError for what `generate()` does not know, and for what would not give one completion a prompt."""
     known = GenerationConfig().to_dict()
     for name, value in options.items():
         if name not in known:
-            raise ConfigError(f"method.gen_kwargs.{name} is not an option of transformers' generate().")
+            close = nearest(name, known)
+            guess = f" Did you mean {close}?" if close else ""
+            raise ConfigError(f"{where}.{name} is not an option of transformers' generate().{guess}")
         if name in _REFUSED and value not in (None, _REFUSED[name][0]):
-            raise ConfigError(f"method.gen_kwargs.{name} ({value}): {_REFUSED[name][1]}.")
+            raise ConfigError(f"{where}.{name} ({value}): {_REFUSED[name][1]}.")
+
+
+def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """A complete GenerationConfig: plain sampling, changed only by `options`.
+
+    With `do_sample: False` the options of sampling mean nothing and are left out. ConfigError as `check_options`, and
+    for what `generate()` refuses.
+    """
+    check_options(options)
     neutral: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     if options.get("do_sample") is False:
         neutral = {}

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.data import Completion, padded
+from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
+from trlx_like.models import keeps_packed_apart
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer, require
@@ -57,6 +59,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def build(self, tokenizer: Any = None) -> None:
         require(self.config, "samples", self.data.get("samples"))
         super().build(tokenizer)
+        if self.method.packing and not keeps_packed_apart(self.model.lm):
+            family = type(self.model.lm).__name__
+            raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
 
     def make_experience(self) -> Metrics:
         longest = self.config.train.seq_length

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from torch import Tensor
 
 from trlx_like.functional.masked import masked_sum, zero_padding

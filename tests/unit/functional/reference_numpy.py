@@ -46,9 +46,7 @@ def gae(rewards: Array, values: Array, mask: Mask, gamma: float, lam: float) -> 
         v = [float(values[row, t]) for t in places] + [0.0]
         deltas = [r[i] + gamma * v[i + 1] - v[i] for i in range(len(places))]
         for i, t in enumerate(places):
-            advantages[row, t] = math.fsum(
-                (gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(places))
-            )
+            advantages[row, t] = math.fsum((gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(places)))
             returns[row, t] = advantages[row, t] + v[i]
     return advantages, returns
 

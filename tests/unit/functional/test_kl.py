@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import (
@@ -29,9 +28,7 @@ from trlx_like.functional.masked import masked_sum, zero_padding
 
 LN2 = math.log(2)
 KINDS: list[kl.KLKind] = ["kl", "abs", "mse", "k3"]
-ROWS = st.integers(2, 5).flatmap(
-    lambda v: st.lists(st.lists(NUMBERS, min_size=v, max_size=v), min_size=2, max_size=2)
-)
+ROWS = st.integers(2, 5).flatmap(lambda v: st.lists(st.lists(NUMBERS, min_size=v, max_size=v), min_size=2, max_size=2))
 
 
 @pytest.mark.parametrize(

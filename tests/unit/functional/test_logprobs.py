@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -154,13 +153,9 @@ def test_equals_numpy_for_every_chunk_size(seed: int, temperature: float, masked
 
 @QUICK
 @given(SEEDS, TEMPERATURES, st.booleans(), CHUNKS)
-def test_gradients_do_not_depend_on_the_chunks(
-    seed: int, temperature: float, masked: bool, chunk: int
-) -> None:
+def test_gradients_do_not_depend_on_the_chunks(seed: int, temperature: float, masked: bool, chunk: int) -> None:
     problem = Problem(seed)
-    torch.testing.assert_close(
-        problem.score(temperature, masked, chunk), problem.score(temperature, masked, 2**24)
-    )
+    torch.testing.assert_close(problem.score(temperature, masked, chunk), problem.score(temperature, masked, 2**24))
 
 
 @pytest.mark.parametrize("chunk", [2 * VOCABULARY, 2**24])
@@ -274,9 +269,7 @@ def test_full_kl_golden() -> None:
 @given(SEEDS, TEMPERATURES, CHUNKS)
 def test_full_kl_equals_numpy_and_trains_the_policy_only(seed: int, temperature: float, chunk: int) -> None:
     problem, other = Problem(seed), Problem(seed + 1)
-    leaves = [
-        t.clone().requires_grad_() for t in (problem.hidden, problem.weight, other.hidden, other.weight)
-    ]
+    leaves = [t.clone().requires_grad_() for t in (problem.hidden, problem.weight, other.hidden, other.weight)]
     hidden, weight, ref_hidden, ref_weight = leaves
     kl = full_kl_from_hidden(
         hidden,
@@ -294,8 +287,7 @@ def test_full_kl_equals_numpy_and_trains_the_policy_only(seed: int, temperature:
     for i in range(len(kl)):
         row = problem.allowed[problem.previous[i]].numpy()
         policy, ref = (
-            reference.distribution((p.hidden[i] @ p.weight.T).numpy(), temperature, row)
-            for p in (problem, other)
+            reference.distribution((p.hidden[i] @ p.weight.T).numpy(), temperature, row) for p in (problem, other)
         )
         assert kl[i].item() == pytest.approx(reference.kl(policy, ref), abs=1e-9)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tests.unit.functional import reference_numpy as reference
@@ -71,12 +70,8 @@ def test_one_value_is_whitened_without_nan(center: bool, expected: float) -> Non
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, 1e30])
-@pytest.mark.parametrize(
-    "function", [masked.zero_padding, masked.masked_sum, masked.masked_mean, masked.masked_whiten]
-)
-def test_gradients_at_padding_are_exactly_zero(
-    function: Callable[[Tensor, Tensor], Tensor], junk: float
-) -> None:
+@pytest.mark.parametrize("function", [masked.zero_padding, masked.masked_sum, masked.masked_mean, masked.masked_whiten])
+def test_gradients_at_padding_are_exactly_zero(function: Callable[[Tensor, Tensor], Tensor], junk: float) -> None:
     gradients = []
     for value in (junk, 0.0):
         x = torch.tensor([1.0, 2.0, 5.0, value], requires_grad=True)

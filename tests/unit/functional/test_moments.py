@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import NUMBERS, QUICK

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import (
@@ -124,9 +123,7 @@ def test_equals_numpy(batch: Batch, c: float) -> None:
         (pg.approx_kl(a, b), lambda new, old: math.exp(new - old) - 1 - (new - old), (x, y)),
     ]
     for got, formula, arrays in pairs:
-        np.testing.assert_allclose(
-            got.numpy(), reference.elementwise(formula, *arrays), rtol=1e-9, atol=1e-12
-        )
+        np.testing.assert_allclose(got.numpy(), reference.elementwise(formula, *arrays), rtol=1e-9, atol=1e-12)
 
 
 @QUICK

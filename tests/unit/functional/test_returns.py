@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import LAYOUTS, QUICK, Batch, Layout, batches
@@ -37,9 +36,7 @@ def test_discounted_returns_golden() -> None:
 
 def test_empty_batches_and_responses() -> None:
     for shape in [(0, 3), (2, 0)]:
-        advantages, returns = gae(
-            torch.ones(shape), torch.ones(shape), torch.ones(shape, dtype=torch.bool), 1, 1
-        )
+        advantages, returns = gae(torch.ones(shape), torch.ones(shape), torch.ones(shape, dtype=torch.bool), 1, 1)
         assert advantages.shape == returns.shape == shape
 
 
@@ -52,9 +49,7 @@ def test_equals_numpy(batch: Batch, gamma: float, lam: float) -> None:
     np.testing.assert_allclose(got[0].numpy(), expected[0], atol=1e-12)
     np.testing.assert_allclose(got[1].numpy(), expected[1], atol=1e-12)
     returns = discounted_returns(batch.fields[0], batch.mask, gamma)
-    np.testing.assert_allclose(
-        returns.numpy(), reference.discounted_returns(rewards, mask, gamma), atol=1e-12
-    )
+    np.testing.assert_allclose(returns.numpy(), reference.discounted_returns(rewards, mask, gamma), atol=1e-12)
 
 
 @QUICK

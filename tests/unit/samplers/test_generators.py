@@ -32,7 +32,9 @@ def test_the_first_eos_is_kept_and_nothing_after_it(pad: bool) -> None:
     # Without a pad token EOS pads, so that padding and the action look alike.
     tokenizer = loaded_tokenizer(pad)
     assert (tokenizer.pad_token_id == EOS) != pad
-    out = sampler(table("abcd.", "xyx", tokenizer=tokenizer), tokenizer=tokenizer).sample(prompts(["c", "a", "xy", "d"], tokenizer), PLAIN)
+    out = sampler(table("abcd.", "xyx", tokenizer=tokenizer), tokenizer=tokenizer).sample(
+        prompts(["c", "a", "xy", "d"], tokenizer), PLAIN
+    )
     masks = [[1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [1] * 8, [1, 0, 0, 0, 0, 0, 0, 0]]
     assert out.completion.mask.int().tolist() == masks
     assert out.outputs == ["d", "bcd", "xyxyxyxy", ""]
@@ -152,9 +154,12 @@ def test_dropout_is_off_while_it_generates() -> None:
     lm = tiny_lm("gpt2", resid_pdrop=0.9, embd_pdrop=0.9, initializer_range=0.5).train()
     greedy = {"max_new_tokens": 6, "do_sample": False}
     rows = [sampler(lm=lm).sample(prompts(["ab"]), greedy).completion.response.tolist() for _ in range(3)]
-    assert rows[0] == rows[1] == rows[2] == sampler(lm=lm.eval()).sample(
-        prompts(["ab"]), greedy
-    ).completion.response.tolist()
+    assert (
+        rows[0]
+        == rows[1]
+        == rows[2]
+        == sampler(lm=lm.eval()).sample(prompts(["ab"]), greedy).completion.response.tolist()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -202,7 +207,12 @@ STOPS: list[tuple[tuple[str, ...], list[str], list[str], list[bool]]] = [
     (("de", "xyx"), ["bcde", "fgh.", "fgh.", "yxyx"], ["bc", "fgh", "fgh", "y"], [True] * 4),
     # Complete only with the last token that there is room for.
     (("gh", "xy"), ["bcdefgh", "fgh", "fgh", "yxy"], ["bcdef", "f", "f", "y"], [True] * 4),
-    (("<eos>",), ["bcdefgh", "fgh.", "fgh.", "yxyxyxy"], ["bcdefgh", "fgh", "fgh", "yxyxyxy"], [False, True, True, False]),
+    (
+        ("<eos>",),
+        ["bcdefgh", "fgh.", "fgh.", "yxyxyxy"],
+        ["bcdefgh", "fgh", "fgh", "yxyxyxy"],
+        [False, True, True, False],
+    ),
 ]
 
 

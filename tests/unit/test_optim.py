@@ -1,0 +1,144 @@
+"""Optimisers and schedulers by name: the right ones, with the options that were given."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trlx_like import optim
+from trlx_like.config import OptimizerConfig, SchedulerConfig
+from trlx_like.errors import ConfigError, RegistryError
+from trlx_like.optim import OPTIMIZERS, SCHEDULERS, make_optimizer, make_scheduler
+
+
+def parameter(value: float = 1.0) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value]))
+
+
+def stepped(name: str, gradients: list[float], **kwargs: Any) -> list[float]:
+    """The parameter, 1.0 at first, after each of these gradients."""
+    weight = parameter()
+    optimizer = make_optimizer([weight], OptimizerConfig(name=name, kwargs=kwargs))
+    seen = []
+    for gradient in gradients:
+        weight.grad = torch.tensor([gradient])
+        optimizer.step()
+        seen.append(weight.item())
+    return seen
+
+
+def test_sgd_golden() -> None:
+    # 1 - 0.1 * 2 = 0.8; momentum 0.5 * 2 + 1 = 2: 0.8 - 0.1 * 2 = 0.6.
+    assert stepped("sgd", [2.0, 1.0], lr=0.1, momentum=0.5) == pytest.approx([0.8, 0.6])
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_adam_golden(fused: bool | None) -> None:
+    # The first step is lr * sign(g): 0.9. With betas 0, 0 so is each: 0.9 - 0.1 * 3 / 3 = 0.8.
+    options = {"lr": 0.1, "eps": 0.0} | ({} if fused is None else {"fused": fused})
+    assert stepped("adam", [2.0], betas=[0.9, 0.95], **options) == pytest.approx([0.9])
+    assert stepped("adam", [2.0, 3.0], betas=[0.0, 0.0], **options) == pytest.approx([0.9, 0.8])
+
+
+def test_weight_decay_golden() -> None:
+    # AdamW shrinks the weight by lr * 0.5 first: 0.95 - 0.1. Adam adds it to the gradient, whose sign is all that counts.
+    options = {"lr": 0.1, "eps": 0.0, "weight_decay": 0.5, "betas": [0.0, 0.0]}
+    assert stepped("adamw", [2.0], **options) == pytest.approx([0.85])
+    assert stepped("adam", [2.0], **options) == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adam", torch.optim.Adam), ("AdamW", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
+)
+def test_names_and_defaults(name: str, kind: type) -> None:
+    optimizer = make_optimizer([parameter()], OptimizerConfig(name=name, kwargs={"lr": 0.25}))
+    assert type(optimizer) is kind and optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["fused"] is True
+    default = make_optimizer([parameter()], OptimizerConfig(name=name)).param_groups[0]
+    assert default["lr"] == 3e-5 and (kind is torch.optim.SGD or tuple(default["betas"]) == (0.9, 0.95))
+
+
+def test_what_the_user_says_about_kernels_counts() -> None:
+    for given in ({"foreach": True}, {"fused": False}):
+        group = make_optimizer([parameter()], OptimizerConfig(name="adamw", kwargs={"lr": 0.1, **given})).param_groups[
+            0
+        ]
+        assert not group["fused"]
+
+
+def test_parameters_where_no_fused_kernel_is() -> None:
+    weight = nn.Parameter(torch.empty(1, device="meta"))
+    assert make_optimizer([weight], OptimizerConfig()).param_groups[0]["fused"] is False
+
+
+def rates(name: str, steps: int, **kwargs: Any) -> list[float]:
+    optimizer = make_optimizer([parameter()], OptimizerConfig(name="sgd", kwargs={"lr": 1.0}))
+    scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, kwargs=kwargs))
+    seen = []
+    for _ in range(steps):
+        seen.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_schedules_golden() -> None:
+    assert rates("constant", 9) == [1.0] * 9
+    # (1 + cos(pi t / 4)) / 2.
+    assert rates("cosine_annealing", 5, T_max=4) == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466, 0.0])
+    assert rates("cosine_annealing", 3, T_max=1.0e12, eta_min=0.5) == pytest.approx([1.0] * 3)
+    assert rates("linear", 4, start_factor=1.0, end_factor=0.0, total_iters=2) == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lr": 0.1, "lrr": 1}, r"optimizer\.kwargs \(\{'lr': 0\.1, 'lrr': 1\}\): .*lrr"),
+        ({"lr": -1.0}, r"optimizer\.kwargs .* [Ii]nvalid learning rate"),
+        ({"lr": 0.1, "betas": [2.0, 0.9]}, r"optimizer\.kwargs .* [Ii]nvalid beta"),
+    ],
+)
+def test_optimizer_options_that_are_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_optimizer([parameter()], OptimizerConfig(name="adamw", kwargs=kwargs))
+
+
+def test_scheduler_options_that_are_refused() -> None:
+    optimizer = make_optimizer([parameter()], OptimizerConfig())
+    with pytest.raises(ConfigError, match=r"scheduler\.kwargs \(\{\}\): .*T_max"):
+        make_scheduler(optimizer, SchedulerConfig(name="cosine_annealing"))
+
+
+def test_unknown_names_and_the_nearest() -> None:
+    with pytest.raises(RegistryError, match=r"adamx.*adam"):
+        OPTIMIZERS.get("adamx")
+    with pytest.raises(RegistryError, match=r"cosine.*cosine_annealing"):
+        SCHEDULERS.get("cosine")
+
+
+def test_an_optimizer_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "OPTIMIZERS", copy.deepcopy(OPTIMIZERS))
+
+    @optim.OPTIMIZERS.register("backwards")
+    def backwards(parameters: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, maximize=True, **kwargs)
+
+    assert stepped("backwards", [2.0], lr=0.1) == pytest.approx([1.2])
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("adam_8bit_bnb", "Adam8bit"), ("adamw_8bit_bnb", "AdamW8bit")])
+def test_8_bit_optimizers(name: str, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"optimizer\.name: 8-bit optimisers need `pip install bitsandbytes`"):
+        make_optimizer([parameter()], OptimizerConfig(name=name))
+    # The library is not installed here; what is shown is which of its classes is asked for, with which options.
+    stand_in = types.SimpleNamespace(optim=types.SimpleNamespace(**{attribute: torch.optim.SGD}))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", stand_in)
+    optimizer = make_optimizer([parameter()], OptimizerConfig(name=name, kwargs={"lr": 0.5}))
+    assert optimizer.param_groups[0]["lr"] == 0.5
