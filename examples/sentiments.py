@@ -25,18 +25,20 @@ REWARDS = {"sadder": sadder, "happier": vader_reward, "reviews": tfidf_reward}
 HERE = Path(__file__).parent
 
 
-def config(model: str, directory: Path, seed: int = 1000, steps: int = 60) -> TRLConfig:
+def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TRLConfig:
     """What is trained, and how: 64 stories a round, two passes in batches of 32."""
     return TRLConfig.from_dict(
         {
             "model": {"model_path": model, "num_layers_unfrozen": 2},
-            "optimizer": {"name": "adamw", "kwargs": {"lr": 1e-4}},
+            "optimizer": {"name": "adamw", "kwargs": {"lr": 2e-4}},
+            "scheduler": {"name": "linear", "kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
             "train": {
                 "trainer": "PPOTrainer",
                 "total_steps": steps,
                 "epochs": 1000,
                 "seq_length": 64,
                 "batch_size": 32,
+                "minibatch_size": 16,
                 "eval_interval": 20,
                 "checkpoint_dir": str(directory),
                 "seed": seed,
@@ -46,7 +48,7 @@ def config(model: str, directory: Path, seed: int = 1000, steps: int = 60) -> TR
                 "num_rollouts": 64,
                 "chunk_size": 64,
                 "ppo_epochs": 2,
-                "init_kl_coef": 0.02,
+                "init_kl_coef": 0.04,
                 "vf_coef": 0.5,
                 "gen_kwargs": {"max_new_tokens": 28},
             },
@@ -59,13 +61,13 @@ def main() -> None:
     parser.add_argument("--model", help="folder or hub name of a causal language model (default: stories8M)")
     parser.add_argument("--reward", choices=sorted(REWARDS), default="sadder", help="what is rewarded")
     parser.add_argument("--seed", type=int, default=1000, help="of everything random")
-    parser.add_argument("--steps", type=int, default=60, help="optimiser steps")
+    parser.add_argument("--steps", type=int, default=80, help="optimiser steps")
     parser.add_argument("--directory", type=Path, default=Path("runs/sentiments"), help="where the run goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = arguments.model or str(stories8m())
     started = time.process_time()
-    trainer = trlx_like.train(
+    trlx_like.train(
         config(model, arguments.directory, arguments.seed, arguments.steps),
         reward_fn=REWARDS[arguments.reward],
         prompts=(HERE / "story_prompts.txt").read_text(encoding="utf-8").splitlines(),
@@ -73,7 +75,6 @@ def main() -> None:
     )
     spent = time.process_time() - started
     show(arguments.directory, spent)
-    print(trainer.clock.cpu)
 
 
 def show(directory: Path, spent: float) -> None:

@@ -47,7 +47,7 @@ def test_adam_golden(fused: bool | None) -> None:
 
 
 def test_weight_decay_golden() -> None:
-    # AdamW shrinks the weight by lr * 0.5 first: 0.95 - 0.1. Adam adds it to the gradient, whose sign is all that counts.
+    # AdamW shrinks the weight by lr * 0.5 first: 0.95 - 0.1. Adam adds it to the gradient: only the sign counts.
     options = {"lr": 0.1, "eps": 0.0, "weight_decay": 0.5, "betas": [0.0, 0.0]}
     assert stepped("adamw", [2.0], **options) == pytest.approx([0.85])
     assert stepped("adam", [2.0], **options) == pytest.approx([0.9])

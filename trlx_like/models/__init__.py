@@ -4,11 +4,12 @@ from trlx_like.models.heads import ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart
 from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer, no_progress_bars
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
-from trlx_like.models.reference import create_reference_model
+from trlx_like.models.reference import Fingerprint, create_reference_model
 from trlx_like.models.value_head import HEADS_FILE, AutoModelForCausalLMWithValueHead
 
 __all__ = [
     "HEADS_FILE",
+    "Fingerprint",
     "AutoModelForCausalLMWithValueHead",
     "LanguagePolicy",
     "PolicyOutput",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trlx_like.errors import CheckpointError
 from trlx_like.models.layout import Head, TopBlocks, blocks, lm_head, run_base
 
 
@@ -91,6 +93,29 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     if num_layers_unfrozen < 0:
         return FrozenCopy(create_reference_model(lm))
     return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+
+
+class Fingerprint:
+    """Two sums over a reference's weights, in every checkpoint in place of the weights themselves.
+
+    The reference is made again when a run is resumed. If what it is made of has changed since, the KL would be to
+    something else without a word.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        weights = [parameter.detach().double() for module in modules for parameter in module.parameters()]
+        self.sums = [float(sum(w.sum() for w in weights)), float(sum(w.abs().sum() for w in weights))]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"sums": self.sums}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        pairs = zip(state["sums"], self.sums, strict=True)
+        if not all(math.isclose(then, now, rel_tol=1e-5, abs_tol=1e-5) for then, now in pairs):
+            raise CheckpointError(
+                "the reference is not the model that the run began with: model.model_path or model.ref_model_path has "
+                "other weights than then. Put them back, or start a new run."
+            )
 
 
 def create_reference_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -32,6 +32,7 @@ from trlx_like.functional.policy_gradient import (
 )
 from trlx_like.functional.returns import gae
 from trlx_like.models import PolicyOutput, ValueHead
+from trlx_like.samplers.generation import generation_config
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, Statistics, dense
 
@@ -195,17 +196,9 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             raise DataError(
                 f"step: {len(queries)} queries, {len(responses)} responses and {len(scores)} scores must be as many."
             )
-        prompts = [torch.tensor(self.query_ids(query)) for query in queries]
-        rows = [
-            Completion(p, torch.ones_like(p).bool(), r.cpu(), torch.ones_like(r).bool().cpu())
-            for p, r in zip(prompts, responses, strict=True)
-        ]
-        completion = Completion.collate(rows).to(self.device)
-        rewards = dense([float(score) for score in scores], completion.mask)
-        finished = [int(r[-1]) == self.tokenizer.eos_token_id for r in responses]
         self.store.clear()
         self.model.eval()
-        metrics = self.add_experience(self.observe(completion, rewards, finished))
+        metrics = self.add_experience(self._observe_given(queries, responses, scores) if len(queries) else [])
         self.begin_round()
         steps: list[Metrics] = []
         for batch in self.round_batches():
@@ -216,6 +209,19 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
                 break
         self.end_round()
         return metrics | {name: sum(s[name] for s in steps) / len(steps) for name in steps[0]}
+
+    def _observe_given(
+        self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]
+    ) -> list[PPOExperience]:
+        rows: list[Completion] = []
+        for query, response in zip(queries, responses, strict=True):
+            if not len(response):
+                raise DataError(f"step: responses[{len(rows)}] is empty.")
+            prompt, ids = torch.tensor(self.query_ids(query)), response.cpu()
+            rows.append(Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool()))
+        completion = Completion.collate(rows).to(self.device)
+        finished = self.sampler.finished(completion, generation_config(self.experience_kwargs, self.tokenizer))
+        return self.observe(completion, dense([float(score) for score in scores], completion.mask), finished)
 
     def _penalty(self, out: PolicyOutput) -> Tensor:
         """KL to the reference of each token [B, R], as `method.kl_penalty` estimates it."""

@@ -18,6 +18,7 @@ from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models import (
     HEADS_FILE,
+    Fingerprint,
     LanguagePolicy,
     disable_dropout,
     hidden_size,
@@ -95,6 +96,7 @@ class TextTrainer(BaseRLTrainer[E]):
         for module in self.model.reference_modules():
             module.to(self.device)
             self.group.same_weights([*module.parameters(), *module.buffers()])
+        self.state.register("reference", Fingerprint(self.model.reference_modules()))
 
     # Prompts.
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
-from trlx_like.models import LanguagePolicy, create_reference_model
+from trlx_like.errors import CheckpointError
+from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
 from trlx_like.models.layout import blocks
 
 LAYERS = 3
@@ -214,3 +215,10 @@ def test_create_reference_model_is_a_frozen_copy_in_evaluation_mode() -> None:
         for parameter in lm.parameters():
             parameter.add_(1)
     assert torch.equal(reference(ids).logits, before)
+
+
+def test_another_reference_than_the_runs_is_refused() -> None:
+    saved = Fingerprint([tiny_lm(seed=0)]).state_dict()
+    Fingerprint([tiny_lm(seed=0)]).load_state_dict(saved)
+    with pytest.raises(CheckpointError, match="the reference is not the model that the run began with"):
+        Fingerprint([tiny_lm(seed=1)]).load_state_dict(saved)
