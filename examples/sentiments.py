@@ -30,8 +30,8 @@ def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TR
     return TRLConfig.from_dict(
         {
             "model": {"model_path": model, "num_layers_unfrozen": 2},
-            "optimizer": {"name": "adamw", "kwargs": {"lr": 2e-4}},
-            "scheduler": {"name": "linear", "kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
+            "optimizer": {"name": "adamw", "kwargs": {"lr": 1e-4}},
+            "scheduler": {"name": "linear", "kwargs": {"start_factor": 1.0, "end_factor": 0.2, "total_iters": steps}},
             "train": {
                 "trainer": "PPOTrainer",
                 "total_steps": steps,
@@ -48,7 +48,7 @@ def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TR
                 "num_rollouts": 64,
                 "chunk_size": 64,
                 "ppo_epochs": 2,
-                "init_kl_coef": 0.04,
+                "init_kl_coef": 0.03,
                 "vf_coef": 0.5,
                 "gen_kwargs": {"max_new_tokens": 28},
             },

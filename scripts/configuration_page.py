@@ -1,13 +1,15 @@
-"""Writes the tables of docs/configuration.md from the sections' own fields: type, bounds, default and docstring.
+"""Writes the option tables of the pages in docs/ from the sections' fields: type, bounds, default and docstring.
 
     .venv/bin/python scripts/configuration_page.py
 
-What stands above the marker in the page is written by hand and stays. A test fails when the rest is not up to date.
+A page has `<!-- options: train -->` and `<!-- end of options -->` around each table, with the name of a section or of a
+method's configuration. All else in the pages is written by hand. A test fails when a table is not up to date.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,63 +19,55 @@ from trlx_like.cli import _meanings
 from trlx_like.config import METHODS, MethodConfig, Section, TRLConfig
 from trlx_like.config.problems import expected
 
-PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-MARKER = "<!-- What follows is written by scripts/configuration_page.py. -->\n"
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
 
-def page(present: str) -> str:
-    """The whole page: the present one down to the marker, then the tables."""
-    by_hand, marker, _ = present.partition(MARKER)
-    if not marker:
-        raise SystemExit(f"{PAGE} lacks the line {MARKER.strip()}")
-    return by_hand + MARKER + "\n".join(_tables()) + "\n"
+def filled(page: str) -> str:
+    """The page with every table made anew."""
+    known = sections()
+    return BLOCK.sub(lambda block: block[1] + "\n".join(table(known[block[2]])) + "\n" + block[3], page)
 
 
-def _tables() -> Iterator[str]:
-    meanings = _meanings(TRLConfig)
+def sections() -> dict[str, type[Section]]:
+    """What a table can be of: the sections by name, and the configurations of the package's own methods."""
+    found: dict[str, type[Section]] = {}
     for name, field in TRLConfig.model_fields.items():
-        yield f"\n## `{name}`\n"
-        yield meanings[name]
-        section = field.annotation
-        if section is MethodConfig:
-            yield from _methods()
-        elif isinstance(section, type) and issubclass(section, Section):
-            yield from _table(section)
-        else:
-            yield f"\nTakes {_words(field)}; default `{_default(field, {})}`."
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found[name] = field.annotation
+    methods = [METHODS.get(name) for name in METHODS.names()]
+    found |= {method.__name__: method for method in methods if method.__module__.startswith("trlx_like.")}
+    del found["method"]  # which options it has depends on the method
+    return found
 
 
-def _methods() -> Iterator[str]:
-    """One table a method of the package; those of plugins are not ours to document."""
-    for method in (METHODS.get(name) for name in METHODS.names()):
-        if method.__module__.startswith("trlx_like."):
-            yield f"\n### `{method.__name__}`\n"
-            yield " ".join((method.__doc__ or "").split())
-            yield from _table(method)
-
-
-def _table(section: type[Section]) -> Iterator[str]:
+def table(section: type[Section]) -> Iterator[str]:
+    """The lines of a table in Markdown."""
     meanings = _meanings(section)
-    values: dict[str, object] = {"name": section.__name__} if issubclass(section, MethodConfig) else {}
-    yield "\n| option | takes | default | meaning |"
+    yield "| option | takes | default | meaning |"
     yield "|---|---|---|---|"
     for name, field in section.model_fields.items():
-        default = values.get(name) or (None if field.is_required() else field.get_default())
-        values[name] = default
-        shown = "required" if field.is_required() else f"`{_default(field, values)}`"
-        cells = [f"`{name}`", _words(field), shown, meanings[name]]
+        takes = expected(field.annotation, field.metadata)
+        cells = [f"`{name}`", "anything" if takes == "set" else takes, _default(section, name, field), meanings[name]]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _words(field: FieldInfo) -> str:
-    words = expected(field.annotation, field.metadata)
-    return "anything" if words == "set" else words
+def _default(section: type[Section], name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if name == "name" and issubclass(section, MethodConfig):
+        return f"`{section.__name__}`"
+    others = {other: given.get_default() for other, given in section.model_fields.items()}
+    return f"`{json.dumps(field.get_default(call_default_factory=True, validated_data=others))}`"
 
 
-def _default(field: FieldInfo, values: dict[str, object]) -> str:
-    default = field.get_default(call_default_factory=True, validated_data=values)
-    return json.dumps(default or values.get("name") if default == "" else default)
+def main() -> None:
+    for file in sorted(DOCS.rglob("*.md")):
+        present = file.read_text(encoding="utf-8")
+        if filled(present) != present:
+            file.write_text(filled(present), encoding="utf-8")
+            print(f"{file.relative_to(DOCS.parent)} is up to date now")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    main()

@@ -46,7 +46,7 @@ def lengths(outputs: Sequence[str], **_: Any) -> dict[str, list[float]]:
     return {"length": [float(len(output)) for output in outputs]}
 
 
-PROMPTS = ["ab", "abcdefg", "b", "the cat.", "zz top"]
+PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

@@ -1,0 +1,130 @@
+"""Sampling and scoring of a round: how it is cut, what the reward function sees, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import PROMPTS, count_letters, make
+from trlx_like.errors import ConfigError
+from trlx_like.trainers.online import Statistics
+
+
+class Record:
+    """A reward function that keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, **given: Any) -> list[float]:
+        self.calls.append(given)
+        return count_letters(given["outputs"])
+
+
+def test_a_round_is_sampled_and_scored_in_chunks(tmp_path: Path) -> None:
+    """Seven rollouts, three at once; the five prompts come in a new order when they have run out."""
+    record = Record()
+    trainer = make("PPOTrainer", tmp_path, reward_fn=record, **{"method.num_rollouts": 7})
+    trainer.make_experience()
+    assert [len(call["outputs"]) for call in record.calls] == [3, 3, 1]
+    prompts = [prompt for call in record.calls for prompt in call["prompts"]]
+    assert sorted(prompts[:5]) == sorted(PROMPTS)
+    assert set(prompts[5:]) <= set(PROMPTS)
+    assert len(trainer.store) == 7
+
+
+def test_what_a_reward_function_is_given(tmp_path: Path) -> None:
+    record = Record()
+    prompts = [{"prompt": text, "answer": text.upper()} for text in PROMPTS]
+    trainer = make("PPOTrainer", tmp_path, reward_fn=record, prompts=prompts)
+    trainer.make_experience()
+    for call in record.calls:
+        assert set(call) == {"samples", "prompts", "outputs", "tokenizer", "answer"}
+        assert call["tokenizer"] is trainer.tokenizer
+        assert call["answer"] == [prompt.upper() for prompt in call["prompts"]]
+        assert call["samples"] == [p + o for p, o in zip(call["prompts"], call["outputs"], strict=True)]
+    assert prompts[0] == {"prompt": "ab", "answer": "AB"}
+
+
+def test_what_was_sampled_is_what_is_stored(tmp_path: Path) -> None:
+    """The ids themselves, not those of the text made from them."""
+    sampled: list[torch.Tensor] = []
+    trainer = make("PPOTrainer", tmp_path)
+    sample = trainer.sampler.sample
+
+    def watch(*args: Any) -> Any:
+        samples = sample(*args)
+        sampled.extend(torch.cat([e.prompt, e.response]) for e in samples.completion.split())
+        return samples
+
+    trainer.sampler.sample = watch
+    trainer.make_experience()
+    stored = [torch.cat([element.prompt, element.response]) for element in trainer.store.elements]
+    assert len(stored) == len(sampled) == 5
+    assert all(torch.equal(one, other) for one, other in zip(stored, sampled, strict=True))
+
+
+def test_experience_has_generation_options_of_its_own(tmp_path: Path) -> None:
+    """Evaluation may do what training must not."""
+    changes = {"method.gen_kwargs": {"max_new_tokens": 5, "top_k": 3, "temperature": [0.5, 2.0]}}
+    own = {"method.gen_experience_kwargs": {"max_new_tokens": 2, "temperature": 1.3}}
+    trainer = make("PPOTrainer", tmp_path, **changes, **own)
+    trainer.make_experience()
+    assert trainer.temperature == trainer.model.temperature == 1.3
+    assert {len(element.response) for element in trainer.store.elements} <= {1, 2}
+    assert max(len(response) for response in trainer.generate(["ab"] * 8)) <= 2
+    assert max(len(response) for response in trainer.generate_eval(["ab"] * 8)) == 5
+    assert trainer.generate(["ab"], max_new_tokens=1)[0].shape == (1,)
+
+
+def test_queries_are_text_or_ids(tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path)
+    assert trainer.query_ids("abc") == [2, 3, 4]
+    assert trainer.query_ids(torch.tensor([[2, 3]])) == [2, 3]
+    responses = trainer.generate(["abc", torch.tensor([2])])
+    assert [response.dim() for response in responses] == [1, 1]
+    assert trainer.decode([torch.tensor([2, 3, 0])]) == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, 2.0, 6.0, 99.0], [1, 1, 1, 0], (3, 3.0, 14.0, 7.0)),
+        ([5.0, 99.0], [1, 0], (1, 5.0, 0.0, 0.0)),
+        ([99.0], [0], (0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_statistics_by_hand(
+    values: Sequence[float], mask: Sequence[int], expected: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Count, mean, sum of squared distances, and unbiased variance."""
+    found = make("PPOTrainer", tmp_path).statistics(torch.tensor(values), torch.tensor(mask).bool())
+    assert found == Statistics(*expected[:3])
+    assert found.var == expected[3]
+    assert found.std == pytest.approx(expected[3] ** 0.5)
+
+
+@pytest.mark.parametrize("name", ["reward_fn", "prompts"])
+def test_what_it_cannot_do_without(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"PPOTrainer needs {name}: pass train\({name}=...\) or set data.{name}"):
+        make("PPOTrainer", tmp_path, **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.seq_length": 65}, r"train.seq_length \(65\) is longer than the 64 positions of the model"),
+        (
+            {"logit_mask": torch.ones(3, 3).bool()},
+            r"logit_mask must be a bool tensor \[32, 32\].*not torch.bool \[3, 3\]",
+        ),
+        ({"logit_mask": torch.ones(32, 32)}, r"logit_mask must be a bool tensor"),
+    ],
+)
+def test_what_does_not_fit_the_model(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("PPOTrainer", tmp_path, **changes)

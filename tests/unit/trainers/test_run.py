@@ -1,0 +1,109 @@
+"""The run folder: which checkpoint is best, which are kept, and how a run finds its own again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.recipes import make
+from tests.contract.runs import rows
+from tests.tiny import tiny_config
+from trlx_like import TRLConfig
+from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.trainers.run import Progress, watched
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name", "value"),
+    [
+        ({"reward/mean": 1.0, "metrics/reward": 2.0}, None, 1.0),
+        ({"metrics/reward": 2.0}, None, 2.0),
+        ({"reward/mean@temperature=0.5": 1.0, "reward/mean@temperature=1": 3.0}, None, 3.0),
+        ({"metrics/x": 5.0}, None, None),
+        ({"metrics/x": 5.0, "reward/mean": 1.0}, "metrics/x", 5.0),
+    ],
+)
+def test_the_metric_that_is_watched(metrics: dict[str, float], name: str | None, value: float | None) -> None:
+    assert watched(metrics, name) == value
+
+
+def test_a_watched_metric_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'metrics/y'.*metrics/x"):
+        watched({"metrics/x": 5.0}, "metrics/y")
+
+
+def test_better_is_higher_and_nan_is_never_best(tmp_path: Path) -> None:
+    run = make("SFTTrainer", tmp_path).run
+    progress = Progress()
+    answers = [run.is_best(progress, {"reward/mean": value}) for value in (NAN, 1.0, 1.0, NAN, 0.5, 2.0)]
+    assert answers == [False, True, False, False, False, True]
+    assert progress.best == 2.0
+    assert not run.is_best(progress, {"metrics/other": 9.0})
+    run.config.train.save_best = False
+    assert not run.is_best(progress, {"reward/mean": 9.0})
+
+
+def test_progress_round_trips() -> None:
+    progress = Progress(step=3, round=2, position=1, in_round=True, best=0.5, tracker={"wandb": "x"})
+    other = Progress()
+    other.load_state_dict(progress.state_dict())
+    assert other == progress
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+    rewards = iter([0.0, 5.0, 4.0, 3.0, 2.0])  # best after the first step
+    changes = {"train.total_steps": 4, "train.checkpoint_interval": 1, "train.keep_checkpoints": 2}
+    options = {**changes, "train.eval_interval": 1}
+    make("SFTTrainer", tmp_path, **options, reward_fn=None, metric_fn=lambda: {"reward": next(rewards)}).learn()
+    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert kept == ["best_checkpoint", "checkpoint_3", "checkpoint_4"]
+    progress = json.loads((tmp_path / "best_checkpoint" / "state" / "shared" / "progress.json").read_text())["tree"]
+    assert (progress["step"], progress["best"]) == (1, 5.0)
+
+
+def test_the_configuration_beside_a_run_can_be_loaded(tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1, "method.init_kl_coef": 0.25})
+    trainer.learn()
+    loaded = TRLConfig.load_yaml(tmp_path / "config.yml", ["model.model_path=x", "tokenizer.tokenizer_path=x"])
+    assert loaded.train == trainer.config.train and loaded.method == trainer.config.method
+
+
+def test_a_fresh_run_in_a_used_folder_keeps_the_old_files(tmp_path: Path) -> None:
+    for _ in range(2):
+        make("SFTTrainer", tmp_path, **{"train.total_steps": 2}).learn()
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
+    assert [row["step"] for row in rows(tmp_path, "metrics.1.jsonl")] == [0, 1, 2]
+
+
+def test_resuming_says_from_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    auto = {"train.total_steps": 1, "train.resume_from_checkpoint": "auto"}
+    with caplog.at_level(logging.INFO, logger="trlx_like"):
+        make("SFTTrainer", tmp_path, **auto).learn()
+        assert f"No checkpoint in {tmp_path} yet: starting from the beginning." in caplog.messages
+        assert f"Saved {tmp_path / 'checkpoint_1'}." in caplog.messages
+        make("SFTTrainer", tmp_path, **auto).learn()
+    assert f"Resumed from {tmp_path / 'checkpoint_1'}." in caplog.messages
+
+
+def refused(folder: Path, **changes: Any) -> str:
+    with pytest.raises(CheckpointError) as error:
+        make("SFTTrainer", folder / "new", **changes).learn()
+    return str(error.value)
+
+
+def test_what_cannot_be_resumed(tmp_path: Path) -> None:
+    make("PPOTrainer", tmp_path / "ppo", **{"train.total_steps": 1}).learn()
+    make("SFTTrainer", tmp_path / "sft", **{"train.total_steps": 1}).learn()
+    missing = refused(tmp_path, **{"train.resume_from_checkpoint": str(tmp_path / "nowhere")})
+    assert "there is no such folder" in missing
+    other = refused(tmp_path, **{"train.resume_from_checkpoint": str(tmp_path / "ppo")})
+    assert "written by trainer PPOTrainer" in other and "does not fit trainer SFTTrainer" in other
+    sft = {"train.resume_from_checkpoint": str(tmp_path / "sft")}
+    assert "model cannot be restored" in refused(tmp_path, **sft, **{"model.model_path": tiny_config(layers=3)})
+    assert "optimizer" in refused(tmp_path, **sft, **{"train.save_optimizer": False})

@@ -1,0 +1,162 @@
+"""SFT's loss is Hugging Face's own, on the tokens that it should be on, however rows are padded and packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.recipes import NO_DROPOUT, make
+from tests.contract.runs import rows
+from tests.tiny import tiny_config, tiny_lm
+from trlx_like.errors import ConfigError
+from trlx_like.trainers.sft import SFTExperience, SFTTrainer
+
+TEXTS = ["ab cd", "the cat sat", "a", "zz top."]
+DIALOGUES = [("the cat", " sat."), ("b", "bcd", "e", "efghijk"), ("ab", "c")]
+
+
+def batch_of(trainer: SFTTrainer) -> SFTExperience:
+    """All that there is to learn, in one batch."""
+    trainer.make_experience()
+    return SFTExperience.collate(trainer.store.elements)
+
+
+def mean_loss(trainer: SFTTrainer, batch: SFTExperience) -> float:
+    with torch.no_grad():
+        return float(trainer.loss(batch).loss) / trainer.units(batch)
+
+
+def hugging_face_loss(trainer: SFTTrainer, samples: list[tuple[list[int], list[bool]]], side: str) -> float:
+    """`labels` of -100 where nothing is learnt, padded on a side. samples: ids, and which of them count."""
+    longest = max(len(ids) for ids, _ in samples)
+    columns: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": [], "position_ids": []}
+    for ids, counts in samples:
+        gap, real = longest - len(ids), [1] * len(ids)
+        # The first token has nothing before it. Padded left, Hugging Face would predict it from the padding.
+        labels = [-100, *(token if count else -100 for token, count in zip(ids[1:], counts[1:], strict=True))]
+        for name, row, fill in (
+            ("input_ids", ids, 1),
+            ("attention_mask", real, 0),
+            ("labels", labels, -100),
+            ("position_ids", list(range(len(ids))), 0),
+        ):
+            columns[name].append([fill] * gap + row if side == "left" else row + [fill] * gap)
+    with torch.no_grad():
+        return float(trainer.model.lm.eval()(**{name: torch.tensor(row) for name, row in columns.items()}).loss)
+
+
+def ids_of(trainer: SFTTrainer, text: str) -> list[int]:
+    return [trainer.tokenizer.convert_tokens_to_ids(letter) for letter in text]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_of_text_every_token_counts(side: str, family: str, tmp_path: Path) -> None:
+    changes = {"model.model_path": tiny_lm(family), "tokenizer.padding_side": side}
+    trainer = make("SFTTrainer", tmp_path, samples=TEXTS, **changes)
+    samples = [(ids := [*ids_of(trainer, text), trainer.tokenizer.eos_token_id], [True] * len(ids)) for text in TEXTS]
+    batch = batch_of(trainer)
+    assert mean_loss(trainer, batch) == pytest.approx(hugging_face_loss(trainer, samples, side), abs=1e-6)
+    # Each text's letters and its EOS, but for the first token, which nothing predicts.
+    assert trainer.units(batch) == sum(len(text) for text in TEXTS)
+
+
+def test_of_dialogues_the_outputs_count(tmp_path: Path) -> None:
+    trainer = make("SFTTrainer", tmp_path, samples=DIALOGUES)
+    samples = []
+    for turns in DIALOGUES:
+        parts = [ids_of(trainer, turn) for turn in turns]
+        parts[-1].append(trainer.tokenizer.eos_token_id)
+        counts = [bool(turn % 2) for turn, part in enumerate(parts) for _ in part]
+        samples.append(([token for part in parts for token in part], counts))
+    batch = batch_of(trainer)
+    assert mean_loss(trainer, batch) == pytest.approx(hugging_face_loss(trainer, samples, "right"), abs=1e-6)
+    # " sat." and EOS; "bcd", "efghijk" and EOS; "c" and EOS.
+    assert trainer.units(batch) == 6 + 3 + 8 + 2
+
+
+def gradients(trainer: SFTTrainer) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Of one step on everything."""
+    seen: dict[str, Tensor] = {}
+
+    def look(metrics: dict[str, float]) -> bool:
+        seen.update((name, p.grad.clone()) for name, p in trainer.model.named_parameters() if p.grad is not None)
+        return True
+
+    trainer.accept = look
+    return seen, trainer.optimize(batch_of(trainer))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
+def test_packed_rows_have_the_loss_and_gradient_of_their_samples(family: str, tmp_path: Path) -> None:
+    """Seven samples fit into fewer rows of 20 tokens; none sees another."""
+    loose, packed = (
+        make(
+            "SFTTrainer",
+            tmp_path,
+            samples=[*TEXTS, *DIALOGUES],
+            **{
+                "method.packing": packing,
+                "model.model_path": tiny_lm(family, **NO_DROPOUT if family == "gpt2" else {}),
+            },
+        )
+        for packing in (False, True)
+    )
+    (expected, metrics), (got, same) = gradients(loose), gradients(packed)
+    assert len(packed.store) < len(loose.store) == 7
+    assert same == pytest.approx(metrics, abs=1e-5)
+    assert metrics["losses/total_loss"] > 1
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=1e-6)
+
+
+def shout(sample: dict[str, str]) -> str:
+    """A `formatting_func`, by name as well."""
+    return f"{sample['question']} {sample['answer']}"
+
+
+def test_a_formatting_function_makes_the_text(tmp_path: Path) -> None:
+    given = [{"question": "ab", "answer": "cd"}, {"question": "the cat", "answer": "sat"}]
+    plain = make("SFTTrainer", tmp_path, samples=["ab cd", "the cat sat"])
+    expected = mean_loss(plain, batch_of(plain))
+    for function in (shout, f"{__file__}:shout"):
+        formatted = make("SFTTrainer", tmp_path, samples=given, **{"method.formatting_func": function})
+        assert mean_loss(formatted, batch_of(formatted)) == expected
+    assert given[0] == {"question": "ab", "answer": "cd"}
+
+
+def test_what_it_says_about_its_data(tmp_path: Path) -> None:
+    trainer = make("SFTTrainer", tmp_path, samples=TEXTS)
+    assert trainer.make_experience() == {"data/samples": 4.0, "data/rows": 4.0, "data/tokens": 24.0}
+
+
+def test_dropout_is_on_while_it_trains_and_off_while_it_is_evaluated(tmp_path: Path) -> None:
+    trainer = make("SFTTrainer", tmp_path, **{"model.model_path": tiny_config(), "train.total_steps": 1})
+    batch = batch_of(trainer)
+    trainer.model.train()
+    assert trainer.loss(batch).loss != trainer.loss(batch).loss
+    trainer.learn()
+    assert mean_loss(trainer, batch) == mean_loss(trainer, batch)
+
+
+def test_without_evaluation_prompts_there_is_no_evaluation(tmp_path: Path) -> None:
+    make("SFTTrainer", tmp_path, eval_prompts=None, **{"train.eval_interval": 1, "train.total_steps": 2}).learn()
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+    assert not any("generation/length" in row for row in rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": None}, r"SFTTrainer needs samples: pass train\(samples=...\) or set data.samples"),
+        ({"prompts": ["a"]}, r"SFTTrainer cannot use prompts; it takes eval_prompts, samples"),
+        ({"model.num_layers_unfrozen": 0}, r"model.num_layers_unfrozen \(0\) leaves this trainer nothing to train"),
+    ],
+)
+def test_what_it_cannot_work_with(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("SFTTrainer", tmp_path, **arguments)
