@@ -75,15 +75,14 @@ class RandomWalks:
         return walks
 
     def length(self, walk: str) -> int | None:
-        """Nodes of `walk` up to and with the first goal.
+        """Nodes of `walk`, both ends counted.
 
-        None if it takes an edge that is missing, has a letter that is no node, or never arrives. What follows
-        the goal is ignored: a model may write on before it ends.
+        None if it takes an edge that is missing, has a letter that is no node, or does not end with its first
+        goal: a model has to know when to stop.
         """
-        before, goal, _ = walk.partition(LETTERS[GOAL])
-        nodes = [LETTERS.find(letter) for letter in before + goal]
+        nodes = [LETTERS.find(letter) for letter in walk]
         known = all(0 <= node < len(self.adjacency) for node in nodes)
-        if goal and known and all(self.adjacency[edge] for edge in pairwise(nodes)):
+        if known and nodes.count(GOAL) == 1 and nodes[-1] == GOAL and all(self.adjacency[edge] for edge in pairwise(nodes)):
             return len(nodes)
         return None
 

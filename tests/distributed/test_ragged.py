@@ -73,44 +73,66 @@ def test_abstaining_from_everything_is_the_same_error_on_both(tmp_path: Path) ->
     assert "reward_fn abstained (None) from all 5 samples" in first[0]
 
 
-class FailsOnTheSecond:
-    """A reward function that raises on one process in its third round."""
+class FailsOn:
+    """A reward function that raises on one process after a few rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.calls = 0
 
     def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
         self.calls += 1
-        if self.calls == 4 and torch.distributed.get_rank() == 1:  # one call evaluates before the first round
+        if self.calls == 4 and torch.distributed.get_rank() == self.rank:
             raise ZeroDivisionError("no luck")
         return count_letters(outputs)
 
 
 @pytest.mark.parametrize("on_main", [False, True])
 def test_a_reward_that_fails_on_one_process_ends_and_saves_both(on_main: bool, tmp_path: Path) -> None:
-    changes = {"reward_fn": FailsOnTheSecond(), "train.epochs": 5}
-    if on_main:
-        changes = {"reward_fn": FailsOnTheMain(), "train.epochs": 5, "train.reward_on_main_process": True}
+    where = 0 if on_main else 1
+    changes = {"reward_fn": FailsOn(where), "train.epochs": 5, "train.reward_on_main_process": on_main}
     (message, step), (other, same_step) = on_ranks(learn_and_fail, tmp_path, changes)
     failed, told = (message, other) if on_main else (other, message)
-    assert failed.startswith(f"{type(changes['reward_fn']).__name__} raised ZeroDivisionError: no luck")
-    assert told == f"On process {0 if on_main else 1}: {failed}"
+    assert failed.startswith("FailsOn raised ZeroDivisionError: no luck")
+    assert told == f"On process {where}: {failed}"
     assert step == same_step > 0
     assert [path.name for path in tmp_path.glob("checkpoint_*")] == [f"checkpoint_{step:03d}"]
-
-
-class FailsOnTheMain(FailsOnTheSecond):
-    def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
-        self.calls += 1
-        if self.calls == 4 and torch.distributed.get_rank() == 0:
-            raise ZeroDivisionError("no luck")
-        return count_letters(outputs)
 
 
 def test_rewards_of_the_main_process_are_those_of_each(tmp_path: Path) -> None:
     own = agreed(tmp_path / "own", {})
     main = agreed(tmp_path / "main", {"train.reward_on_main_process": True})
     assert_same(main, own)
+
+
+class OnMain:
+    """A reward function that only one process has, and a metric that all have."""
+
+    def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
+        assert torch.distributed.get_rank() == 0, "called on another process"
+        return count_letters(outputs)
+
+
+def test_only_the_main_process_is_asked_in_evaluations_too(tmp_path: Path) -> None:
+    changes = {"reward_fn": OnMain(), "train.reward_on_main_process": True, "eval_prompts": PROMPTS}
+    agreed(tmp_path, changes)
+    table = [row for row in rows(tmp_path, "samples.jsonl") if row["step"] == 0]
+    assert [row["prompt"] for row in table] == PROMPTS
+    assert [row["reward"] for row in table] == count_letters([row["output"] for row in table])
+    assert [row["metrics/length"] for row in table] == [len(row["output"]) for row in table]
+
+
+@pytest.mark.parametrize("function", ["reward_fn", "metric_fn"])
+def test_an_evaluation_that_fails_on_one_process_ends_both(function: str, tmp_path: Path) -> None:
+    """The second has one prompt of three to evaluate, and trouble with it."""
+    changes = {function: no_luck_on_the_second, "eval_prompts": PROMPTS[:3]}
+    (told, _), (failed, _) = on_ranks(learn_and_fail, tmp_path, changes)
+    assert failed.startswith("no_luck_on_the_second raised ZeroDivisionError")
+    assert told == f"On process 1: {failed}"
+
+
+def no_luck_on_the_second(outputs: Sequence[str], **_: Any) -> Any:
+    return {"one": 1} if torch.distributed.get_rank() == 0 else 1 / 0
 
 
 def kl_of_own_models(rank: int, folder: Path) -> float:

@@ -38,7 +38,9 @@ def small() -> RandomWalks:
         ("bcbcbcbcba", 0.0),  # 10 nodes: arrives with the last
         ("bcbcbcbcbcba", 0.0),  # 12 nodes: too long, not negative
         ("a", 1.0),  # at the goal already: 1 node of 1
-        ("bacz" + EOS, 1.0),  # what follows the goal does not count
+        ("bab", 0.0),  # does not stop at the goal
+        ("baba", 0.0),
+        ("ba" + EOS, 0.0),  # the end is no letter; texts come without it
         ("da", 0.0),  # no such edge
         ("dcb", 0.0),  # never arrives
         ("d" + EOS + "ba", 0.0),  # "<" is not a letter of the graph

@@ -100,9 +100,10 @@ def _encode(turns: list[str], encoder: TextEncoder) -> Dialogue:
         ids[-1] = ids[-1] + [encoder.eos]
     alone = len(turns) == 1
     is_output = [bool(alone or turn % 2) for turn, part in enumerate(ids) for _ in part]
-    return Dialogue([token for part in ids for token in part], [False, *is_output[1:]])
+    return Dialogue([token for part in ids for token in part], is_output)
 
 
 def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
+    """What fits of a dialogue. Its first token has nothing to be predicted from."""
     is_output = encoder.cut(dialogue.is_output, longest)
     return Dialogue(encoder.cut(dialogue.ids, longest), [False, *is_output[1:]])

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config.generation import swept
-from trlx_like.rewards import call_metric, call_reward
+from trlx_like.trainers.scoring import Row, measure, score
 
 if TYPE_CHECKING:
     from trlx_like.trainers.text import TextTrainer
-
-Row = dict[str, Any]
 
 
 def evaluate_text(trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any]) -> dict[str, float]:
@@ -29,7 +27,7 @@ def evaluate_text(trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any]) -> d
     for suffix, options in combinations(gen_kwargs):
         rows = trainer.group.join(_scored(trainer, options))
         for name in _numbers(rows):
-            values = [row[name] for row in rows if row[name] is not None]
+            values = [row[name] for row in rows if row.get(name) is not None]
             metrics[_metric(name) + suffix] = statistics.fmean(values) if values else float("nan")
             if name == "reward" and values:
                 metrics[f"reward/std{suffix}"] = statistics.pstdev(values)
@@ -53,31 +51,31 @@ def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
 
 def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
     """This process's evaluation prompts with outputs, reward and metrics, a row each."""
-    rows: list[Row] = []
+    seen: list[Row] = []
+    shown: list[Row] = []
     for prompts in trainer.eval_batches():
         with trainer.clock("generate"):
             samples = trainer.sampler.sample(prompts, options)
-        texts = {"samples": samples.samples, "prompts": samples.prompts, "outputs": samples.outputs}
-        lengths = samples.completion.mask.sum(dim=1).tolist()
-        columns: dict[str, list[Any]] = {
-            "prompt": samples.prompts,
-            "output": samples.outputs,
-            "length": lengths,
-            "finished": samples.finished,
-        }
-        if trainer.reward_fn is not None:
-            rewards = call_reward(trainer.reward_fn, texts, samples.metadata, trainer.tokenizer, lengths)
-            columns["reward"] = [sum(r) if isinstance(r, list) else r for r in rewards]
-        if trainer.metric_fn is not None:
-            values = call_metric(trainer.metric_fn, texts, samples.metadata, trainer.tokenizer)
-            for name, column in values.items():
-                columns[f"metrics/{name}"] = column * (len(lengths) if len(column) == 1 else 1)
-        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return rows
+        for row, finished in zip(samples.rows(), samples.finished, strict=True):
+            seen.append(row)
+            texts = {"prompt": row["prompts"], "output": row["outputs"]}
+            shown.append({**texts, "length": row["length"], "finished": finished})
+    group, tokenizer = trainer.group, trainer.tokenizer
+    if trainer.reward_fn is not None:
+        on_main = trainer.config.train.reward_on_main_process
+        rewards = score(group, trainer.reward_fn, seen, tokenizer, on_main=on_main)
+        for row, reward in zip(shown, rewards, strict=True):
+            row["reward"] = sum(reward) if isinstance(reward, list) else reward
+    if trainer.metric_fn is not None:
+        for name, values in measure(group, trainer.metric_fn, seen, tokenizer).items():
+            for row, value in zip(shown, values, strict=True):
+                row[f"metrics/{name}"] = value
+    return shown
 
 
 def _numbers(rows: list[Row]) -> list[str]:
-    return [name for name in (rows[0] if rows else {}) if name == "reward" or name.startswith("metrics/")]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if name == "reward" or name.startswith("metrics/")]
 
 
 def _metric(name: str) -> str:

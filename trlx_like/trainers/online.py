@@ -15,9 +15,9 @@ from torch import Tensor
 from trlx_like.data import Completion
 from trlx_like.errors import RewardError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
-from trlx_like.rewards import call_reward
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.scoring import score
 from trlx_like.trainers.text import TextTrainer, require
 
 logger = logging.getLogger(__name__)
@@ -90,34 +90,9 @@ class OnlineTextTrainer(TextTrainer[E]):
             raise RewardError(f"reward_fn abstained (None) from all {count} samples; there is nothing to train on.")
 
     def _rewards(self, samples: TextSamples | None) -> list[Reward]:
-        """Each process scores its own, or the main one all of them (`train.reward_on_main_process`)."""
         assert self.reward_fn is not None
-        own = [] if samples is None else samples.rows()
-        together = self.config.train.reward_on_main_process
-        rows = self.group.gather(own) if together else own
-        rewards: list[Reward] = []
-        failure: RewardError | None = None
-        if rows and (self.group.main or not together):
-            columns = {name: [row[name] for row in rows] for name in ("samples", "prompts", "outputs")}
-            metadata, lengths = [row["metadata"] for row in rows], [row["length"] for row in rows]
-            try:
-                rewards = call_reward(self.reward_fn, columns, metadata, self.tokenizer, lengths)
-            except RewardError as error:
-                failure = error
-        self._agree(failure)
-        if not together:
-            return rewards
-        before = sum(self.group.gather([len(own)])[: self.group.rank])
-        return self.group.broadcast(rewards)[before : before + len(own)]
-
-    def _agree(self, failure: RewardError | None) -> None:
-        """Raises on all processes where one has failed, so that all save and none waits for another."""
-        messages = self.group.gather([None if failure is None else str(failure)])
-        if failure is not None:
-            raise failure
-        for rank, message in enumerate(messages):
-            if message is not None:
-                raise RewardError(f"On process {rank}: {message}")
+        rows = [] if samples is None else samples.rows()
+        return score(self.group, self.reward_fn, rows, self.tokenizer, on_main=self.config.train.reward_on_main_process)
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""

@@ -215,6 +215,19 @@ def test_a_value_branch_begins_as_the_trunk_and_is_trained_by_the_values_alone(f
     assert not any(name.startswith("head") for name in gradients(policy))
 
 
+@pytest.mark.parametrize("unfrozen", [0, 1])
+def test_a_value_branch_is_trained_where_the_trunk_is_frozen(unfrozen: int) -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=unfrozen, head_blocks={"value": 2})
+    policy(batch_of_ids()).heads["value"].square().sum().backward()
+    found = gradients(policy)
+    norm = {f"head_tops.value.base.norm.{name}" for name, _ in policy.lm.base_model.norm.named_parameters()}
+    branch = {name for name, _ in policy.named_parameters() if ".layers.1." in name or ".layers.2." in name}
+    assert {name for name in found if name.startswith("head_tops")} == norm | {
+        name for name in branch if name.startswith("head_tops")
+    }
+    assert not any(name.startswith("lm.") for name in found)
+
+
 def test_a_copied_policy_stands_on_its_own() -> None:
     policy, batch = LanguagePolicy(sharp_lm("llama")), batch_of_ids()
     before = policy(batch).logprobs

@@ -12,7 +12,7 @@ from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.errors import CheckpointError
 from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
-from trlx_like.models.layout import blocks
+from trlx_like.models.layout import TopBlocks, blocks
 
 LAYERS = 3
 UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
@@ -149,6 +149,23 @@ def test_the_reference_is_no_part_of_the_policy(family: str, unfrozen: int) -> N
     assert policy.train() and not any(
         module.training for part in policy.reference_modules() for module in part.modules()
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_a_deep_trunk_under_one_trained_block(family: str) -> None:
+    # Families whose blocks return tuples take one apart after each block, also after those that are passed through.
+    policy = LanguagePolicy(sharp_lm(family, layers=6), num_layers_unfrozen=1)
+    policy.add_reference()
+    out = policy(batch_of_ids(), reference=True)
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+
+
+def test_loops_find_what_they_read_off_a_block() -> None:
+    lm = sharp_lm("llama")
+    for number, block in enumerate(blocks(lm)):
+        block.attention_type = f"type {number}"
+    top = TopBlocks(lm, 2)
+    assert [block.attention_type for block in top.base.layers] == ["type 0", "type 1", "type 2"]
 
 
 def test_only_the_trained_top_is_held_twice() -> None:

@@ -1,0 +1,153 @@
+"""The pages say what is there: tables, metrics, files, programs, commands and links are held against the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+import trlx_like
+from scripts.configuration_page import BLOCK, filled, sections
+from tests.contract.recipes import RECIPES, make
+from tests.tiny import save_tiny
+from trlx_like.cli import app
+from trlx_like.config import TRLConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+# Tables of options.
+
+
+@every_page
+def test_the_tables_of_options_are_up_to_date(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert filled(text) == text, "run .venv/bin/python scripts/configuration_page.py"
+
+
+def test_every_section_has_a_table() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert {name for _, name, _ in BLOCK.findall(text)} == set(sections())
+    assert "| `num_layers_unfrozen` | a whole number of at least -1 | `-1` |" in text
+
+
+# Metrics.
+
+
+def documented_metrics() -> set[str]:
+    """The names in the first columns of the tables of our metrics."""
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Theirs")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_the_metrics_that_are_logged_are_those_documented(tmp_path: Path) -> None:
+    logged: set[str] = set()
+    for name in RECIPES:
+        make(name, tmp_path / name, **{"train.total_steps": 2}).learn()
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        logged |= {metric for line in lines for metric in json.loads(line)}
+    named = {metric for metric in logged if metric.startswith("metrics/")}
+    assert documented_metrics() == logged - named | {"metrics/<name>"}
+
+
+# Files and programs.
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_the_configurations_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert TRLConfig.load_yaml(file).train.checkpoint_dir.startswith("runs/")
+
+
+@every_page
+def test_the_yaml_on_the_pages_loads(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "yaml"):
+        if "train" in yaml.safe_load(text):
+            (tmp_path / "page.yml").write_text(text)
+            TRLConfig.load_yaml(tmp_path / "page.yml")
+
+
+@every_page
+def test_the_programs_on_the_pages_use_names_that_exist(page: Path) -> None:
+    for text in blocks(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trlx_like":
+                for alias in node.names:
+                    assert hasattr(importlib.import_module(node.module or ""), alias.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "trlx_like":
+                assert hasattr(trlx_like, node.attr)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "TRLConfig.from_dict":
+                TRLConfig.from_dict(ast.literal_eval(node.args[0]))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/algorithms/ppo.md", "docs/algorithms/sft.md"])
+def test_the_first_program_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = blocks(ROOT / name, "python")[0]
+    assert "gpt2" in program
+    program = program.replace("gpt2", save_tiny(tmp_path / "model"))
+    program = re.sub(r'(total_steps"?[:=] ?)\d+', r"\g<1>2", program)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(program, name, "exec"), names)
+    assert names["trainer"].progress.step == 2
+
+
+def commands() -> Iterator[str]:
+    """The lines of the pages that are to be typed, without their comments."""
+    for page in PAGES:
+        for line in "".join(blocks(page, "")).splitlines():
+            if line.startswith(("trlx-like ", "python ", ".venv")):
+                yield line.partition("  #")[0].strip()
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(commands()))
+def test_the_commands_on_the_pages_exist(line: str) -> None:
+    program, *words = shlex.split(line)
+    if program == "trlx-like":
+        group: Any = typer.main.get_command(app)
+        with group.commands[words[0]].make_context(words[0], words[1:]) as context:
+            assert (ROOT / context.params.get("config", "README.md")).is_file()
+    elif words[0] == "-m":
+        assert importlib.util.find_spec(words[1]) is not None
+    else:
+        assert (ROOT / words[0]).is_file()
+
+
+# Links.
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name after `#`, as GitHub makes it from headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_the_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not link.startswith("http"):
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
