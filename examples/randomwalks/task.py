@@ -82,7 +82,8 @@ class RandomWalks:
         """
         nodes = [LETTERS.find(letter) for letter in walk]
         known = all(0 <= node < len(self.adjacency) for node in nodes)
-        if known and nodes.count(GOAL) == 1 and nodes[-1] == GOAL and all(self.adjacency[edge] for edge in pairwise(nodes)):
+        ends = nodes.count(GOAL) == 1 and nodes[-1] == GOAL
+        if ends and known and all(self.adjacency[edge] for edge in pairwise(nodes)):
             return len(nodes)
         return None
 
