@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def on_ranks(
-    function: Callable[..., Any], *args: Any, processes: int = 2, timeout: float = 60, exits: bool = False
+    function: Callable[..., Any], *args: Any, processes: int = 2, timeout: float = 120, exits: bool = False
 ) -> list[Any]:
     """What `function(rank, *args)` returns on each rank. Processes that do not end within `timeout` seconds fail.
 

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
+from trlx_like.models.layout import base_model
 
 
 def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
@@ -34,6 +35,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
     if isinstance(path, PreTrainedModel):
+        base_model(path)  # refuses one without an LM head
         return path
     extra = {"dtype": torch.float32, **config.model_extra_configs}
     lm: PreTrainedModel

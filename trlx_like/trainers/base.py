@@ -85,10 +85,15 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.config = config
         self.method: Any = config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
-        self.stop_sequences = list(stop_sequences)
+        self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
+        if "" in self.stop_sequences:
+            raise ConfigError("stop_sequences has an empty string, which would end every response at once.")
         self.logit_mask = logit_mask
         self.callbacks = list(callbacks)
         self.data = {name: value for name, value in data.items() if value is not None}
+        if unused := sorted(set(self.data) - self.uses):
+            known = ", ".join(sorted(self.uses)) or "no data"
+            raise ConfigError(f"{type(self).__name__} cannot use {', '.join(unused)}; it takes {known}.")
         self.accelerator = make_accelerator(config.backend)
         self.group = Group(self.accelerator)
         self.device = self.accelerator.device
@@ -118,7 +123,10 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     @abstractmethod
     def make_experience(self) -> Metrics:
-        """Fills `self.store` with this process's share of a round; returns what there is to log about it."""
+        """Fills `self.store` with this process's share of a round; returns what there is to log about it.
+
+        A RewardError must come on all processes, which then save the run as it was before the round.
+        """
 
     @abstractmethod
     def loss(self, batch: E) -> LossOutput:

@@ -53,7 +53,9 @@ class TextTrainer(BaseRLTrainer[E]):
         if not self.keep_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
-            lm.gradient_checkpointing_enable({"use_reentrant": False})
+            # Its name changes with transformers 6, and the old one warns from 5.23 on.
+            enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
         self._check_lengths(lm.config)
         self.model = LanguagePolicy(
             lm,

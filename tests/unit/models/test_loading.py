@@ -71,6 +71,8 @@ def test_a_config_a_model_and_a_function() -> None:
     assert load(tiny_config("llama")).dtype == torch.float32
     lm = tiny_lm()
     assert load(lm) is lm
+    with pytest.raises(ConfigError, match=r"model\.model_path: GPT2Model is not a causal language model"):
+        load(lm.base_model)
     made = load("tests.tiny:tiny_lm")
     assert torch.equal(made.lm_head.weight, lm.lm_head.weight)
 

@@ -173,6 +173,17 @@ def test_an_exception_is_named_with_its_cause_and_a_sample() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_a_builtin_that_says_nothing_of_its_arguments() -> None:
+    assert "max raised TypeError" in failure(max)
+
+
+def test_no_samples() -> None:
+    none: dict[str, list[str]] = {name: [] for name in TEXTS}
+    assert call_reward(lambda outputs: [len(output) for output in outputs], none, []) == []
+    with pytest.raises(RewardError, match=r"scorer returned 1 rewards for 0 samples, \[1\.0\]; .* a sample\.$"):
+        call_reward(returning([1.0]), none, [])
+
+
 def test_interrupts_pass_through() -> None:
     def stop(**_: Any) -> Any:
         raise KeyboardInterrupt

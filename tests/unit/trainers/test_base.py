@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contract.recipes import make
 from tests.contract.runs import assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config
@@ -314,6 +315,11 @@ def test_a_method_of_another_trainer_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"train.trainer \(LineTrainer\) needs method.name: LineConfig, not PPOConfig"
     ):
         line(tmp_path, **{"method.name": "PPOConfig", "train.seq_length": 64})
+
+
+def test_keyword_arguments_that_nobody_takes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"PPOTrainer cannot use depth; it takes eval_prompts, prompts\."):
+        make("PPOTrainer", tmp_path, **{"train.trainer_kwargs": {"depth": 3}})
 
 
 def test_without_the_optimizer_a_checkpoint_has_only_the_rest(tmp_path: Path) -> None:

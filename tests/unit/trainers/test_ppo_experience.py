@@ -85,13 +85,13 @@ def test_the_reward_of_a_sampled_response_is_on_its_eos(tmp_path: Path) -> None:
 
     trainer = make("PPOTrainer", tmp_path, reward_fn=reward, **PLAIN)
     trainer.make_experience()
-    ended = 0
     for stored in trainer.store.elements:
         text = trainer.tokenizer.decode(torch.cat([stored.prompt, stored.response]), skip_special_tokens=True)
         assert stored.scores.tolist() == [0.0] * (len(stored.response) - 1) + [seen[text]]
         assert not (stored.response[:-1] % 4 == 0).any()  # multiples of 4 end a response
-        ended += int(stored.response[-1] % 4 == 0)
-    assert ended > 0
+        ended = bool(stored.response[-1] % 4 == 0)
+        assert ended or len(stored.response) == 6
+    assert {len(stored.response) for stored in trainer.store.elements} != {6}
 
 
 def test_missing_eos_costs_and_scores_are_clipped(tmp_path: Path) -> None:
