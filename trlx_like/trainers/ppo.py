@@ -230,9 +230,10 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         assert out.ref_logprobs is not None
         kind = self.method.kl_penalty
         assert kind != "full"
-        # In a loss log-ratios would do nothing: their gradient is zero on average. That of k3 is the KL's.
+        # In a loss log-ratios do nothing: their gradient is zero on average. Half their square has the gradient of
+        # KL(policy || reference); that of k3 would be the gradient of KL(reference || policy).
         in_loss = kind == "kl" and self.method.kl_in == "loss"
-        return kl_penalty(out.logprobs, out.ref_logprobs, "k3" if in_loss else kind)
+        return kl_penalty(out.logprobs, out.ref_logprobs, "mse" if in_loss else kind)
 
     def _whitened(self, values: Tensor, mask: Tensor, center: bool = True) -> Tensor:
         spread = self.statistics(values, mask)
