@@ -160,6 +160,7 @@ def check(config: TRLConfig) -> None:
     """Looks up everything that the configuration names, without loading a model. Raises what `train` would raise."""
     import torch
 
+    from trlx_like.models.loading import check_model
     from trlx_like.optim import make_optimizer, make_scheduler
     from trlx_like.pipelines.prompts import DATAPIPELINES
     from trlx_like.samplers.generation import check_options
@@ -176,6 +177,7 @@ def check(config: TRLConfig) -> None:
     _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in DATA})
     for name in ("gen_kwargs", "gen_experience_kwargs"):
         check_options(getattr(config.method, name, None) or {}, f"method.{name}")
+    check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
     GENERATORS.get(config.sampler.engine)
     for tracker in config.train.trackers:

@@ -71,7 +71,7 @@ class TokenizerConfig(Section):
     ] = None
     """Folder or hub name of the tokenizer, or a loaded one; null: that of the model."""
     padding_side: Literal["left", "right"] = "left"
-    """Side on which prompts are padded."""
+    """Padding side of the exported tokenizer; in training prompts are padded left and responses right."""
     truncation_side: Literal["left", "right"] = "right"
     """Side from which a prompt that is too long loses tokens."""
     tokenizer_extra_configs: dict[str, Any] = {}

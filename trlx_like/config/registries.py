@@ -28,7 +28,11 @@ TRAINERS: Registry[type[Any]] = Registry(
         "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
     },
     aliases={"AcceleratePPOTrainer": "PPOTrainer", "AccelerateSFTTrainer": "SFTTrainer"},
-    gone={"NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md)."},
+    gone={
+        "NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md).",
+        "AccelerateILQLTrainer": "ILQL is not there yet.",
+        "AccelerateRFTTrainer": "RFT is not there yet.",
+    },
 )
 
 

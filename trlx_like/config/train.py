@@ -66,11 +66,11 @@ class TrainConfig(Section):
     tracker: str | list[str] | None = None
     """Registered names of trackers beside metrics.jsonl, for example wandb; null: none."""
     logging_dir: PathText | None = None
-    """Folder of the tensorboard tracker; null: in `checkpoint_dir`."""
+    """Folder of the tensorboard and wandb trackers; null: in `checkpoint_dir`."""
     project_name: str = "trlx_like"
     """Project that trackers file the run under."""
     run_name: str | None = None
-    """Name of the run; null: made from the configuration."""
+    """Name of the run; null: that of its folder."""
     entity_name: str | None = None
     """Team or user of the wandb tracker."""
     group_name: str | None = None
@@ -100,8 +100,8 @@ class TrainConfig(Section):
     def inert(self) -> list[str]:
         names = {name.lower() for name in self.trackers}
         without_wandb = [] if "wandb" in names else ["entity_name", "group_name", "tags"]
-        without_tensorboard = [] if "tensorboard" in names else ["logging_dir"]
-        return [name for name in (*without_tensorboard, *without_wandb) if self.changed(name)]
+        without_both = [] if {"tensorboard", "wandb"} & names else ["logging_dir"]
+        return [name for name in (*without_both, *without_wandb) if self.changed(name)]
 
 
 class DataConfig(Section):

@@ -22,16 +22,21 @@ from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.layout import base_model
 
 
+def check_model(config: ModelConfig) -> None:
+    """ConfigError for kinds of models that no trainer can train yet."""
+    if config.model_arch_type != "causal":
+        raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): only 'causal' can be trained yet.")
+    if config.peft_config is not None:
+        raise ConfigError("model.peft_config: adapters cannot be trained yet; leave it out.")
+
+
 def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     """A causal language model in float32, unless `model.model_extra_configs` says otherwise.
 
     path: a folder or hub name, a `PretrainedConfig` (random weights), a model (used as it is), or
     `module:function` that returns one of these.
     """
-    if config.model_arch_type != "causal":
-        raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): only 'causal' can be trained yet.")
-    if config.peft_config is not None:
-        raise ConfigError("model.peft_config: adapters cannot be trained yet; leave it out.")
+    check_model(config)
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
     if isinstance(path, PreTrainedModel):

@@ -82,11 +82,25 @@ class RunFolder:
         self.resumed = True
         self._say("Resumed from %s.", found)
 
+    def _set_aside(self) -> None:
+        """Moves an earlier run's checkpoints away, so that neither is lost and a resume does not mix the runs up."""
+        old = [*self.directory.glob("checkpoint_*"), *self.directory.glob("best_checkpoint")]
+        if not old:
+            return
+        number = 1 + len(list(self.directory.glob("earlier_*")))
+        place = self.directory / f"earlier_{number}"
+        place.mkdir()
+        for folder in old:
+            folder.rename(place / folder.name)
+        logger.info("%s has checkpoints of an earlier run; they are kept in %s.", self.directory, place.name)
+
     def open_trackers(self, progress: Progress) -> Trackers:
         """Writes config.yml and opens the trackers, which continue the files of a resumed run."""
         train = self.config.train
         if self.group.main:
             self.directory.mkdir(parents=True, exist_ok=True)
+            if not self.resumed:
+                self._set_aside()
             self.config.dump_yaml(self.directory / "config.yml")
         info = RunInfo(
             directory=self.directory,

@@ -28,10 +28,6 @@ class LineConfig(MethodConfig):
     passes: int = 1
 
 
-if "LineConfig" not in METHODS:
-    register_method(LineConfig)
-
-
 @dataclass
 class Points(Experience):
     """Points (x, y), any number of them."""
@@ -95,6 +91,8 @@ class OfflineLineTrainer(LineTrainer):
 
 
 def line(folder: Path, kind: type[LineTrainer] = LineTrainer, callbacks: Any = (), **changes: Any) -> LineTrainer:
+    if "LineConfig" not in METHODS:
+        register_method(LineConfig)
     sections = {
         "model": {"model_path": tiny_config()},  # never built
         "optimizer": {"name": "sgd", "kwargs": {"lr": 0.1}},

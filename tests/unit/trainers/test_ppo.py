@@ -259,7 +259,7 @@ def test_the_loop_by_hand_learns_a_bandit(tmp_path: Path) -> None:
     wanted = trainer.tokenizer.convert_tokens_to_ids("a")
     queries = ["ab"] * 32
     history = []
-    for _ in range(25):
+    for _ in range(40):
         responses = trainer.generate(queries)
         scores = [float(response[0] == wanted) for response in responses]
         stats = trainer.step(queries, responses, scores)
@@ -267,7 +267,7 @@ def test_the_loop_by_hand_learns_a_bandit(tmp_path: Path) -> None:
         history.append(np.mean(scores))
     assert history[0] < 0.3 and history[-1] > 0.9
     assert stats["policy/kl"] > 1 and stats["policy/approx_kl"] >= 0
-    assert trainer.progress.round == 25 and trainer.progress.step == 25 * 2 * 2
+    assert trainer.progress.round == 40 and trainer.progress.step == 40 * 2 * 2
     assert trainer.decode(responses).count("a") > 28
 
 
