@@ -25,7 +25,7 @@ REWARDS = {"sadder": sadder, "happier": vader_reward, "reviews": tfidf_reward}
 HERE = Path(__file__).parent
 
 
-def config(model: str, directory: Path, seed: int = 1000, steps: int = 70) -> TRLConfig:
+def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TRLConfig:
     """What is trained, and how: 64 stories a round, two passes in batches of 32."""
     return TRLConfig.from_dict(
         {
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--model", help="folder or hub name of a causal language model (default: stories8M)")
     parser.add_argument("--reward", choices=sorted(REWARDS), default="sadder", help="what is rewarded")
     parser.add_argument("--seed", type=int, default=1000, help="of everything random")
-    parser.add_argument("--steps", type=int, default=70, help="optimiser steps")
+    parser.add_argument("--steps", type=int, default=80, help="optimiser steps")
     parser.add_argument("--directory", type=Path, default=Path("runs/sentiments"), help="where the run goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
