@@ -89,6 +89,9 @@ Plugins = Annotated[
 
 def main() -> None:
     """The program. Does not return."""
+    # Files that a YAML names may import their neighbours, as they may under `python -m trlx_like`.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     app(prog_name=PROGRAM)
 
 
