@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, distributed as dist
+
+from trlx_like.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -31,6 +34,22 @@ class Group:
         total = total if self.accelerator.device.type == "mps" else total.to(self.accelerator.device)
         dist.all_reduce(total)
         return [float(value) for value in total]
+
+    def sum_by_name(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums over processes of numbers by name; a process may lack some."""
+        total: defaultdict[str, float] = defaultdict(float)
+        for part in self.gather([dict(values)]):
+            for name, value in part.items():
+                total[name] += value
+        return dict(total)
+
+    def part(self, total: int, name: str) -> int:
+        """What falls to each process of a number that the option `name` gives. ConfigError if it does not divide."""
+        if total % self.size:
+            raise ConfigError(
+                f"{name} ({total}) is over all processes and must be a multiple of their number ({self.size})."
+            )
+        return total // self.size
 
     def max(self, value: int) -> int:
         return max(self.gather([value]))

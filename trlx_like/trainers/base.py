@@ -13,7 +13,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -62,6 +62,8 @@ class BaseRLTrainer(ABC, Generic[E]):
     """True: experience is made once, from data, and `train.epochs` are passes over it."""
     uses: ClassVar[frozenset[str]] = frozenset()
     """The data arguments of `train` that this trainer takes."""
+    counted: ClassVar[tuple[str, ...]] = ()
+    """Names of `counts`. Their totals over the global batch, and that of the units, are in `totals` during `loss`."""
 
     model: nn.Module
 
@@ -97,7 +99,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.accelerator = make_accelerator(config.backend)
         self.group = Group(self.accelerator)
         self.device = self.accelerator.device
-        self.local_batch_size = self._local_batch_size()
+        self.local_batch_size = self.group.part(config.train.batch_size, "train.batch_size")
         self._announce()
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
@@ -111,6 +113,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.stopped = False  # a callback wants no more steps
         self.last_metrics: Metrics = {}
         self.round_steps: int | None = None  # optimiser steps of this round, once that is known
+        self.totals: dict[str, float] = {}  # of the global batch of this step: "units" and what `counted` names
         self._pending: Metrics = {}  # of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
         self._prepare()
@@ -135,6 +138,10 @@ class BaseRLTrainer(ABC, Generic[E]):
     def units(self, batch: E) -> float:
         """How many units the loss of a micro-batch is summed over."""
         return len(batch)
+
+    def counts(self, batch: E) -> dict[str, float]:
+        """What else of a micro-batch `loss` has to know the total of, by the names in `counted`."""
+        return {}
 
     # Hooks with defaults.
 
@@ -258,18 +265,18 @@ class BaseRLTrainer(ABC, Generic[E]):
     def optimize(self, batch: E | None) -> Metrics:
         """One optimiser step on this process's part of a global batch (None: it has none). Returns its metrics."""
         parts = [] if batch is None else [part.to(self.device) for part in self.microbatches(batch)]
-        units, stop = self.group.sum([sum(self.units(part) for part in parts), float(self.stop_request.code > 0)])
-        self.stopping = stop > 0
+        self.totals = self._totals(parts)
+        units = max(self.totals["units"], 1.0)
         self.model.train()
         sums: defaultdict[str, float] = defaultdict(float)
         for part in parts:
             with self.clock("forward"), self.accelerator.autocast():
                 output = self.loss(part)
             with self.clock("backward"):
-                self.gradients.backward(output.loss / max(units, 1.0))
+                self.gradients.backward(output.loss / units)
             for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
                 sums[name] += float(value.detach())
-        metrics: Metrics = {name: value / max(units, 1.0) for name, value in self._over_processes(sums).items()}
+        metrics: Metrics = {name: value / units for name, value in self.group.sum_by_name(sums).items()}
         with self.clock("optimizer"):
             metrics["grad_norm"] = self.gradients.finish()
             if self.accept(metrics):
@@ -280,12 +287,15 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.progress.step += 1
         return metrics
 
-    def _over_processes(self, sums: Mapping[str, float]) -> Metrics:
-        total: defaultdict[str, float] = defaultdict(float)
-        for part in self.group.gather([dict(sums)]):
-            for name, value in part.items():
-                total[name] += value
-        return dict(total)
+    def _totals(self, parts: list[E]) -> dict[str, float]:
+        """Units and counts of the global batch; whether some process was told to stop is asked on the way."""
+        counts = [{"units": self.units(part), **self.counts(part)} for part in parts]
+        names = ("units", *self.counted)
+        *totals, stop = self.group.sum(
+            [*(sum(count[name] for count in counts) for name in names), float(self.stop_request.code > 0)]
+        )
+        self.stopping = stop > 0
+        return dict(zip(names, totals, strict=True))
 
     def _end_step(self, metrics: Metrics) -> None:
         train, step = self.config.train, self.progress.step
@@ -381,12 +391,3 @@ class BaseRLTrainer(ABC, Generic[E]):
                 self.config.train.total_steps,
                 self.config.train.batch_size,
             )
-
-    def _local_batch_size(self) -> int:
-        batch_size, processes = self.config.train.batch_size, self.group.size
-        if batch_size % processes:
-            raise ConfigError(
-                f"train.batch_size ({batch_size}) is over all processes and must be a multiple of their number "
-                f"({processes})."
-            )
-        return batch_size // processes
