@@ -176,7 +176,8 @@ def check(config: TRLConfig) -> None:
         )
     _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in DATA})
     for name in ("gen_kwargs", "gen_experience_kwargs"):
-        check_options(getattr(config.method, name, None) or {}, f"method.{name}")
+        own = getattr(config.method, "generation_options", ())
+        check_options(getattr(config.method, name, None) or {}, f"method.{name}", own)
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
     GENERATORS.get(config.sampler.engine)

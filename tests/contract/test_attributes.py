@@ -22,6 +22,7 @@ NOT_STATE = {
     ".callbacks",  # the caller's
     ".clock",  # seconds of this process
     ".tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
+    ".totals",  # set anew by every step
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
     ".run.resumed",  # of this process

@@ -40,6 +40,9 @@ def default_gen_kwargs() -> dict[str, Any]:
 class TextMethodConfig(MethodConfig):
     """A method whose evaluation generates text."""
 
+    generation_options: ClassVar[tuple[str, ...]] = ()
+    """What `gen_kwargs` may have beside the options of transformers' `generate`."""
+
     gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
     """Options of `generate` for evaluation; a list of values for an option is a sweep over it."""
 

@@ -24,6 +24,7 @@ class PolicyOutput:
     """All at the response positions of a batch; zero where nothing is scored."""
 
     logprobs: Tensor  # [B, R]
+    states: Tensor  # [B, R + 1, H]: last hidden states around the response tokens
     entropy: Tensor | None = None  # [B, R]
     heads: dict[str, Tensor] = field(default_factory=dict)  # [B, R + 1]: the states around the response tokens
     ref_logprobs: Tensor | None = None  # [B, R], no gradient
@@ -84,11 +85,12 @@ class LanguagePolicy(nn.Module):
         reference: bool = False,
         entropy: bool = False,
         full_kl: bool = False,
+        heads: bool = True,
     ) -> PolicyOutput:
         """Scores the response tokens of a batch.
 
         reference: also under the reference. entropy: of the policy at each position. full_kl: the exact
-        KL(policy || reference) at each position, with gradient to the policy.
+        KL(policy || reference) at each position, with gradient to the policy. heads: also what the heads say.
         """
         inputs = batch.inputs()
         width = batch.response.shape[1]
@@ -101,8 +103,9 @@ class LanguagePolicy(nn.Module):
         scores = score_tokens(at_tokens, ids, head, entropy=entropy, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
+            states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
-            heads={name: self._head(name, inputs, hidden, branches, width + 1) for name in self.heads},
+            heads={n: self._head(n, inputs, hidden, branches, width + 1) for n in self.heads} if heads else {},
         )
         if reference or full_kl:
             held = self._reference[0]

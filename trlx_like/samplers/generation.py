@@ -6,7 +6,7 @@ log-probabilities of another distribution than the one that was sampled from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -24,9 +24,12 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
-def check_options(options: Mapping[str, Any], where: str = "method.gen_kwargs") -> None:
-    """ConfigError for what `generate()` does not know, and for what would not give one completion a prompt."""
-    known = GenerationConfig().to_dict()
+def check_options(options: Mapping[str, Any], where: str = "method.gen_kwargs", also: Collection[str] = ()) -> None:
+    """ConfigError for what `generate()` does not know, and for what would not give one completion a prompt.
+
+    also: options of the engine's own.
+    """
+    known = {*GenerationConfig().to_dict(), *also}
     for name, value in options.items():
         if name not in known:
             close = nearest(name, known)

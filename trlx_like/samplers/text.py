@@ -70,19 +70,20 @@ class TextSampler:
         self.device = device
 
     def sample(self, prompts: PromptBatch, options: Mapping[str, Any]) -> TextSamples:
-        """One completion a prompt under the generation `options`."""
-        config = generation_config(options, self.tokenizer)
+        """One completion a prompt under the generation `options`, those that the engine adds included."""
+        own = {name: options[name] for name in getattr(self.generator, "options", ()) if name in options}
+        config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
-        parts = [self._generate(prompts[i : i + step], config) for i in range(0, len(prompts), step)]
+        parts = [self._generate(prompts[i : i + step], config, own) for i in range(0, len(prompts), step)]
         completion = parts[0]
         if len(parts) > 1:
             completion = Completion.collate([row for part in parts for row in part.split()])
         texts = self.decode(completion)
         return TextSamples(completion, *texts, finished=self.finished(completion, config), metadata=prompts.metadata)
 
-    def _generate(self, prompts: PromptBatch, config: GenerationConfig) -> Completion:
+    def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Completion:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
-        return self.generator.generate(ids.to(self.device), mask.to(self.device), config, self.stop)
+        return self.generator.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
         """(prompts, outputs, samples), for people and reward functions only: ids are never made from them."""

@@ -63,9 +63,12 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             family = type(self.model.lm).__name__
             raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
 
-    def make_experience(self) -> Metrics:
+    def read_data(self) -> None:
         longest = self.config.train.seq_length
-        dialogues = encode_dialogues(self._formatted(self.data["samples"]), self.tokenizer, longest)
+        self.dialogues = encode_dialogues(self._formatted(self.data["samples"]), self.tokenizer, longest)
+
+    def make_experience(self) -> Metrics:
+        dialogues, longest = self.dialogues, self.config.train.seq_length
         rows = pack(dialogues, longest) if self.method.packing else [[dialogue] for dialogue in dialogues]
         elements = [_element(row, self.method.packing) for row in self.group.share(rows)]
         self.push_to_store(elements)

@@ -28,7 +28,7 @@ from trlx_like.models import (
 )
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
-from trlx_like.samplers.generators import GENERATORS
+from trlx_like.samplers.generators import GENERATORS, Generator
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.evaluation import evaluate_text
@@ -48,6 +48,7 @@ class TextTrainer(BaseRLTrainer[E]):
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
         tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
+        self.read_data()
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_model(model.model_path, model)
         if not self.keep_dropout:
@@ -65,9 +66,8 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
-        engine = GENERATORS.get(self.config.sampler.engine)(lm, tokenizer, self.model.allowed)
         self.sampler = TextSampler(
-            engine,
+            self.make_generator(),
             tokenizer,
             stop_sequences=self.stop_sequences,
             batch_size=self.config.sampler.batch_size,
@@ -76,7 +76,17 @@ class TextTrainer(BaseRLTrainer[E]):
         self.eval_pipeline: PromptPipeline | None = None
         self._add_prompts()
 
-    # What an algorithm adds to the policy.
+    # What an algorithm adds.
+
+    def read_data(self) -> None:
+        """Reads and checks what is learned from, with the tokenizer, before a model is loaded."""
+
+    def make_generator(self) -> Generator:
+        """The engine that generates."""
+        engine: Generator = GENERATORS.get(self.config.sampler.engine)(
+            self.model.lm, self.tokenizer, self.model.allowed
+        )
+        return engine
 
     def heads(self, hidden_size: int) -> dict[str, nn.Module]:
         """Heads on the policy's hidden states, by name."""
