@@ -286,7 +286,8 @@ def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
     lines = said(2, "check", file, "--set", "model.model_path=rewards.py:model").splitlines()
     assert lines == [
         "model.model_path ('rewards.py:model'): rewards.py has no 'model'.",
-        'data.prompts: bad.jsonl:2 must be text, or have text under "prompt", not an object with question.',
+        'data.prompts: bad.jsonl:2 must be text or messages, or have either under "prompt", not an object with '
+        "question.",
         f"data.eval_prompts ('none.txt'): there is no such file in {here}.",
         "data.reward_fn ('rewards.py:scores'): rewards.py has no 'scores'.",
     ]

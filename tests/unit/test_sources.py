@@ -103,7 +103,8 @@ def test_parquet() -> None:
     assert load_rows("two.parquet", "data.prompts") == [{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}]
     assert load_rows("one.parquet", "data.samples") == ["a", "b"]
     assert message(DataError, load_rows, "null.parquet", "data.prompts") == (
-        'data.prompts: null.parquet[1] must be text, or have text under "prompt", not an object with prompt, level.'
+        'data.prompts: null.parquet[1] must be text or messages, or have either under "prompt", not an object with '
+        "prompt, level."
     )
     file = written("bad.parquet", "text")
     assert message(DataError, load_rows, file, "data.prompts").startswith(
@@ -166,9 +167,14 @@ def test_rewards_are_numbers(name: str, content: str, numbers: list[float]) -> N
             "prompts",
             "a.jsonl",
             '"a"\n\n{"question": "q", "answer": "a"}\n',
-            'a.jsonl:3 must be text, or have text under "prompt", not an object with question, answer.',
+            'a.jsonl:3 must be text or messages, or have either under "prompt", not an object with question, answer.',
         ),
-        ("eval_prompts", "a.jsonl", '"a"\nnull\n', 'a.jsonl:2 must be text, or have text under "prompt", not null.'),
+        (
+            "eval_prompts",
+            "a.jsonl",
+            '"a"\nnull\n',
+            'a.jsonl:2 must be text or messages, or have either under "prompt", not null.',
+        ),
         ("samples", "a.json", "[[], 5]", "a.json[1] must be text, a list of texts, or an object, not 5."),
         (
             "rewards",
@@ -219,7 +225,7 @@ def test_a_list_is_taken_as_it_is() -> None:
     assert rows == prompts and rows is not prompts
     assert rows[1] is prompts[1]
     assert message(DataError, load_rows, ["a", 5], "data.prompts") == (
-        'data.prompts: data.prompts[1] must be text, or have text under "prompt", not 5.'
+        'data.prompts: data.prompts[1] must be text or messages, or have either under "prompt", not 5.'
     )
 
 

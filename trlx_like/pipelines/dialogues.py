@@ -1,45 +1,37 @@
-"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, dicts."""
+"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, messages, dicts."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.pipelines.chat import encode_chat, is_messages, template_options
+from trlx_like.pipelines.tokens import Dialogue, TextEncoder
+
+__all__ = ["Dialogue", "encode_dialogues", "pack"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Dialogue:
-    """Token ids, and which of them are outputs: what the model should have said. The first is never one."""
-
-    ids: list[int]
-    is_output: list[bool]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Dialogue]:
     """Samples as token ids, ended by EOS, at most `max_length` tokens each.
 
-    A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn. A dict has
-    "prompt" and "output" (or "completion"). Longer ones are cut on the tokenizer's truncation side, and the number
-    of them is logged. DataError names the row of anything else, and of a sample of which no output is left.
+    A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn; of messages
+    what the assistant says, and how they end is up to the chat template. A dict has "prompt" and "output" (or
+    "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side, and the number of
+    them is logged. DataError names the row of anything else, and of a sample of which no output is left.
     """
     if isinstance(samples, str):
         raise DataError("samples is a string; give a list of them.")
     if not len(samples):
         raise DataError("samples is empty; give at least one.")
     encoder = TextEncoder(tokenizer)
-    dialogues = [_encode(_turns(sample, row), encoder) for row, sample in enumerate(samples)]
+    dialogues = [_encode(sample, row, encoder) for row, sample in enumerate(samples)]
     too_long = sum(len(dialogue) > max_length for dialogue in dialogues)
     if too_long:
         logger.warning(
@@ -94,7 +86,14 @@ def _turns(sample: Any, row: int) -> list[str]:
     return list(turns)
 
 
-def _encode(turns: list[str], encoder: TextEncoder) -> Dialogue:
+def _encode(sample: Any, row: int, encoder: TextEncoder) -> Dialogue:
+    conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
+    if is_messages(conversation):
+        if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
+            raise DataError(f"samples[{row}] has no assistant message; there is nothing to learn.")
+        options = template_options(sample) if isinstance(sample, Mapping) else {}
+        return encode_chat(conversation, encoder.tokenizer, place=f"samples[{row}]", **options)
+    turns = _turns(sample, row)
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
     if ids[-1][-1:] != [encoder.eos]:
         ids[-1] = ids[-1] + [encoder.eos]

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines.chat import encode_chat, is_messages, template_options
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.registry import Registry
 
@@ -53,14 +54,15 @@ class PromptBatch:
 class PromptPipeline:
     """Prompts that a text trainer generates from.
 
-    prompts: strings, or dicts with a string under "prompt"; their other keys reach the reward function as keywords
-    (one list each). max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side.
+    prompts: strings or lists of messages, or dicts with either under "prompt"; their other keys reach the reward
+    function as keywords (one list each). Messages get the header of an answer by the tokenizer's chat template (which
+    sees the key "tools"). max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side.
     Raises DataError with the row number for anything else.
     """
 
     def __init__(
         self,
-        prompts: Sequence[str | Mapping[str, Any]],
+        prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]],
         max_prompt_length: int,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
@@ -70,7 +72,11 @@ class PromptPipeline:
         if not rows:
             raise DataError("prompts is empty; give at least one.")
         encoder = TextEncoder(tokenizer)
-        ids = encoder.opening([text for text, _ in rows])
+        texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
+        ids = [
+            next(texts) if isinstance(prompt, str) else _chat_prompt(prompt, metadata, row, tokenizer)
+            for row, (prompt, metadata) in enumerate(rows)
+        ]
         too_long = sum(len(row) > max_prompt_length for row in ids)
         if too_long:
             logger.warning(
@@ -133,14 +139,24 @@ class PromptStream:
         self.epoch, self.position = state["epoch"], state["position"]
 
 
-def _read(prompt: Any, row: int) -> tuple[str, dict[str, Any]]:
-    if isinstance(prompt, str):
+def _read(prompt: Any, row: int) -> tuple[str | Sequence[Any], dict[str, Any]]:
+    """Text or messages, and what came with them."""
+    if isinstance(prompt, str) or is_messages(prompt):
         return prompt, {}
     if isinstance(prompt, Mapping):
-        if not isinstance(prompt.get("prompt"), str):
-            raise DataError(f"prompts[{row}]: a dict needs a string under 'prompt'; it has {sorted(prompt)}.")
+        if not (isinstance(prompt.get("prompt"), str) or is_messages(prompt.get("prompt"))):
+            raise DataError(
+                f"prompts[{row}]: a dict needs a string or messages under 'prompt'; it has {sorted(prompt)}."
+            )
         for key in RESERVED:
             if key in prompt:
                 raise DataError(f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key.")
         return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
-    raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")
+    raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, messages, or a dict with 'prompt'.")
+
+
+def _chat_prompt(
+    messages: Sequence[Any], metadata: Mapping[str, Any], row: int, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    options = template_options(metadata)
+    return encode_chat(messages, tokenizer, add_generation_prompt=True, place=f"prompts[{row}]", **options).ids

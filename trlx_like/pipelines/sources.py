@@ -284,7 +284,9 @@ def _checked(rows: _Rows, option: str, *, from_python: bool) -> list[Any]:
 
 
 def _prompt(value: Any) -> Any:
-    if not isinstance(value.get("prompt") if isinstance(value, dict) else value, str):
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    messages = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    if not (isinstance(prompt, str) or messages):
         raise ValueError
     return value
 
@@ -310,7 +312,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "rewards": _number,
 }
 _WANTED: dict[Callable[[Any], Any], str] = {
-    _prompt: 'text, or have text under "prompt"',
+    _prompt: 'text or messages, or have either under "prompt"',
     _sample: "text, a list of texts, or an object",
     _number: 'a finite number, or have one under "reward"',
 }

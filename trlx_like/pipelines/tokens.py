@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+
+
+@dataclass
+class Dialogue:
+    """Token ids, and which of them are outputs: what the model should have said. The first is never one."""
+
+    ids: list[int]
+    is_output: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class TextEncoder:
@@ -40,14 +52,14 @@ class TextEncoder:
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False).input_ids
         return ids
 
-    def cut(self, row: list[T], longest: int) -> list[T]:
-        """At most `longest` ids, or what goes with them. Which end is cut is the tokenizer's truncation side.
+    def cut(self, row: list[T], longest: int, side: str | None = None) -> list[T]:
+        """At most `longest` ids, or what goes with them, cut on `side` or else on the tokenizer's truncation side.
 
         A BOS that the tokenizer adds stays: without it a model meets text that it has never seen begin.
         """
         if len(row) <= longest:
             return row
-        if self.tokenizer.truncation_side == "right":
+        if (side or self.tokenizer.truncation_side) == "right":
             return row[:longest]
         start = min(int(self.adds_start), longest)
         return row[:start] + row[len(row) - longest + start :]

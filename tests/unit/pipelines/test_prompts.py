@@ -64,10 +64,13 @@ def test_long_prompts_are_cut_and_counted(side: str, kept: list[int], caplog: py
     [
         ([], "prompts is empty"),
         ("abc", "prompts is a string; give a list"),
-        (["a", 3], r"prompts\[1\] is a int; give a string, or a dict"),
+        (["a", 3], r"prompts\[1\] is a int; give a string, messages, or a dict"),
         (["a", None], r"prompts\[1\] is a NoneType"),
-        (["a", "b", {"text": "c"}], r"prompts\[2\]: a dict needs a string under 'prompt'; it has \['text'\]"),
-        ([{"prompt": 3}], r"prompts\[0\]: a dict needs a string under 'prompt'"),
+        (
+            ["a", "b", {"text": "c"}],
+            r"prompts\[2\]: a dict needs a string or messages under 'prompt'; it has \['text'\]",
+        ),
+        ([{"prompt": 3}], r"prompts\[0\]: a dict needs a string or messages under 'prompt'"),
         ([{"prompt": "a", "outputs": "b"}], r"prompts\[0\]: 'outputs' is already an argument of reward functions"),
         ([{"prompt": "a", "tokenizer": "b"}], r"prompts\[0\]: 'tokenizer' is already"),
     ],

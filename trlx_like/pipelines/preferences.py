@@ -1,0 +1,198 @@
+"""Pairs of answers of which one is preferred, as token ids: what reward models and DPO learn from."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from trlx_like.errors import DataError
+from trlx_like.pipelines.chat import encode_answer, is_messages, template_options
+from trlx_like.pipelines.tokens import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Preference:
+    """A prompt and two answers to it as token ids, none of them empty."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    margin: float = 0.0
+    """By how much the chosen one is better, where the data says so."""
+
+
+def encode_preferences(
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    max_prompt_length: int | None = None,
+    truncation: Literal["keep_start", "keep_end"] = "keep_start",
+    too_long: Literal["truncate", "drop"] = "truncate",
+) -> list[Preference]:
+    """Preferences as token ids, their order kept.
+
+    rows: mappings with "chosen" and "rejected" and, if they like, "prompt", "margin" and (for a chat template) "tools";
+    or (prompt, chosen, rejected). All of a row is strings or all is lists of messages; chosen and rejected may repeat
+    a prompt of messages. Without a prompt it is what both begin with: messages, or tokens of text. Answers of text end
+    with EOS, those of messages as the chat template ends them.
+
+    max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
+    an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
+    of the answer (keep_end), or the row is dropped. One line is logged about all of these.
+
+    DataError, with the row, for anything else, and for answers that are the same or of which nothing is left.
+    """
+    if isinstance(rows, str):
+        raise DataError("preferences is a string; give a list of rows.")
+    if not len(rows):
+        raise DataError("preferences is empty; give at least one row.")
+    encoder = TextEncoder(tokenizer)
+    kept, cut_prompts, too_long_rows = [], 0, 0
+    for row, values in enumerate(rows):
+        place = f"preferences[{row}]"
+        preference = _encode(values, place, encoder)
+        if max_prompt_length is not None and len(preference.prompt) > max_prompt_length:
+            cut_prompts += 1
+            preference.prompt = encoder.cut(preference.prompt, max_prompt_length)
+        if len(preference.prompt) + max(len(preference.chosen), len(preference.rejected)) > max_length:
+            too_long_rows += 1
+            if too_long == "drop":
+                continue
+            preference = _cut(preference, max_length, truncation, place, encoder)
+        kept.append(preference)
+    if cut_prompts or too_long_rows:
+        done = "dropped" if too_long == "drop" else "cut"
+        logger.warning(
+            "Of %d preferences %d are longer than max_length (%d tokens) and were %s%s.",
+            len(rows),
+            too_long_rows,
+            max_length,
+            done,
+            f"; {cut_prompts} prompts were cut to max_prompt_length ({max_prompt_length})" if cut_prompts else "",
+        )
+    if not kept:
+        raise DataError(f"preferences: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
+    return kept
+
+
+def _encode(values: Any, place: str, encoder: TextEncoder) -> Preference:
+    row = _columns(values, place)
+    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    margin = _margin(row.get("margin"), place)
+    if isinstance(chosen, str) and isinstance(rejected, str) and (prompt is None or isinstance(prompt, str)):
+        preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin)
+    elif is_messages(chosen) and is_messages(rejected) and (prompt is None or is_messages(prompt)):
+        start, *answers = _split_messages(prompt, chosen, rejected, place)
+        options = template_options(row)
+        ids, first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
+        _, second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
+        preference = Preference(ids, first, second, margin)
+    else:
+        found = ", ".join(
+            f"{name} a {type(row[name]).__name__}" for name in ("prompt", "chosen", "rejected") if name in row
+        )
+        raise DataError(f"{place}: all must be strings, or all lists of messages, not {found}.")
+    for name, answer in (("chosen", preference.chosen), ("rejected", preference.rejected)):
+        if not answer:
+            raise DataError(f"{place}: {name} is empty.")
+    if preference.chosen == preference.rejected:
+        raise DataError(f"{place}: chosen and rejected are the same; there is nothing to prefer.")
+    return preference
+
+
+def _columns(values: Any, place: str) -> Mapping[str, Any]:
+    if isinstance(values, (tuple, list)) and len(values) == 3:
+        return dict(zip(("prompt", "chosen", "rejected"), values, strict=True))
+    if not isinstance(values, Mapping):
+        raise DataError(
+            f"{place} is a {type(values).__name__}; give a dict with 'chosen' and 'rejected', or "
+            "(prompt, chosen, rejected)."
+        )
+    missing = [repr(name) for name in ("chosen", "rejected") if values.get(name) is None]
+    if missing:
+        raise DataError(f"{place}: {' and '.join(missing)} missing; the row has {', '.join(map(repr, values))}.")
+    return values
+
+
+def _margin(value: Any, place: str) -> float:
+    if value is None:
+        return 0.0
+    try:
+        margin = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        margin = float("nan")
+    if not math.isfinite(margin):
+        raise DataError(f"{place}: margin must be a finite number, not {value!r}.")
+    return margin
+
+
+def _encode_texts(
+    prompt: str | None, chosen: str, rejected: str, place: str, encoder: TextEncoder
+) -> tuple[list[int], list[int], list[int]]:
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text:
+            raise DataError(f"{place}: {name} is empty.")
+    if prompt is not None:
+        first, second = (_ended(ids, encoder) for ids in encoder.following([chosen, rejected]))
+        return encoder.opening([prompt])[0], first, second
+    first, second = (_ended(ids, encoder) for ids in encoder.opening([chosen, rejected]))
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    start = min(common, len(first) - 1, len(second) - 1)
+    return first[:start] or [encoder.start], first[start:], second[start:]
+
+
+def _ended(ids: list[int], encoder: TextEncoder) -> list[int]:
+    return ids if ids[-1:] == [encoder.eos] else [*ids, encoder.eos]
+
+
+def _split_messages(
+    prompt: Sequence[Any] | None, chosen: Sequence[Any], rejected: Sequence[Any], place: str
+) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """The prompt, and the messages that follow it in either conversation."""
+    if prompt is None:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+        start = min(common, len(chosen) - 1, len(rejected) - 1)
+        prompt, answers = chosen[:start], [chosen[start:], rejected[start:]]
+    else:
+        length, same = len(prompt), list(prompt)
+        answers = [answer[length:] if list(answer[:length]) == same else answer for answer in (chosen, rejected)]
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        if not answer:
+            raise DataError(f"{place}: {name} is empty after the prompt.")
+        role = answer[0].get("role") if isinstance(answer[0], Mapping) else None
+        if role != "assistant":
+            raise DataError(
+                f"{place}: the answers of chosen and rejected must begin with an assistant message; after what they "
+                f"have in common, {name} goes on with {role!r}."
+            )
+    return prompt, answers[0], answers[1]
+
+
+def _cut(preference: Preference, longest: int, truncation: str, place: str, encoder: TextEncoder) -> Preference:
+    """What fits of a preference of which some answer does not fit beside the prompt."""
+    prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
+    if truncation == "keep_end":
+        prompt = encoder.cut(prompt, max(1, longest - max(map(len, answers))), side="left")
+        answers = [answer[-(longest - len(prompt)) :] if longest > len(prompt) else [] for answer in answers]
+    else:
+        answers = [answer[: max(0, longest - len(prompt))] for answer in answers]
+    if not answers[0]:
+        raise DataError(
+            f"{place}: nothing is left of the answers within max_length ({longest} tokens); the prompt alone has "
+            f"{len(preference.prompt)}. Set max_prompt_length, or drop what is too long."
+        )
+    if answers[0] == answers[1]:
+        raise DataError(
+            f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
+            "is too long."
+        )
+    return Preference(prompt, answers[0], answers[1], preference.margin)
