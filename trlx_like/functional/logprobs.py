@@ -23,8 +23,21 @@ T = TypeVar("T")
 Head = Callable[[Tensor], Tensor]
 """Hidden states [N, H] to logits [N, V], each row by itself."""
 
+Scored = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
+"""Log-probabilities, entropies and the columns of `TokenStatistics`, for a slice of rows."""
+
 CHUNK_ELEMENTS = 2**24
 """Logits in one chunk: 64 MiB in float32, and a few times that with what the backward pass makes of them."""
+
+
+@dataclass
+class TokenStatistics:
+    """What else there is to know of the distributions that N tokens were drawn from. No gradients."""
+
+    entropy: Tensor  # [N] float32, in nats
+    log_collision: Tensor  # [N] float32, log sum_v p_v^2: of drawing the same token twice
+    mean_logit: Tensor  # [N] float32, over the vocabulary
+    is_likeliest: Tensor  # [N] bool, whether no token was likelier than the one that was taken
 
 
 @dataclass
@@ -33,6 +46,7 @@ class TokenScores:
 
     logprobs: Tensor  # [N] float32
     entropy: Tensor | None  # [N] float32, in nats, of the distribution that each token was drawn from
+    statistics: TokenStatistics | None = None
 
 
 def score_tokens(
@@ -44,9 +58,10 @@ def score_tokens(
     allowed: Tensor | None = None,
     previous: Tensor | None = None,
     entropy: bool = False,
+    statistics: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenScores:
-    """log softmax(head(h) / T)[id] and, if asked for, H = -sum_v p_v log p_v.
+    """log softmax(head(h) / T)[id] and, if asked for, H = -sum_v p_v log p_v, and what is only looked at.
 
     Source: the sampling distribution itself; temperature as in Ziegler et al. 2019, arXiv:1909.08593, sec.
     2.1. Shapes: hidden [N, H], ids [N], previous [N], allowed [V, V] bool -> [N].
@@ -61,14 +76,19 @@ def score_tokens(
     it around this call.
     """
 
-    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> Scored:
         logits = _sampling_logits(head(hidden), temperature, allowed, previous)
-        return _score_logits(logits, ids, entropy)
+        return _score_logits(logits, ids, entropy, statistics)
 
     _check_table(allowed, previous)
     scores = _by_chunks(score, [hidden, ids, previous], _vocabulary(head, hidden), chunk_elements)
-    entropies = [h for _, h in scores if h is not None]
-    return TokenScores(torch.cat([lp for lp, _ in scores]), torch.cat(entropies) if entropy else None)
+    entropies = [h for _, h, _ in scores if h is not None]
+    seen = [looked for _, _, looked in scores if looked is not None]
+    return TokenScores(
+        torch.cat([lp for lp, _, _ in scores]),
+        torch.cat(entropies) if entropy else None,
+        TokenStatistics(*(torch.cat(column) for column in zip(*seen, strict=True))) if statistics else None,
+    )
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -76,7 +96,7 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Ten
 
     Shapes: logits [*, V], ids [*] -> [*] float32. The same code as `score_tokens` runs on each row.
     """
-    return _score_logits(_sampling_logits(logits, temperature, None, None), ids, False)[0]
+    return _score_logits(_sampling_logits(logits, temperature, None, None), ids)[0]
 
 
 def full_kl_from_hidden(
@@ -118,14 +138,28 @@ def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None,
     return logits
 
 
-def _score_logits(logits: Tensor, ids: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics: bool = False) -> Scored:
     logprobs = torch.log_softmax(logits, dim=-1)  # [*, V]
     taken = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    looked = _statistics(logits, logprobs, taken) if statistics else None
     if not entropy:
-        return taken, None
+        return taken, None, looked
     # log p = -inf is replaced before the product: 0 * -inf is NaN, and so would be its gradient.
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0)
-    return taken, -(logprobs.exp() * finite).sum(dim=-1)
+    return taken, -(logprobs.exp() * finite).sum(dim=-1), looked
+
+
+@torch.no_grad()
+def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor, ...]:
+    """The columns of `TokenStatistics`. Forbidden tokens (logit -inf) are not in the mean."""
+    probabilities, possible = logprobs.exp(), logits > -torch.inf
+    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 * -inf is NaN
+    return (
+        -torch.linalg.vecdot(probabilities, finite),
+        torch.linalg.vecdot(probabilities, probabilities).log(),
+        logits.where(possible, 0).sum(dim=-1) / possible.sum(dim=-1),
+        taken >= logprobs.amax(dim=-1),
+    )
 
 
 def _check_table(allowed: Tensor | None, previous: Tensor | None) -> None:

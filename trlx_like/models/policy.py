@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
-from trlx_like.functional.logprobs import full_kl_from_hidden, score_tokens
+from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
 from trlx_like.models.layout import TopBlocks, blocks, freeze_below, lm_head, run_base
 from trlx_like.models.reference import Reference, make_reference
 
@@ -29,6 +29,7 @@ class PolicyOutput:
     heads: dict[str, Tensor] = field(default_factory=dict)  # [B, R + 1]: the states around the response tokens
     ref_logprobs: Tensor | None = None  # [B, R], no gradient
     full_kl: Tensor | None = None  # [B, R]
+    statistics: TokenStatistics | None = None  # each [B, R]
 
 
 class LanguagePolicy(nn.Module):
@@ -86,11 +87,13 @@ class LanguagePolicy(nn.Module):
         entropy: bool = False,
         full_kl: bool = False,
         heads: bool = True,
+        statistics: bool = False,
     ) -> PolicyOutput:
         """Scores the response tokens of a batch.
 
         reference: also under the reference. entropy: of the policy at each position. full_kl: the exact
         KL(policy || reference) at each position, with gradient to the policy. heads: also what the heads say.
+        statistics: also what is only looked at.
         """
         inputs = batch.inputs()
         width = batch.response.shape[1]
@@ -100,13 +103,16 @@ class LanguagePolicy(nn.Module):
         ids = batch.response[real]  # [N]
         sampling = self._sampling(batch.previous()[real])
         head = lm_head(self.lm)
-        scores = score_tokens(at_tokens, ids, head, entropy=entropy, **sampling)
+        scores = score_tokens(at_tokens, ids, head, entropy=entropy, statistics=statistics, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
             states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
             heads={n: self._head(n, inputs, hidden, branches, width + 1) for n in self.heads} if heads else {},
         )
+        if scores.statistics is not None:
+            columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
+            output.statistics = TokenStatistics(**columns)
         if reference or full_kl:
             held = self._reference[0]
             with torch.no_grad():

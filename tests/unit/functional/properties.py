@@ -81,6 +81,11 @@ def total_and_gradients(formula: Formula, batch: Batch) -> tuple[Tensor, list[Te
     return total.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
+def assert_same_numbers(got: Tensor, expected: Tensor) -> None:
+    """But for the last bits: torch computes the last few places of a tensor by other instructions than the rest."""
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+
+
 def check_padding_is_silent(formula: Formula, batch: Batch, layout: Layout) -> None:
     """Amount, side and content of padding change no value and no gradient, and padding gets none."""
     total, gradients = total_and_gradients(formula, batch)
@@ -88,7 +93,7 @@ def check_padding_is_silent(formula: Formula, batch: Batch, layout: Layout) -> N
     other_total, other_gradients = total_and_gradients(formula, other)
     torch.testing.assert_close(other_total, total)
     for gradient, other_gradient in zip(gradients, other_gradients, strict=True):
-        assert torch.equal(other_gradient[other.mask], gradient[batch.mask])
+        assert_same_numbers(other_gradient[other.mask], gradient[batch.mask])
         assert torch.equal(other_gradient[~other.mask], torch.zeros_like(other_gradient[~other.mask]))
 
 
@@ -100,7 +105,8 @@ def check_rows_add_up(formula: Formula, batch: Batch, order: list[int], cut: int
     results = [total_and_gradients(formula, part) for part in parts]
     torch.testing.assert_close(results[0][0] + results[1][0], total)
     for k, gradient in enumerate(gradients):
-        assert torch.equal(torch.cat([results[0][1][k], results[1][1][k]]), gradient[torch.tensor(order)])
+        parts_gradient = torch.cat([results[0][1][k], results[1][1][k]])
+        assert_same_numbers(parts_gradient, gradient[torch.tensor(order)])
 
 
 @st.composite

@@ -72,6 +72,31 @@ def test_golden() -> None:
     assert score_tokens(GOLDEN, torch.tensor([1]), identity).entropy is None
 
 
+def test_statistics_golden() -> None:
+    # (1 + 4 + 25) / 64 of drawing the same twice, ln of it -0.7576857. Mean logit (0 + ln 2 + ln 5) / 3 = 0.7675284.
+    tokens = torch.tensor([1, 2])
+    got = score_tokens(GOLDEN.repeat(2, 1).requires_grad_(), tokens, identity, statistics=True, chunk_elements=3)
+    assert got.statistics is not None and got.logprobs.requires_grad
+    torch.testing.assert_close(got.statistics.entropy, torch.tensor([0.9002561] * 2))
+    torch.testing.assert_close(got.statistics.log_collision, torch.tensor([-0.7576857] * 2))
+    torch.testing.assert_close(got.statistics.mean_logit, torch.tensor([0.7675284] * 2))
+    assert got.statistics.is_likeliest.tolist() == [False, True]
+    assert not any(column.requires_grad for column in vars(got.statistics).values())
+    assert score_tokens(GOLDEN, tokens[:1], identity).statistics is None
+
+
+def test_statistics_of_allowed_tokens_golden() -> None:
+    # The first is forbidden: 2/7 and 5/7. Entropy 2/7 ln(7/2) + 5/7 ln(7/5) = 0.3579323 + 0.2403374.
+    allowed, previous = torch.tensor([[False, True, True]] * 3), torch.tensor([0])
+    table = {"allowed": allowed, "previous": previous}
+    got = score_tokens(GOLDEN, torch.tensor([2]), identity, statistics=True, **table).statistics
+    assert got is not None
+    torch.testing.assert_close(got.entropy, torch.tensor([0.5982696]))
+    torch.testing.assert_close(got.log_collision, torch.tensor([29 / 49]).log())
+    torch.testing.assert_close(got.mean_logit, torch.tensor([math.log(10) / 2]))
+    assert got.is_likeliest.tolist() == [True]
+
+
 def test_temperature_golden() -> None:
     # T = 1/2 squares the weights: 1, 4, 25 of 30. ln(4/30) = -2.0149030.
     scores = score_tokens(GOLDEN, torch.tensor([1]), identity, temperature=0.5)
