@@ -17,7 +17,7 @@ from trlx_like.registry import load_plugin
 
 logger = logging.getLogger(__name__)
 
-DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences")
+DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences", "eval_preferences")
 """The arguments of `train` that are data: a trainer takes those that its `uses` names."""
 
 
@@ -31,6 +31,7 @@ def train(
     samples: Sequence[Any] | None = None,
     rewards: Sequence[float] | None = None,
     preferences: Sequence[Any] | None = None,
+    eval_preferences: Sequence[Any] | None = None,
     stop_sequences: Sequence[str] | None = None,
     logit_mask: Any = None,
     model_path: Any = None,
@@ -47,7 +48,8 @@ def train(
     prompts, eval_prompts: strings, or dicts with "prompt" and whatever the reward function is to see.
     metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
     samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output".
-    rewards, preferences: for trainers that learn from them.
+    rewards: of the samples, for trainers that learn from them.
+    preferences, eval_preferences: rows with "chosen" and "rejected", and "prompt" and "margin" if they have them.
     stop_sequences: strings at which a response ends. They are not part of what the reward function sees.
     logit_mask: bool [V, V]: whether the second token may follow the first. True = allowed.
     model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model.
@@ -65,6 +67,7 @@ def train(
         "samples": samples,
         "rewards": rewards,
         "preferences": preferences,
+        "eval_preferences": eval_preferences,
     }
     trainer = make_trainer(
         read_config(config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, data=data),

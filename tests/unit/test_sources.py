@@ -175,6 +175,13 @@ def test_rewards_are_numbers(name: str, content: str, numbers: list[float]) -> N
             '"a"\nnull\n',
             'a.jsonl:2 must be text or messages, or have either under "prompt", not null.',
         ),
+        (
+            "preferences",
+            "a.jsonl",
+            '{"chosen": "a", "rejected": "b"}\n["a", "b", "c"]\n{"chosen": "a"}\n',
+            "a.jsonl:3 must be an object with chosen and rejected, or a list of prompt, chosen and rejected, not an "
+            "object with chosen.",
+        ),
         ("samples", "a.json", "[[], 5]", "a.json[1] must be text, a list of texts, or an object, not 5."),
         (
             "rewards",

@@ -121,6 +121,10 @@ class DataConfig(Section):
     """Source of the samples that are trained on."""
     rewards: PathText | None = None
     """Source of the rewards of the samples."""
+    preferences: PathText | list[Any] | None = None
+    """Pairs to learn from: a source, or a list of rows with "chosen" and "rejected" (and "prompt", "margin")."""
+    eval_preferences: PathText | list[Any] | None = None
+    """Pairs to evaluate on, in the same forms; null: none."""
     reward_fn: str | None = None
     """Function that scores what is generated: "module:function" or "file.py:function"."""
     metric_fn: str | None = None

@@ -297,6 +297,13 @@ def _sample(value: Any) -> Any:
     return value
 
 
+def _preference(value: Any) -> Any:
+    whole = isinstance(value, list) and len(value) == 3
+    if not (whole or (isinstance(value, dict) and {"chosen", "rejected"} <= value.keys())):
+        raise ValueError
+    return value
+
+
 def _number(value: Any) -> float:
     given: Any = value.get("reward") if isinstance(value, dict) else value
     number = float("nan") if isinstance(given, bool) else float(given)
@@ -310,10 +317,13 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "eval_prompts": _prompt,
     "samples": _sample,
     "rewards": _number,
+    "preferences": _preference,
+    "eval_preferences": _preference,
 }
 _WANTED: dict[Callable[[Any], Any], str] = {
     _prompt: 'text or messages, or have either under "prompt"',
     _sample: "text, a list of texts, or an object",
+    _preference: "an object with chosen and rejected, or a list of prompt, chosen and rejected",
     _number: 'a finite number, or have one under "reward"',
 }
 
