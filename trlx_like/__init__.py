@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
         PPOConfig as PPOConfig,
+        RFTConfig as RFTConfig,
         SamplerConfig as SamplerConfig,
         SchedulerConfig as SchedulerConfig,
         SFTConfig as SFTConfig,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from trlx_like.presets import (
         default_ppo_config as default_ppo_config,
+        default_rft_config as default_rft_config,
         default_sft_config as default_sft_config,
     )
     from trlx_like.tracking import (
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.ppo import (
         PPOTrainer as PPOTrainer,
+    )
+    from trlx_like.trainers.rft import (
+        RFTTrainer as RFTTrainer,
     )
     from trlx_like.trainers.sft import (
         SFTTrainer as SFTTrainer,
@@ -78,12 +83,14 @@ _NAMES = {
     "BackendConfig": "config",
     "MethodConfig": "config",
     "PPOConfig": "config",
+    "RFTConfig": "config",
     "SFTConfig": "config",
     "register_method": "config",
     "register_trainer": "config",
     "register_datapipeline": "pipelines.prompts",
     "register_tracker": "tracking",
     "default_ppo_config": "presets",
+    "default_rft_config": "presets",
     "default_sft_config": "presets",
     "BaseRLTrainer": "trainers.base",
     "TextTrainer": "trainers.text",
@@ -91,6 +98,7 @@ _NAMES = {
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
     "PPOTrainer": "trainers.ppo",
+    "RFTTrainer": "trainers.rft",
     "SFTTrainer": "trainers.sft",
     "AutoModelForCausalLMWithValueHead": "models",
     "create_reference_model": "models",

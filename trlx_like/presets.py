@@ -10,6 +10,7 @@ from trlx_like.config import (
     ModelConfig,
     OptimizerConfig,
     PPOConfig,
+    RFTConfig,
     SchedulerConfig,
     SFTConfig,
     TrainConfig,
@@ -25,6 +26,16 @@ def default_ppo_config() -> TRLConfig:
         ModelConfig(model_path="lvwerra/gpt2-imdb", num_layers_unfrozen=2),
         lr=3.0e-5,
         train={"trainer": "PPOTrainer", "total_steps": 10000, "batch_size": 32},
+    )
+
+
+def default_rft_config() -> TRLConfig:
+    """Rejection-sampling fine-tuning of a GPT-2 that was tuned on film reviews."""
+    return _preset(
+        RFTConfig(),
+        ModelConfig(model_path="lvwerra/gpt2-imdb"),
+        lr=3.0e-5,
+        train={"trainer": "RFTTrainer", "total_steps": 1000, "batch_size": 32},
     )
 
 
@@ -51,7 +62,11 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
     )
 
 
-PRESETS: dict[str, Callable[[], TRLConfig]] = {"ppo": default_ppo_config, "sft": default_sft_config}
+PRESETS: dict[str, Callable[[], TRLConfig]] = {
+    "ppo": default_ppo_config,
+    "rft": default_rft_config,
+    "sft": default_sft_config,
+}
 
 
 def preset_for(*, reward_fn: object = None, samples: object = None, rewards: object = None) -> tuple[str, TRLConfig]:

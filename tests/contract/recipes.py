@@ -87,6 +87,32 @@ RECIPES = {
             },
         },
     ),
+    "RFTTrainer": Recipe(
+        method={
+            "name": "RFTConfig",
+            "n_generations_per_prompt": 3,
+            "n_improve_steps": 2,
+            "start_percentile": 0.3,
+            "end_percentile": 0.9,
+            "chunk_size": 7,
+            "gen_kwargs": GENERATION,
+        },
+        train={"epochs": 3, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "small pool": {
+                "model.model_path": tiny_config(),
+                "model.num_layers_unfrozen": 1,
+                "method.pool_size": 4,
+                "method.gen_experience_kwargs": {**GENERATION, "top_k": 20},
+                "train.total_steps": 8,
+                "train.epochs": 100,
+                "train.eval_interval": 3,
+                "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
+                "reward_fn": weigh_letters,
+            },
+        },
+    ),
     "SFTTrainer": Recipe(
         method={"name": "SFTConfig", "gen_kwargs": GENERATION},
         train={"epochs": 3, "total_steps": 100},

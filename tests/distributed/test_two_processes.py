@@ -26,11 +26,13 @@ def own_metrics(trainer: Any) -> dict[str, float]:
 
 
 def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Weights and metrics after a few steps on given experience, of which each process has its share."""
+    """Weights and metrics after two rounds on given experience, of which each process has its share."""
     trainer = make(name, folder, **WHOLE_ROUND, **changes)
     trainer.push_to_store(trainer.group.share(list(elements)))
-    trainer.begin_round()
-    metrics = [trainer.optimize(batch) for batch in trainer.round_batches()]
+    metrics = []
+    for _ in range(2):
+        trainer.begin_round()
+        metrics += [trainer.optimize(batch) for batch in trainer.round_batches()]
     return {"weights": trainer.model.state_dict(), "metrics": metrics}
 
 

@@ -55,3 +55,22 @@ def test_sft_learns_a_sentence(seed: int, tmp_path: Path) -> None:
     assert losses[0] < 0.1 < 3 < losses[1]
     with torch.no_grad():
         assert trainer.decode(trainer.generate_eval(PROMPTS)) == [sentence] * len(PROMPTS)
+
+
+def test_rft_learns_to_say_a_letter(seed: int, tmp_path: Path) -> None:
+    """By imitating the best of 32 responses to each of five prompts, which are made anew every other round."""
+    changes = {
+        **{"train.seed": seed, "train.batch_size": 8, "train.total_steps": 200, "train.epochs": 24},
+        **{"method.n_generations_per_prompt": 32, "method.start_percentile": 0.9, "method.chunk_size": 80},
+        **{
+            "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "temperature": 1.0},
+            "optimizer.kwargs": {"lr": 0.02},
+        },
+    }
+    trainer = make("RFTTrainer", tmp_path, reward_fn=share_of_a, metric_fn=None, **changes)
+    metrics = trainer.learn()
+    first = rows(tmp_path)[1]
+    assert first["rollout/score_mean"] < 0.2
+    assert metrics["rollout/score_mean"] > 0.9
+    assert metrics["reward/mean"] > 0.9
+    assert trainer.progress.round == 24

@@ -236,7 +236,7 @@ def test_a_file_is_completed(here: Path, plugin: Path) -> None:
     text = said(0, "show-config", "ppo", "--set", "train.batch_size=64")
     Path("changed.yml").write_text(text)
     assert TRLConfig.load_yaml("changed.yml") == default_ppo_config().evolve(train={"batch_size": 64})
-    assert said(2, "show-config", "pop") == "pop: there is no such preset (ppo, sft) and no such file.\n"
+    assert said(2, "show-config", "pop") == f"pop: there is no such preset ({', '.join(PRESETS)}) and no such file.\n"
 
 
 def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from trlx_like.config import PPOConfig, Section, TRLConfig
+from trlx_like.config import METHODS, TRAINERS, PPOConfig, Section, TRLConfig
+from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -161,7 +162,7 @@ MODEL_PATH = "a folder, a hub name, a PretrainedConfig or a loaded model"
     ("old", "new", "sentence"),
     [
         ("  epochs: 2\n", "", "x.yml:3: train.epochs: missing. It must be a whole number of at least 1."),
-        ("  name: PPOConfig", "", "x.yml:9: method.name: missing. It must be PPOConfig or SFTConfig."),
+        ("  name: PPOConfig", "", f"x.yml:9: method.name: missing. It must be {listed(METHODS.names())}."),
         ("  model_path: gpt2\n", "", f"x.yml:1: model.model_path: missing. It must be {MODEL_PATH}."),
         ("gpt2", "5", f"x.yml:2: model.model_path: must be {MODEL_PATH}, got 5."),
         ("gpt2", "' '", f"x.yml:2: model.model_path: must be {MODEL_PATH}, got ' '."),
@@ -187,8 +188,10 @@ def test_errors_of_what_is_missing_or_malformed(tmp_path: Path, old: str, new: s
 def test_a_method_or_trainer_that_is_not_registered(tmp_path: Path) -> None:
     lines = errors_of(tmp_path, VALID.replace("PPOConfig", "PPOConfg").replace("PPOTrainer", "PPOTrainr"))
     assert lines == [
-        "x.yml:8: train.trainer: unknown trainer 'PPOTrainr'. Did you mean PPOTrainer? Known: PPOTrainer, SFTTrainer.",
-        "x.yml:10: method.name: unknown method 'PPOConfg'. Did you mean PPOConfig? Known: PPOConfig, SFTConfig.",
+        "x.yml:8: train.trainer: unknown trainer 'PPOTrainr'. Did you mean PPOTrainer? Known: "
+        f"{', '.join(TRAINERS.names())}.",
+        "x.yml:10: method.name: unknown method 'PPOConfg'. Did you mean PPOConfig? Known: "
+        f"{', '.join(METHODS.names())}.",
     ]
 
 

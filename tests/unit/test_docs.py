@@ -100,7 +100,9 @@ def test_the_programs_on_the_pages_use_names_that_exist(page: Path) -> None:
                 TRLConfig.from_dict(ast.literal_eval(node.args[0]))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/algorithms/ppo.md", "docs/algorithms/sft.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/algorithms/ppo.md", "docs/algorithms/rft.md", "docs/algorithms/sft.md"]
+)
 def test_the_first_program_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = blocks(ROOT / name, "python")[0]
     assert "gpt2" in program

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import PPOConfig, SFTConfig
+from trlx_like.config import PPOConfig, RFTConfig, SFTConfig
 from trlx_like.errors import ConfigError
-from trlx_like.presets import PRESETS, default_ppo_config, default_sft_config, preset_for
+from trlx_like.presets import PRESETS, default_ppo_config, default_rft_config, default_sft_config, preset_for
 
 
 def test_ppo_has_the_values_of_trlx() -> None:
@@ -35,6 +35,15 @@ def test_sft_has_the_values_of_trlx() -> None:
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
     assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 1e-4
     assert isinstance(config.method, SFTConfig)
+
+
+def test_rft_has_the_options_of_trlx() -> None:
+    config = default_rft_config()
+    method = config.method
+    assert isinstance(method, RFTConfig)
+    assert (method.start_percentile, method.end_percentile, method.n_improve_steps) == (0.7, 0.95, 4)
+    assert (method.n_generations_per_prompt, method.pool_size) == (32, None)
+    assert (config.train.trainer, config.model.model_path) == ("RFTTrainer", "lvwerra/gpt2-imdb")
 
 
 def test_each_call_makes_its_own() -> None:

@@ -88,9 +88,12 @@ def generation_problems(gen_kwargs: Mapping[str, Any], name: str) -> Iterator[Pr
 
 
 def experience_problems(
-    gen_kwargs: Mapping[str, Any], gen_experience_kwargs: Mapping[str, Any] | None
+    gen_kwargs: Mapping[str, Any], gen_experience_kwargs: Mapping[str, Any] | None, exact: bool = True
 ) -> Iterator[Problem]:
-    """Why a loss could not account for what these options sample, for methods that train on it."""
+    """Why these options cannot make text to train on.
+
+    exact: the loss has to know the distribution that was sampled from.
+    """
     separate = gen_experience_kwargs is not None
     name = "gen_experience_kwargs" if separate else "gen_kwargs"
     options = gen_kwargs if gen_experience_kwargs is None else gen_experience_kwargs
@@ -100,6 +103,6 @@ def experience_problems(
         path = ("method", name, option)
         if option in sweeps:
             yield Problem(path, f"{shown(value)} is a sweep; text to train on needs one value.{advice}")
-        elif option in NEUTRAL and not any(value is off or value == off for off in NEUTRAL[option]):
+        elif exact and option in NEUTRAL and not any(value is off or value == off for off in NEUTRAL[option]):
             use = listed([shown(off) for off in NEUTRAL[option]])
             yield Problem(path, f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{advice}")

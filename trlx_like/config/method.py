@@ -53,6 +53,9 @@ class TextMethodConfig(MethodConfig):
 class OnlineTextMethodConfig(TextMethodConfig):
     """A method that learns from text it generates itself."""
 
+    exact_sampling: ClassVar[bool] = True
+    """Whether the loss compares with the distribution that was sampled from. Imitating the text needs none."""
+
     gen_experience_kwargs: dict[str, Any] | None = None
     """Options of `generate` for the text that is trained on; null: those of `gen_kwargs`."""
 
@@ -60,7 +63,7 @@ class OnlineTextMethodConfig(TextMethodConfig):
         yield from super().conflicts()
         if self.gen_experience_kwargs is not None:
             yield from generation_problems(self.gen_experience_kwargs, "gen_experience_kwargs")
-        yield from experience_problems(self.gen_kwargs, self.gen_experience_kwargs)
+        yield from experience_problems(self.gen_kwargs, self.gen_experience_kwargs, self.exact_sampling)
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:

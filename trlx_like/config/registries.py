@@ -16,6 +16,7 @@ METHODS: Registry[type[MethodConfig]] = Registry(
     "method",
     {
         "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
+        "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
         "SFTConfig": "trlx_like.config.methods.sft:SFTConfig",
     },
 )
@@ -25,13 +26,17 @@ TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
     {
         "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
+        "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",
         "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
     },
-    aliases={"AcceleratePPOTrainer": "PPOTrainer", "AccelerateSFTTrainer": "SFTTrainer"},
+    aliases={
+        "AcceleratePPOTrainer": "PPOTrainer",
+        "AccelerateRFTTrainer": "RFTTrainer",
+        "AccelerateSFTTrainer": "SFTTrainer",
+    },
     gone={
         "NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md).",
         "AccelerateILQLTrainer": "ILQL is not there yet.",
-        "AccelerateRFTTrainer": "RFT is not there yet.",
     },
 )
 

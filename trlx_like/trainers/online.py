@@ -15,6 +15,7 @@ from torch import Tensor
 from trlx_like.data import Completion
 from trlx_like.errors import RewardError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
+from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.scoring import score
@@ -62,17 +63,22 @@ class OnlineTextTrainer(TextTrainer[E]):
     def temperature(self) -> float:
         return float(self.experience_kwargs.get("temperature", 1.0))
 
-    def scored_samples(self, count: int, chunk_size: int) -> Iterator[tuple[TextSamples, list[Reward]]]:
+    def scored_samples(
+        self, count: int, chunk_size: int, given: PromptBatch | None = None
+    ) -> Iterator[tuple[TextSamples, list[Reward]]]:
         """`count` samples over all processes with their rewards, this process's share, `chunk_size` at a time.
 
-        Samples whose reward is None are left out. RewardError when none of the round is left.
+        given: the `count` prompts of all processes; None: the next of the run's own. Samples whose reward is None are
+        left out. RewardError when none of the round is left.
         """
         left, scored = count, 0
         self._start_rollouts()
         while left > 0:
             self.check_stop()
-            prompts = self.take_prompts(min(left, chunk_size * self.group.size))
-            left -= chunk_size * self.group.size
+            size = min(left, chunk_size * self.group.size)
+            begin = count - left
+            prompts = self.take_prompts(size) if given is None else self.share_prompts(given[begin : begin + size])
+            left -= size
             samples, rewards = None, None
             if len(prompts):
                 with self.clock("generate"):
@@ -135,3 +141,8 @@ def dense(rewards: list[Reward], mask: Tensor) -> Tensor:
         elif reward is not None:
             scores[row, last[row] - 1] = reward
     return scores.to(mask.device)
+
+
+def whole(reward: Reward) -> float:
+    """The reward of a response: the sum of its tokens' rewards, 0 without one."""
+    return sum(reward) if isinstance(reward, list) else reward or 0.0

@@ -17,7 +17,7 @@ from trlx_like.data import Completion, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
-from trlx_like.models import keeps_packed_apart
+from trlx_like.models import LanguagePolicy, keeps_packed_apart
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer, require
@@ -76,8 +76,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         return {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
 
     def loss(self, batch: SFTExperience) -> LossOutput:
-        nll = -self.model(batch).logprobs
-        return LossOutput(masked_sum(nll, batch.target))
+        return negative_log_likelihood(self.model, batch)
 
     def units(self, batch: SFTExperience) -> float:
         return float(batch.target.sum())
@@ -87,6 +86,11 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         if isinstance(function, str):
             function = import_name(function, "method.formatting_func")
         return samples if function is None else [function(sample) for sample in samples]
+
+
+def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:
+    """-log p of the scored tokens of a batch, summed."""
+    return LossOutput(masked_sum(-model(batch).logprobs, batch.scored))
 
 
 def _element(row: Sequence[Dialogue], packed: bool) -> SFTExperience:

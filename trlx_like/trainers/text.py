@@ -135,8 +135,11 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def take_prompts(self, count: int) -> PromptBatch:
         """This process's share of the next `count` prompts of the run."""
-        taken = self.prompts.take(count)
-        return PromptBatch(self.group.share(taken.ids), self.group.share(taken.metadata))
+        return self.share_prompts(self.prompts.take(count))
+
+    def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
+        """This process's share of prompts that all processes hold."""
+        return PromptBatch(self.group.share(prompts.ids), self.group.share(prompts.metadata))
 
     def eval_batches(self) -> Iterator[PromptBatch]:
         """This process's share of the evaluation prompts, in their order."""

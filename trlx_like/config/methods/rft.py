@@ -1,0 +1,48 @@
+"""Options of rejection-sampling fine-tuning: those of trlX, the size of a chunk and of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from trlx_like.config.method import OnlineTextMethodConfig
+from trlx_like.config.problems import Problem
+
+
+class RFTConfig(OnlineTextMethodConfig):
+    """Next-token prediction on the best of the model's own responses."""
+
+    exact_sampling: ClassVar[bool] = False
+
+    n_generations_per_prompt: int = Field(32, ge=1)
+    """Responses made to each prompt, each time that the pool grows."""
+    n_improve_steps: int = Field(4, ge=1)
+    """Rounds on one growth of the pool, each under a higher percentile."""
+    start_percentile: float = Field(0.7, ge=0, le=1)
+    """Share of a prompt's responses that is left out in the first round after the pool has grown."""
+    end_percentile: float = Field(0.95, ge=0, le=1)
+    """What that share rises towards: after `n_improve_steps` rounds it would be reached."""
+    chunk_size: int = Field(128, ge=1)
+    """Responses generated and scored at once, per process."""
+    pool_size: int | None = Field(None, ge=1)
+    """Newest responses that the pool keeps of a prompt; null: all, as in trlX."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from super().conflicts()
+        if self.n_improve_steps > 1 and self.start_percentile > self.end_percentile:
+            yield Problem(
+                ("method", "start_percentile"),
+                f"{self.start_percentile} is above method.end_percentile ({self.end_percentile}); it must not be.",
+            )
+        if self.n_generations_per_prompt > 1 and self.experience_kwargs.get("do_sample") is False:
+            name = "gen_kwargs" if self.gen_experience_kwargs is None else "gen_experience_kwargs"
+            yield Problem(
+                ("method", name, "do_sample"),
+                f"false makes method.n_generations_per_prompt ({self.n_generations_per_prompt}) equal responses; "
+                "use true.",
+            )
+
+    def inert(self) -> list[str]:
+        return ["end_percentile"] if self.n_improve_steps == 1 and self.changed("end_percentile") else []

@@ -1,0 +1,121 @@
+"""Sampled responses with their scores, kept over rounds and filed by prompt."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Scored(NamedTuple):
+    """A response and its score."""
+
+    prompt: list[int]  # token ids
+    response: list[int]  # token ids
+    text: str  # of the response
+    score: float
+
+
+class ResponsePool:
+    """Every response that was made to each prompt, in the order in which they were made.
+
+    limit: newest responses of a prompt that are kept; None: all. Responses with the same text count as the same one,
+    and the ids that are kept are those of the first: a repetition costs a number. (Other ids for a text are an odd
+    tokenisation, or hide special tokens that no reward function sees.)
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._pools: dict[bytes, _Pool] = {}  # by prompt; ids are packed
+
+    def extend(self, responses: Iterable[Scored]) -> None:
+        """Adds responses, which may be to prompts that are new."""
+        for prompt, response, text, score in responses:
+            self._pools.setdefault(_pack(prompt), _Pool()).add(text, _pack(response), score)
+        if self.limit is not None:
+            for pool in self._pools.values():
+                pool.shorten(self.limit)
+
+    def __len__(self) -> int:
+        """Responses, repetitions counted."""
+        return sum(len(pool.made) for pool in self._pools.values())
+
+    def scores(self) -> list[Tensor]:
+        """Scores of the responses to each prompt, repetitions counted. [n] float64 each"""
+        return [torch.tensor([score for _, score in pool.made], dtype=torch.float64) for pool in self._pools.values()]
+
+    def select(self, thresholds: Tensor) -> list[tuple[list[int], list[int]]]:
+        """Ids of prompts and of responses that reach their prompt's threshold, each once. thresholds: [P]."""
+        chosen = []
+        for (prompt, pool), threshold in zip(self._pools.items(), thresholds.tolist(), strict=True):
+            distinct = dict.fromkeys(text for text, score in pool.made if score >= threshold)
+            chosen += [(_unpack(prompt), _unpack(pool.ids[text])) for text in distinct]
+        return chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        """Flat tensors, and a list of texts: prompts, their distinct responses, and which were made in turn."""
+        pools = list(self._pools.values())
+        numbers = [{text: number for number, text in enumerate(pool.ids)} for pool in pools]
+        made = [number[text] for pool, number in zip(pools, numbers, strict=True) for text, _ in pool.made]
+        return {
+            "prompts": _flat(self._pools),
+            "responses": _flat(ids for pool in pools for ids in pool.ids.values()),
+            "texts": [text for pool in pools for text in pool.ids],
+            "distinct": torch.tensor([len(pool.ids) for pool in pools], dtype=torch.int64),
+            "lengths": torch.tensor([len(pool.made) for pool in pools], dtype=torch.int64),
+            "made": torch.tensor(made, dtype=torch.int64),
+            "scores": torch.tensor([score for pool in pools for _, score in pool.made], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        responses, texts = iter(_rows(state["responses"])), iter(state["texts"])
+        lengths = state["lengths"].tolist()
+        made, scores = state["made"].split(lengths), state["scores"].split(lengths)
+        self._pools = {}
+        for row, prompt in enumerate(_rows(state["prompts"])):
+            pool = self._pools[prompt] = _Pool()
+            pool.ids = {next(texts): next(responses) for _ in range(int(state["distinct"][row]))}
+            known = list(pool.ids)
+            pool.made = [(known[n], score) for n, score in zip(made[row].tolist(), scores[row].tolist(), strict=True)]
+
+
+class _Pool:
+    """Of one prompt."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, bytes] = {}  # of the texts, in the order in which they were first made
+        self.made: list[tuple[str, float]] = []
+
+    def add(self, text: str, ids: bytes, score: float) -> None:
+        self.ids.setdefault(text, ids)
+        self.made.append((text, score))
+
+    def shorten(self, length: int) -> None:
+        del self.made[:-length]
+        self.ids = {text: self.ids[text] for text, _ in self.made}
+
+
+def _pack(ids: Sequence[int]) -> bytes:
+    """Four bytes a token, where a list of ints takes up to 36."""
+    return array("i", ids).tobytes()
+
+
+def _unpack(packed: bytes) -> list[int]:
+    ids = array("i")
+    ids.frombytes(packed)
+    return ids.tolist()
+
+
+def _flat(rows: Iterable[bytes]) -> dict[str, Tensor]:
+    unpacked = [_unpack(row) for row in rows]
+    return {
+        "ids": torch.tensor([token for row in unpacked for token in row], dtype=torch.int32),
+        "lengths": torch.tensor([len(row) for row in unpacked], dtype=torch.int64),
+    }
+
+
+def _rows(flat: dict[str, Tensor]) -> list[bytes]:
+    return [_pack(row.tolist()) for row in flat["ids"].split(flat["lengths"].tolist())]

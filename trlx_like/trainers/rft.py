@@ -1,0 +1,102 @@
+"""Rejection-sampling fine-tuning: imitate the best of one's own responses (RAFT, Dong et al. 2023, arXiv:2304.06767;
+Yuan et al. 2023, arXiv:2308.01825; the rising threshold is that of ReST, Gulcehre et al. 2023, arXiv:2308.08998).
+
+The pool grows: every prompt gets new responses, which are scored. Then `n_improve_steps` rounds of supervised
+fine-tuning follow, on the responses above a percentile of their own prompt's scores. Documented in
+docs/algorithms/rft.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.config.methods.rft import RFTConfig
+from trlx_like.data import Completion
+from trlx_like.data.pool import ResponsePool, Scored
+from trlx_like.functional.selection import percentile_at, score_thresholds
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.online import OnlineTextTrainer, whole
+from trlx_like.trainers.sft import negative_log_likelihood
+
+
+class RFTTrainer(OnlineTextTrainer[Completion]):
+    """Maximum likelihood of the responses that scored best among those to the same prompt."""
+
+    method_class = RFTConfig
+    experience_class = Completion
+    keep_dropout = True
+    method: RFTConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        super().build(tokenizer)
+        self.pool = ResponsePool(self.method.pool_size)
+        self.state.register("pool", self.pool, small=False)
+
+    @property
+    def temperature(self) -> float:
+        """1, whatever the responses were sampled at: they are imitated like any text."""
+        return 1.0
+
+    def make_experience(self) -> Metrics:
+        step = self.progress.round % self.method.n_improve_steps
+        grown = self.grow_pool() if step == 0 else {}
+        return grown | self.select(step)
+
+    def grow_pool(self) -> Metrics:
+        """New responses to every prompt, scored. The pool is the same on all processes, and changes at once or not."""
+        pipeline, times = self.prompts.pipeline, self.method.n_generations_per_prompt
+        prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
+        made: list[Scored] = []
+        finished: list[bool] = []
+        for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):
+            rows = zip(samples.completion.to("cpu").split(), samples.outputs, rewards, strict=True)
+            made += [Scored(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows]
+            finished += samples.finished
+        made, finished = self.group.gather(made), self.group.gather(finished)
+        self.pool.extend(made)
+        scores = torch.tensor([response.score for response in made], dtype=torch.float64)
+        return {
+            "rollout/score_mean": float(scores.mean()),
+            "rollout/score_std": float(scores.std()) if len(scores) > 1 else 0.0,
+            "rollout/length_mean": sum(len(response.response) for response in made) / len(made),
+            "rollout/finished_fraction": sum(finished) / len(finished),
+        }
+
+    def select(self, step: int) -> Metrics:
+        """Fills the store with what is good enough in the `step`-th round since the pool has grown."""
+        method = self.method
+        percentile = percentile_at(step, method.start_percentile, method.end_percentile, method.n_improve_steps)
+        scores = self.pool.scores()
+        thresholds = score_thresholds(scores, percentile)
+        chosen = self.pool.select(thresholds)
+        self.push_to_store([_element(*pair) for pair in self.group.share(chosen)])
+        return _metrics(scores, thresholds) | {"pool/percentile": percentile, "pool/selected": float(len(chosen))}
+
+    def loss(self, batch: Completion) -> LossOutput:
+        return negative_log_likelihood(self.model, batch)
+
+    def units(self, batch: Completion) -> float:
+        return float(batch.scored.sum())
+
+
+def _element(prompt: list[int], response: list[int]) -> Completion:
+    ids, outputs = torch.tensor(prompt), torch.tensor(response)
+    return Completion(ids, torch.ones_like(ids).bool(), outputs, torch.ones_like(outputs).bool())
+
+
+def _metrics(scores: list[Tensor], thresholds: Tensor) -> Metrics:
+    everything = torch.cat(scores)
+    kept = [of_prompt[of_prompt >= threshold] for of_prompt, threshold in zip(scores, thresholds, strict=True)]
+    return {
+        "pool/responses": float(len(everything)),
+        "pool/score_mean": float(everything.mean()),
+        "pool/threshold_mean": float(thresholds.mean()),
+        "pool/threshold_min": float(thresholds.min()),
+        "pool/threshold_max": float(thresholds.max()),
+        "pool/kept_fraction": len(torch.cat(kept)) / len(everything),
+        "pool/kept_score_mean": float(torch.cat(kept).mean()),
+        "pool/kept_prompts": sum(len(of_prompt) > 0 for of_prompt in kept) / len(kept),
+    }
