@@ -1,0 +1,74 @@
+"""What ILQL comes to on the maze's data when nothing has to be generalised: its fixed point over a table.
+
+The limit of 100 moves is no part of a state here, so an episode that was cut off goes on in the table where another
+passed the same cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from examples.maze.task import LIMIT, MOVES, Data, Floats, Maze
+
+
+@dataclass
+class Table:
+    """Of each cell and move: how often it was taken, and the fixed point's Q; of each cell, V."""
+
+    counts: Floats  # [N, 4]
+    q: Floats  # [N, 4], NaN where no episode took the move
+    values: Floats  # [N]
+
+    def policy(self, beta: float) -> Floats:
+        """softmax(log pi_data + beta (Q - V)), [N, 4]; uniform in cells that no episode visited."""
+        taken = self.counts > 0
+        scores = np.log(np.where(taken, self.counts, 1)) + beta * (np.where(taken, self.q, 0) - self.values[:, None])
+        scores = np.where(taken, scores, -np.inf)
+        scores[~taken.any(axis=1)] = 0
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        policy: Floats = weights / weights.sum(axis=1, keepdims=True)
+        return policy
+
+
+def solve(maze: Maze, data: Data, gamma: float, tau: float) -> Table:
+    """Q(s, a) = r + gamma V(s') and V(s) = the tau-expectile of Q(s, a) over the moves taken in s, until both hold.
+
+    The maze is deterministic, so the mean over a cell's episodes of r + gamma V(s') is that of any one.
+    """
+    counts = np.zeros((len(maze.cells), len(MOVES)))
+    for walk in data.walks:
+        for cell, move in transitions(maze, walk.turns):
+            counts[cell, move] += 1
+    values = np.zeros(len(maze.cells))
+    while True:
+        q = maze.rewards() + gamma * np.where(maze.following == maze.goal, 0.0, values[maze.following])
+        new = expectiles(q, counts, tau)
+        if np.abs(new - values).max() < 1e-10:
+            return Table(counts, np.where(counts > 0, q, np.nan), new)
+        values = new
+
+
+def transitions(maze: Maze, turns: list[str]) -> list[tuple[int, int]]:
+    """(cell, move) of each turn that moved; the move after the limit did not."""
+    cells = [maze.observations.index(text) for text in turns[::2]]
+    moves = [list(MOVES).index(text.strip()) for text in turns[1::2]]
+    return list(zip(cells, moves, strict=True))[:LIMIT]
+
+
+def expectiles(x: Floats, weights: npt.ArrayLike, tau: float) -> Floats:
+    """For each row the v with tau sum w (x - v)+ = (1 - tau) sum w (v - x)+; 0 for rows without weight."""
+    weights = np.asarray(weights, dtype=float)
+    v = np.zeros(len(x))
+    seen = weights.sum(axis=1) > 0
+    low = np.where(weights > 0, x, np.inf).min(axis=1, where=seen[:, None], initial=np.inf)
+    v[seen] = low[seen]
+    for _ in range(100):
+        pull = weights * np.where(x > v[:, None], tau, 1 - tau)  # the asymmetric weights at the present v
+        new = np.where(seen, (pull * x).sum(axis=1) / np.where(seen, pull.sum(axis=1), 1), 0.0)
+        if np.array_equal(new, v):
+            break
+        v = new
+    return v

@@ -1,0 +1,238 @@
+"""The fully observed maze of LMRL-Gym as a language task: an observation is a sentence, a move is a word.
+
+The task is that of Abdulhai et al. 2023, "LMRL Gym: Benchmarks for Multi-Turn Reinforcement Learning with Language
+Models", arXiv:2311.18232: a maze of two T-shaped halls whose stems meet above the goal. Each turn the player reads
+where the goal is, where it stands and which walls are near, and says a direction. A move costs 1, one into a wall or
+that is none as well; the one that arrives costs nothing. After 100 moves it is too late: one last reward of -1 ends the
+episode. So scores go from -101 to 0; a shortest path has -6.84 on average over the 25 starts, and uniformly random
+moves -85.9.
+
+The sentences, the data and this code are our own. LMRL-Gym takes 4 for words that are no move; its data is not used.
+
+The data (`samples`, `rewards`) are episodes of a policy that takes a step of a shortest path with probability `SKILL`,
+and else any of the four moves. A whole episode is one dialogue, with a reward a turn.
+
+A YAML run needs no script: `data.samples: examples/maze/task.py:samples` and likewise `rewards`, `eval_prompts` and
+`metric_fn` refer to the functions at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from transformers import GPT2Config, PreTrainedTokenizerFast
+
+PLAN = """
+#############
+#     #     #
+### ##### ###
+### ##### ###
+### ##### ###
+###       ###
+###### ######
+###### ######
+######G######
+#############
+"""
+MOVES = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
+WALLS = {"left": "to your left", "right": "to your right", "up": "above", "down": "below"}
+LIMIT = 100
+EPISODES = 640
+SKILL = 0.15
+DATA_SEED = 1
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Maze:
+    """The floor as numbered cells: what each move leads to, how far the goal is, and what there is to read.
+
+    The plan is read as lines; "#" is a wall, "G" the goal.
+    """
+
+    def __init__(self, plan: str = PLAN) -> None:
+        lines = plan.strip("\n").splitlines()
+        self.cells = [(r, c) for r, line in enumerate(lines) for c, mark in enumerate(line) if mark != "#"]
+        number = {cell: index for index, cell in enumerate(self.cells)}
+        self.goal = next(number[cell] for cell in self.cells if lines[cell[0]][cell[1]] == "G")
+        self.starts = [cell for cell in range(len(self.cells)) if cell != self.goal]
+        self.following: Ints = np.array(
+            [
+                [number.get((row + down, column + right), here) for down, right in MOVES.values()]
+                for here, (row, column) in enumerate(self.cells)
+            ]
+        )  # [N, 4], the cell after each move; a wall leaves one where one is
+        self.distance = self._distances()  # [N], moves to the goal
+        self.observations = [self._describe(cell) for cell in range(len(self.cells))]
+
+    def _distances(self) -> Ints:
+        distance = np.full(len(self.cells), len(self.cells))
+        distance[self.goal] = 0
+        for _ in self.cells:
+            distance = np.minimum(distance, 1 + distance[self.following].min(axis=1))
+        return distance
+
+    def _describe(self, cell: int) -> str:
+        row, column = self.cells[cell]
+        near = [WALLS[move] for move, after in zip(MOVES, self.following[cell], strict=True) if after == cell]
+        goal = "The goal is at {}, {}.".format(*self.cells[self.goal])
+        return f"{goal} You are at {row}, {column}. Walls: {', '.join(near) or 'none'}.\n"
+
+    def rewards(self) -> Floats:
+        """[N, 4]: 0 for a move that arrives, else -1."""
+        return np.where(self.following == self.goal, 0.0, -1.0)
+
+    def policy(self, skill: float) -> Floats:
+        """[N, 4], probabilities: with probability `skill` a step of a shortest path, else any move."""
+        ahead = self.distance[self.following]
+        best = ahead == ahead.min(axis=1, keepdims=True)
+        policy: Floats = skill * best / best.sum(axis=1, keepdims=True) + (1 - skill) / len(MOVES)
+        return policy
+
+    def expected_scores(self, policy: Floats) -> Floats:
+        """Expected score from each cell, exactly, under probabilities [N, 4] -> [N]. 0 at the goal."""
+        score = np.where(np.arange(len(self.cells)) == self.goal, 0.0, -1.0)  # too late
+        for _ in range(LIMIT):
+            score = (policy * (self.rewards() + score[self.following])).sum(axis=1)
+            score[self.goal] = 0.0
+        return score
+
+    def expected_score(self, policy: Floats) -> float:
+        """The mean of `expected_scores` over the starts."""
+        return float(self.expected_scores(policy)[self.starts].mean())
+
+
+class Walk:
+    """An episode that is being played, from a cell on: an `examples.play.Episode`."""
+
+    def __init__(self, maze: Maze, start: int) -> None:
+        self.maze, self.cell = maze, start
+        self.turns = [maze.observations[start]]
+        self.rewards: list[float] = []
+        self.over = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.turns)
+
+    @property
+    def score(self) -> float:
+        return sum(self.rewards)
+
+    def say(self, words: str) -> None:
+        """A move; other words change nothing but the count. The goal, and a move after `LIMIT` of them, end it."""
+        move = list(MOVES).index(words.strip()) if words.strip() in MOVES else None
+        late = len(self.rewards) == LIMIT
+        if move is not None and not late:
+            self.cell = int(self.maze.following[self.cell, move])
+        arrived = self.cell == self.maze.goal
+        self.rewards.append(0.0 if arrived else -1.0)
+        self.over = arrived or late
+        self.turns += [words] if self.over else [words, self.maze.observations[self.cell]]
+
+
+@dataclass
+class Data:
+    """Episodes to learn from."""
+
+    walks: list[Walk]
+
+    def __post_init__(self) -> None:
+        self.samples = [walk.turns for walk in self.walks]
+        self.rewards = [walk.rewards for walk in self.walks]
+
+
+def wander(maze: Maze, episodes: int = EPISODES, skill: float = SKILL, seed: int = DATA_SEED) -> Data:
+    """Episodes of `Maze.policy(skill)`, from starts that take turns."""
+    rng = np.random.default_rng(seed)
+    policy, words = maze.policy(skill), [f"{move}\n" for move in MOVES]
+    walks = [Walk(maze, maze.starts[index % len(maze.starts)]) for index in range(episodes)]
+    for walk in walks:
+        while not walk.over:
+            walk.say(words[rng.choice(len(words), p=policy[walk.cell])])
+    return Data(walks)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a line: 25 observations, 4 moves, and `BOS`, `EOS`, `PAD`. Nothing is added; pads left."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    lines = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}))
+    lines.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_previous")
+    lines.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=lines, bos_token=BOS, eos_token=EOS, pad_token=PAD, padding_side="left"
+    )
+
+
+def tokens() -> list[str]:
+    """The vocabulary in the order of its ids."""
+    maze = default_maze()
+    return [*(f"{move}\n" for move in MOVES), *(maze.observations[cell] for cell in maze.starts), BOS, EOS, PAD]
+
+
+def model_config() -> GPT2Config:
+    """A GPT-2 of 2 layers and width 64, 0.1 million parameters, with positions for the longest episode."""
+    from transformers import GPT2Config
+
+    ids = tokens()
+    return GPT2Config(
+        vocab_size=len(ids),
+        n_positions=2 * (LIMIT + 1) + 2,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=ids.index(BOS),
+        eos_token_id=ids.index(EOS),
+        pad_token_id=ids.index(PAD),
+    )
+
+
+@cache
+def default_maze() -> Maze:
+    """The maze that the functions below share."""
+    return Maze()
+
+
+@cache
+def default_data() -> Data:
+    """The episodes that the functions below share."""
+    return wander(default_maze())
+
+
+def samples() -> list[list[str]]:
+    """Dialogues: observation, move, observation, move, ..."""
+    return default_data().samples
+
+
+def rewards() -> list[list[float]]:
+    """The reward of each move of each dialogue."""
+    return default_data().rewards
+
+
+def eval_prompts() -> list[str]:
+    """The first observation from each start."""
+    maze = default_maze()
+    return [maze.observations[cell] for cell in maze.starts]
+
+
+def metric_fn(prompts: Sequence[str], outputs: Sequence[str], **_: object) -> dict[str, list[float]]:
+    """ "shortest": 1 for each first move that is one of a shortest path, else 0."""
+    maze = default_maze()
+    good = maze.policy(1.0) > 0
+    cells = [maze.observations.index(prompt) for prompt in prompts]
+    said = [list(MOVES).index(word.strip()) if word.strip() in MOVES else None for word in outputs]
+    return {"shortest": [float(move is not None and good[cell, move]) for cell, move in zip(cells, said, strict=True)]}
