@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     BloomConfig,
     CohereConfig,
     FalconConfig,
@@ -17,17 +19,22 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MT5Config,
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    T5Config,
+    UMT5Config,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
 ODD_FAMILIES = ("gemma2", "cohere", "granite", "bloom", "falcon", "opt_projected")
 """Soft-capped logits, scaled logits (two), blocks that return tuples (two), a last hidden state of its own width."""
+SEQ2SEQ_FAMILIES = ("t5", "mt5", "umt5", "bart")
+"""Hidden states scaled before a tied head; a head of its own; a position bias in every block; absolute positions."""
 
 
 def tiny_tokenizer(pad: bool = True, bos: bool = False) -> PreTrainedTokenizerFast:
@@ -49,6 +56,8 @@ def tiny_tokenizer(pad: bool = True, bos: bool = False) -> PreTrainedTokenizerFa
 
 def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **extra: Any) -> PretrainedConfig:
     ids = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
+    if family in SEQ2SEQ_FAMILIES:
+        return _seq2seq_config(family, layers, {"vocab_size": vocabulary, **ids, "decoder_start_token_id": 1, **extra})
     if family == "gpt2":
         sizes = {"n_layer": layers, "n_head": 2, "n_embd": 16, "n_positions": 64}
         return GPT2Config(vocab_size=vocabulary, **{**sizes, **ids, **extra})
@@ -79,10 +88,37 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
     return Qwen3Config(head_dim=8, **{**common, **extra})
 
 
+def _seq2seq_config(family: str, layers: int, common: dict[str, Any]) -> PretrainedConfig:
+    """`layers` are the decoder's; the encoder has one more. With one less generate() would not give T5 a cache."""
+    if family == "bart":
+        sizes = {"d_model": 16, "max_position_embeddings": 64, "encoder_layers": layers + 1, "decoder_layers": layers}
+        parts = {
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+        }
+        return BartConfig(**{**sizes, **parts, **common})
+    sizes = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_heads": 2,
+        "num_layers": layers + 1,
+        "num_decoder_layers": layers,
+    }
+    kinds: dict[str, Any] = {"t5": T5Config, "mt5": MT5Config, "umt5": UMT5Config}
+    # Heads of their own start so large that rounding shows in log-probabilities.
+    numbers = {"relative_attention_num_buckets": 8, "initializer_factor": 1.0 if family == "t5" else 0.1}
+    config: PretrainedConfig = kinds[family](**{**sizes, **numbers, **common})
+    return config
+
+
 def tiny_lm(family: str = "gpt2", seed: int = 0, **extra: Any) -> PreTrainedModel:
-    """A random causal language model of a few thousand parameters, in evaluation mode."""
+    """A random language model of a few thousand parameters, in evaluation mode."""
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(tiny_config(family, **extra)).eval()
+    kind = AutoModelForSeq2SeqLM if family in SEQ2SEQ_FAMILIES else AutoModelForCausalLM
+    return kind.from_config(tiny_config(family, **extra)).eval()
 
 
 def save_tiny(folder: Path, family: str = "gpt2", **extra: Any) -> str:

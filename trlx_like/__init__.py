@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from trlx_like.models import (
         AutoModelForCausalLMWithValueHead as AutoModelForCausalLMWithValueHead,
+        AutoModelForSeq2SeqLMWithValueHead as AutoModelForSeq2SeqLMWithValueHead,
         create_reference_model as create_reference_model,
     )
     from trlx_like.pipelines.prompts import (
@@ -101,6 +102,7 @@ _NAMES = {
     "RFTTrainer": "trainers.rft",
     "SFTTrainer": "trainers.sft",
     "AutoModelForCausalLMWithValueHead": "models",
+    "AutoModelForSeq2SeqLMWithValueHead": "models",
     "create_reference_model": "models",
 }
 

@@ -50,6 +50,7 @@ PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+SEQ2SEQ = {"model.model_path": tiny_config("t5", dropout_rate=0.0), "model.model_arch_type": "seq2seq"}
 
 RECIPES = {
     "PPOTrainer": Recipe(
@@ -85,6 +86,7 @@ RECIPES = {
                 "method.kl_in": "loss",
                 "method.ent_coef": 0.1,
             },
+            "seq2seq": {**SEQ2SEQ, "model.num_layers_unfrozen": 1, "method.num_value_layers_unfrozen": 1},
         },
     ),
     "RFTTrainer": Recipe(
@@ -124,6 +126,10 @@ RECIPES = {
         variants={
             "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5},
             "packed": {"method.packing": True, "train.batch_size": 2, "train.minibatch_size": 1, "train.epochs": 4},
+            "seq2seq": {
+                **SEQ2SEQ,
+                "samples": [("ab", " cd"), ("the cat", " sat."), ("b", "a"), ("ef", ""), ("zz", "p.")],
+            },
         },
     ),
 }

@@ -49,7 +49,7 @@ class ModelConfig(Section):
     model_arch_type: Literal["causal", "seq2seq"] = "causal"
     """Decoder only, or encoder and decoder."""
     num_layers_unfrozen: int = Field(-1, ge=-1)
-    """Top layers that are trained; -1: the whole model, 0: none (heads only)."""
+    """Top layers that are trained (of the decoder, if there is an encoder); -1: the whole model, 0: heads only."""
     ref_model_path: PathText | None = None
     """Folder or hub name of the reference model of the KL penalty; null: the model before training."""
     peft_config: Any = None

@@ -2,6 +2,6 @@
 
 from trlx_like.data.experience import Experience, padded
 from trlx_like.data.store import RolloutStore
-from trlx_like.data.text import Completion
+from trlx_like.data.text import Completion, padded_right
 
-__all__ = ["Completion", "Experience", "RolloutStore", "padded"]
+__all__ = ["Completion", "Experience", "RolloutStore", "padded", "padded_right"]

@@ -27,8 +27,16 @@ class Completion(Experience):
         """Which response tokens a policy scores. [B, R] bool"""
         return self.mask
 
-    def inputs(self) -> dict[str, Tensor]:
-        """Keyword arguments of a causal language model. Positions count real tokens, so padding shifts nothing."""
+    def inputs(self, start: int | None = None) -> dict[str, Tensor]:
+        """Keyword arguments of a language model.
+
+        start: the first token of a decoder whose encoder reads the prompt; None: a causal model reads both as one
+        sequence. Positions count real tokens, so padding shifts nothing.
+        """
+        if start is not None:
+            ids, mask = padded_right(self.prompt, self.prompt_mask)
+            decoder_ids = torch.cat([torch.full_like(self.response[:, :1], start), self.response], dim=1)  # [B, 1 + R]
+            return {"input_ids": ids, "attention_mask": mask.long(), "decoder_input_ids": decoder_ids}
         attention_mask = torch.cat([self.prompt_mask, self.mask], dim=1)  # [B, P + R]
         return {
             "input_ids": torch.cat([self.prompt, self.response], dim=1),
@@ -36,6 +44,16 @@ class Completion(Experience):
             "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
         }
 
-    def previous(self) -> Tensor:
-        """The token before each response token. [B, R]"""
-        return torch.cat([self.prompt[:, -1:], self.response[:, :-1]], dim=1)
+    def previous(self, start: int | None = None) -> Tensor:
+        """The token before each response token; `start`, if given, before the first. [B, R]"""
+        first = self.prompt[:, -1:] if start is None else torch.full_like(self.prompt[:, -1:], start)
+        return torch.cat([first, self.response[:, :-1]], dim=1)
+
+
+def padded_right(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Left-padded rows [B, P] and their mask with the padding on the right.
+
+    Encoders count absolute positions from the first column, padding or not.
+    """
+    order = mask.long().argsort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), mask.gather(1, order)

@@ -5,12 +5,17 @@ from trlx_like.models.layout import hidden_size, keeps_packed_apart
 from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer, no_progress_bars
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
-from trlx_like.models.value_head import HEADS_FILE, AutoModelForCausalLMWithValueHead
+from trlx_like.models.value_head import (
+    HEADS_FILE,
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+)
 
 __all__ = [
     "HEADS_FILE",
     "Fingerprint",
     "AutoModelForCausalLMWithValueHead",
+    "AutoModelForSeq2SeqLMWithValueHead",
     "LanguagePolicy",
     "PolicyOutput",
     "ValueHead",

@@ -1,16 +1,21 @@
-"""Where the parts of a Hugging Face causal language model are, found by structure instead of a table of families."""
+"""Where the parts of a Hugging Face language model are, found by structure instead of a table of families.
+
+Of an encoder-decoder the base model, with its blocks, is the decoder: what it reads besides its own tokens are the
+encoder's last hidden states.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
 
 from trlx_like.errors import ConfigError
 
@@ -19,10 +24,28 @@ Head = Callable[[Tensor], Tensor]
 
 def base_model(lm: PreTrainedModel) -> nn.Module:
     """The model without its LM head: ids in, last hidden state (after the final norm) out."""
-    base: nn.Module = lm.base_model
-    if base is lm:
-        raise ConfigError(f"model.model_path: {type(lm).__name__} is not a causal language model with a head.")
+    base: nn.Module = lm.get_decoder() if is_encoder_decoder(lm) else lm.base_model
+    if base is lm or lm.get_output_embeddings() is None:
+        raise ConfigError(f"model.model_path: {type(lm).__name__} is not a language model with a head.")
     return base
+
+
+def is_encoder_decoder(lm: PreTrainedModel) -> bool:
+    return bool(lm.config.is_encoder_decoder)
+
+
+def decoder_start(lm: PreTrainedModel) -> int | None:
+    """The token that the decoder of an encoder-decoder begins with; None for a causal model, which has none."""
+    if not is_encoder_decoder(lm):
+        return None
+    for config in (lm.generation_config, lm.config):
+        start: int | None = getattr(config, "decoder_start_token_id", None)
+        if start is not None:
+            return start
+    raise ConfigError(
+        "model.model_path: the model does not say which token its decoder begins with; set decoder_start_token_id in "
+        "its configuration."
+    )
 
 
 def hidden_size(lm: PreTrainedModel) -> int:
@@ -32,7 +55,10 @@ def hidden_size(lm: PreTrainedModel) -> int:
 
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks, bottom first."""
-    return _find_blocks(base_model(lm), lm.config.get_text_config().num_hidden_layers)
+    base = base_model(lm)
+    config = base.config if is_encoder_decoder(lm) else lm.config.get_text_config()
+    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+    return _find_blocks(base, next(getattr(config, name) for name in names if hasattr(config, name)))
 
 
 def _find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
@@ -71,32 +97,62 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
     It is the model's own forward around a base model that returns what it is given, so soft-caps and logit scales
     are applied. Parameters are shared with `lm`, but for those of `output`, which replaces the output embeddings.
     """
-    shell = copy.copy(lm)
-    shell._modules = dict(lm._modules)
-    base_name = next(name for name, module in lm._modules.items() if module is base_model(lm))
-    shell._modules[base_name] = _Given()
+    shell = _with(lm, base_model(lm), _Given())
     if output is not None:
-        own = lm.get_output_embeddings()
-        name = next(name for name, module in lm._modules.items() if module is own)
-        shell._modules[name] = output
+        shell = _with(shell, lm.get_output_embeddings(), output)
 
     def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = shell(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        states = hidden[None]
+        given: dict[str, Any] = {"inputs_embeds": states}
+        if is_encoder_decoder(lm):
+            given = {"decoder_inputs_embeds": states, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+        logits: Tensor = shell(**given, use_cache=False).logits[0]
         return logits
 
     return head
 
 
+def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """`module` with `new` in the place of `old`. All other parts are shared."""
+    if module is old:
+        return new
+    shell = copy.copy(module)
+    shell._modules = {
+        name: part if part is None or all(inner is not old for inner in part.modules()) else _with(part, old, new)
+        for name, part in module._modules.items()
+    }
+    return shell
+
+
+@dataclass
+class Entering:
+    """The call of a block: `args` and `kwargs`, and the inputs of the base model that it was made for.
+
+    Hidden states are not all that blocks hand on: those of T5 pass the first one's position bias along.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: Mapping[str, Tensor]
+
+    @property
+    def hidden(self) -> Tensor:
+        """[B, T, H]"""
+        states: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
+        return states
+
+
 @contextmanager
 def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
-    """Keeps the hidden state that enters `block` ("input") and whether it returns a tuple ("tuple")."""
+    """Keeps what `block` is called with ("args", "kwargs") and how many values it returns as a tuple ("values")."""
     record: dict[str, Any] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record.setdefault("input", args[0] if args else kwargs["hidden_states"])
+        record.setdefault("args", args)
+        record.setdefault("kwargs", kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        record["tuple"] = isinstance(output, tuple)
+        record["values"] = len(output) if isinstance(output, tuple) else None
 
     handles = [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
     try:
@@ -108,12 +164,38 @@ def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
 
 def run_base(
     lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = ()
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """Last hidden state [B, T, H], and for each number in `branches` the hidden state that enters that block."""
+) -> tuple[Tensor, dict[int, Entering]]:
+    """Last hidden state [B, T, H], and for each number in `branches` what enters that block.
+
+    inputs: as `Completion.inputs` makes them for this kind of model.
+    """
+    inputs = _base_inputs(lm, inputs)
     with ExitStack() as stack:
         records = {at: stack.enter_context(_recorded(blocks(lm)[at])) for at in branches}
         hidden: Tensor = base_model(lm)(**inputs, use_cache=False).last_hidden_state
-    return hidden, {at: record["input"] for at, record in records.items()}
+    return hidden, {at: Entering(record["args"], record["kwargs"], inputs) for at, record in records.items()}
+
+
+def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Inputs of the base model: for a decoder what the encoder has read."""
+    if not is_encoder_decoder(lm):
+        return inputs
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    encoder: Any = lm.get_encoder()
+    return {
+        "input_ids": inputs["decoder_input_ids"],
+        "encoder_hidden_states": encoder(input_ids=ids, attention_mask=mask).last_hidden_state,
+        "encoder_attention_mask": mask,
+    }
+
+
+def same_with_gradients(lm: PreTrainedModel) -> None:
+    """Makes attention with a trained position bias, such as T5's, compute the same with and without gradients.
+
+    torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy.
+    """
+    if hasattr(lm.config, "relative_attention_num_buckets"):
+        lm.set_attn_implementation("eager")
 
 
 def keeps_packed_apart(lm: PreTrainedModel) -> bool:
@@ -132,13 +214,13 @@ def keeps_packed_apart(lm: PreTrainedModel) -> bool:
 
 
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:
-    """Freezes every parameter that acts on the hidden state entering block `branch`, tied ones included.
+    """Freezes every parameter that acts on what enters block `branch`, tied ones included, and all of an encoder.
 
     They are read off the autograd graph, so embeddings, their norms and projections need no names.
     """
     with torch.enable_grad():
         entering = run_base(lm, _probe(lm), [branch])[1][branch]
-    queue, seen = [entering.grad_fn], set()
+    queue, seen = [value.grad_fn for value in (entering.hidden, *entering.inputs.values())], set()
     while queue:
         node = queue.pop()
         if node is None or node in seen:
@@ -150,53 +232,58 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
 
 
 def _probe(lm: PreTrainedModel) -> dict[str, Tensor]:
-    return {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=lm.device)}
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=lm.device)
+    if is_encoder_decoder(lm):
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
+    return {"input_ids": ids}
 
 
 class _PassThrough(nn.Module):
     """A block that does nothing, and returns it the way its family does."""
 
-    def __init__(self, block: nn.Module, returns_tuple: bool) -> None:
+    def __init__(self, block: nn.Module, values: int | None) -> None:
         super().__init__()
-        self.returns_tuple = returns_tuple
+        self.values = values
         for name, value in vars(block).items():  # loops read such things as `attention_type` off the block
             if not name.startswith("_") and name != "training":
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
-        return (hidden_states,) if self.returns_tuple else hidden_states
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return hidden_states if self.values is None else (hidden_states, *[None] * (self.values - 1))
 
 
 class TopBlocks(nn.Module):
-    """A copy of the blocks from `branch` up and of what follows them, run from the hidden state at the branch.
+    """A copy of the blocks from `branch` up and of what follows them, run from what enters the block at the branch.
 
-    The family's own forward runs, with pass-through blocks below the branch and the branch's input replaced, so masks,
-    positions and rotary embeddings are the model's own. Shapes: branch [B, T, H] -> last hidden state [B, T, H].
+    The family's own forward runs, with pass-through blocks below the branch and the branch's arguments replaced, so
+    masks, positions and rotary embeddings are the model's own.
     """
 
     def __init__(self, lm: PreTrainedModel, branch: int) -> None:
         super().__init__()
         with torch.no_grad(), _recorded(blocks(lm)[0]) as record:
-            base_model(lm)(**_probe(lm), use_cache=False)
-        self.embedding_width = _width(lm.get_input_embeddings())
-        replaced: dict[int, Any] = {id(lm.get_input_embeddings()): nn.Identity()}
+            run_base(lm, _probe(lm))
+        base: Any = base_model(lm)
+        embeddings = base.get_input_embeddings()
+        self.embedding_width = _width(embeddings)
+        replaced: dict[int, Any] = {id(embeddings): nn.Identity()}
         for block in blocks(lm)[:branch]:
-            replaced[id(block)] = _PassThrough(block, record["tuple"])
-        self.base = copy.deepcopy(base_model(lm), replaced)
-        self._entering: Tensor | None = None
+            replaced[id(block)] = _PassThrough(block, record["values"])
+        self.base = copy.deepcopy(base, replaced)
+        self._entering: Entering | None = None
         _find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
 
     def _inject(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (self._entering, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self._entering}
+        assert self._entering is not None
+        return self._entering.args, self._entering.kwargs
 
-    def forward(self, entering: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, entering: Entering) -> Tensor:
+        """Last hidden state [B, T, H]."""
         self._entering = entering
-        ignored = entering.new_zeros(1).expand(*entering.shape[:2], self.embedding_width)
-        given = {name: value for name, value in inputs.items() if name != "input_ids"}
+        ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)
+        given = {name: value for name, value in entering.inputs.items() if name != "input_ids"}
         hidden: Tensor = self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state
         return hidden
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -24,14 +26,12 @@ from trlx_like.models.layout import base_model
 
 def check_model(config: ModelConfig) -> None:
     """ConfigError for kinds of models that no trainer can train yet."""
-    if config.model_arch_type != "causal":
-        raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): only 'causal' can be trained yet.")
     if config.peft_config is not None:
         raise ConfigError("model.peft_config: adapters cannot be trained yet; leave it out.")
 
 
 def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
-    """A causal language model in float32, unless `model.model_extra_configs` says otherwise.
+    """A `model.model_arch_type` language model in float32, unless `model.model_extra_configs` says otherwise.
 
     path: a folder or hub name, a `PretrainedConfig` (random weights), a model (used as it is), or
     `module:function` that returns one of these.
@@ -40,19 +40,39 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
     if isinstance(path, PreTrainedModel):
+        _check_kind(path.config, config, type(path).__name__)
         base_model(path)  # refuses one without an LM head
         return path
     extra = {"dtype": torch.float32, **config.model_extra_configs}
     lm: PreTrainedModel
+    kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
     try:
         if isinstance(path, PretrainedConfig):
-            lm = AutoModelForCausalLM.from_config(path, **extra)
+            _check_kind(path, config, _shown(path))
+            lm = kind.from_config(path, **extra)
         else:
+            _check_kind(AutoConfig.from_pretrained(str(path), **extra), config, _shown(path))
             with no_progress_bars():
-                lm = AutoModelForCausalLM.from_pretrained(str(path), **extra)
+                lm = kind.from_pretrained(str(path), **extra)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
     return lm
+
+
+def is_encoder_decoder_at(path: str) -> bool:
+    """Whether a folder or hub name holds an encoder-decoder. ConfigError if it holds no model."""
+    try:
+        return bool(AutoConfig.from_pretrained(path).is_encoder_decoder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
+
+
+def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None:
+    """ConfigError for a model of the other kind. Some families would load, with half of their weights."""
+    kind = "seq2seq" if found.is_encoder_decoder else "causal"
+    if kind != config.model_arch_type:
+        what = "an encoder-decoder" if found.is_encoder_decoder else "no encoder-decoder"
+        raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): {name} is {what}; set it to {kind!r}.")
 
 
 def load_tokenizer(

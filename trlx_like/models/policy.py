@@ -15,7 +15,16 @@ from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
 from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
-from trlx_like.models.layout import TopBlocks, blocks, freeze_below, lm_head, run_base
+from trlx_like.models.layout import (
+    Entering,
+    TopBlocks,
+    blocks,
+    decoder_start,
+    freeze_below,
+    lm_head,
+    run_base,
+    same_with_gradients,
+)
 from trlx_like.models.reference import Reference, make_reference
 
 
@@ -33,9 +42,13 @@ class PolicyOutput:
 
 
 class LanguagePolicy(nn.Module):
-    """A causal language model, heads on its hidden states, and a frozen reference.
+    """A language model, heads on its hidden states, and a frozen reference.
 
-    num_layers_unfrozen: blocks from the top that are trained; -1 all, 0 none (only the heads).
+    An encoder-decoder reads the prompt with its encoder; its states are those of the decoder, which begins with a
+    token of its own.
+
+    num_layers_unfrozen: blocks from the top that are trained; -1 all, 0 none (only the heads). Of an encoder-decoder
+        they are the decoder's, and unless all is trained the encoder is not.
     head_blocks: for a head's name, how many top blocks it gets as a trained copy of its own (0: it reads the policy's
         last hidden state).
     temperature, allowed: the distribution that is sampled from: logits are divided by the temperature, and
@@ -54,6 +67,7 @@ class LanguagePolicy(nn.Module):
         allowed: Tensor | None = None,
     ) -> None:
         super().__init__()
+        same_with_gradients(lm)
         self.num_layers_unfrozen = num_layers_unfrozen
         self.branch: int | None = None
         if num_layers_unfrozen == 0:
@@ -62,6 +76,7 @@ class LanguagePolicy(nn.Module):
             self.branch = max(0, len(blocks(lm)) - num_layers_unfrozen)
             freeze_below(lm, self.branch)
         self.lm = lm
+        self.start = decoder_start(lm)
         self.heads = nn.ModuleDict(heads or {})
         tops = {name: count for name, count in (head_blocks or {}).items() if count > 0}
         self.head_branch = {name: max(0, len(blocks(lm)) - count) for name, count in tops.items()}
@@ -95,20 +110,20 @@ class LanguagePolicy(nn.Module):
         KL(policy || reference) at each position, with gradient to the policy. heads: also what the heads say.
         statistics: also what is only looked at.
         """
-        inputs = batch.inputs()
+        inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
         hidden, branches = self._run(inputs)
         real = batch.scored
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
-        sampling = self._sampling(batch.previous()[real])
+        sampling = self._sampling(batch.previous(self.start)[real])
         head = lm_head(self.lm)
         scores = score_tokens(at_tokens, ids, head, entropy=entropy, statistics=statistics, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
             states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
-            heads={n: self._head(n, inputs, hidden, branches, width + 1) for n in self.heads} if heads else {},
+            heads={n: self._head(n, hidden, branches, width + 1) for n in self.heads} if heads else {},
         )
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
@@ -130,20 +145,13 @@ class LanguagePolicy(nn.Module):
         table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
         return {"temperature": self.temperature, **table}
 
-    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
+    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, Entering]]:
         wanted = sorted({*self.head_branch.values(), *([] if self.branch is None else [self.branch])})
         return run_base(self.lm, inputs, wanted)
 
-    def _head(
-        self,
-        name: str,
-        inputs: Mapping[str, Tensor],
-        hidden: Tensor,
-        branches: dict[int, Tensor],
-        states: int,
-    ) -> Tensor:
+    def _head(self, name: str, hidden: Tensor, branches: dict[int, Entering], states: int) -> Tensor:
         if name in self.head_branch:
-            hidden = self.head_tops[name](branches[self.head_branch[name]], inputs)
+            hidden = self.head_tops[name](branches[self.head_branch[name]])
         values: Tensor = self.heads[name](hidden[:, -states:])
         return values
 

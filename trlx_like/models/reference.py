@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import CheckpointError
-from trlx_like.models.layout import Head, TopBlocks, blocks, lm_head, run_base
+from trlx_like.models.layout import Entering, Head, TopBlocks, blocks, lm_head, run_base
 
 
 class Reference(Protocol):
@@ -20,7 +20,7 @@ class Reference(Protocol):
 
     head: Head
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
         """The reference's last hidden state [B, T, H].
 
         last: the policy's own. branch: what enters the policy's first trained block (None where all are trained).
@@ -39,7 +39,7 @@ class FrozenCopy:
         self.lm = lm.eval().requires_grad_(False)
         self.head = lm_head(self.lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
         return run_base(self.lm, inputs)[0]
 
     def modules(self) -> list[nn.Module]:
@@ -47,9 +47,9 @@ class FrozenCopy:
 
 
 class FrozenTop:
-    """The hydra reference: a frozen copy of the trained top blocks, run from the hidden state at the branch.
+    """The hydra reference: a frozen copy of the trained top blocks, run from what enters the branch.
 
-    Blocks below the branch are frozen and shared with the policy, which has already run them.
+    Blocks below the branch, and an encoder, are frozen and shared with the policy, which has already run them.
     """
 
     def __init__(self, lm: PreTrainedModel, branch: int) -> None:
@@ -59,9 +59,9 @@ class FrozenTop:
         self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
         self.head = lm_head(lm, self.output)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
         assert branch is not None
-        hidden: Tensor = self.top(branch, inputs)
+        hidden: Tensor = self.top(branch)
         return hidden
 
     def modules(self) -> list[nn.Module]:
@@ -74,7 +74,7 @@ class FrozenPolicy:
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Tensor | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
         return last
 
     def modules(self) -> list[nn.Module]:

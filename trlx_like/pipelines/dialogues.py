@@ -18,19 +18,25 @@ __all__ = ["Dialogue", "encode_dialogues", "pack"]
 logger = logging.getLogger(__name__)
 
 
-def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Dialogue]:
+def encode_dialogues(
+    samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int, *, seq2seq: bool = False
+) -> list[Dialogue]:
     """Samples as token ids, ended by EOS, at most `max_length` tokens each.
 
     A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn; of messages
     what the assistant says, and how they end is up to the chat template. A dict has "prompt" and "output" (or
     "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side, and the number of
     them is logged. DataError names the row of anything else, and of a sample of which no output is left.
+
+    seq2seq: for encoder-decoders. A sample is one prompt and one output; `max_length` counts the tokens of both.
     """
     if isinstance(samples, str):
         raise DataError("samples is a string; give a list of them.")
     if not len(samples):
         raise DataError("samples is empty; give at least one.")
-    encoder = TextEncoder(tokenizer)
+    encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
+    for row, sample in enumerate(samples if seq2seq else ()):
+        _check_pair(sample, row)
     dialogues = [_encode(sample, row, encoder) for row, sample in enumerate(samples)]
     too_long = sum(len(dialogue) > max_length for dialogue in dialogues)
     if too_long:
@@ -40,7 +46,8 @@ def encode_dialogues(samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase,
             len(samples),
             max_length,
         )
-    cut = [_cut(dialogue, max_length, encoder) for dialogue in dialogues]
+    shorten = _cut_pair if seq2seq else _cut
+    cut = [shorten(dialogue, max_length, encoder) for dialogue in dialogues]
     for row, dialogue in enumerate(cut):
         if not any(dialogue.is_output):
             raise DataError(
@@ -86,6 +93,14 @@ def _turns(sample: Any, row: int) -> list[str]:
     return list(turns)
 
 
+def _check_pair(sample: Any, row: int) -> None:
+    conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
+    turns = [] if is_messages(conversation) else _turns(sample, row)
+    if len(turns) != 2:
+        what = {0: "is messages", 1: "is plain text"}.get(len(turns), f"has {len(turns)} turns")
+        raise DataError(f"samples[{row}] {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
+
+
 def _encode(sample: Any, row: int, encoder: TextEncoder) -> Dialogue:
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     if is_messages(conversation):
@@ -106,3 +121,12 @@ def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
     """What fits of a dialogue. Its first token has nothing to be predicted from."""
     is_output = encoder.cut(dialogue.is_output, longest)
     return Dialogue(encoder.cut(dialogue.ids, longest), [False, *is_output[1:]])
+
+
+def _cut_pair(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
+    """What fits of a prompt and its output. If prompts are cut before outputs, a token of them stays."""
+    prompt, output = dialogue.split()
+    if encoder.tokenizer.truncation_side == "left":
+        prompt = encoder.cut(prompt, max(longest - len(output), 1))
+    output = output[: max(longest - len(prompt), 0)]
+    return Dialogue(prompt + output, [False] * len(prompt) + [True] * len(output))

@@ -37,6 +37,7 @@ def encode_preferences(
     max_prompt_length: int | None = None,
     truncation: Literal["keep_start", "keep_end"] = "keep_start",
     too_long: Literal["truncate", "drop"] = "truncate",
+    seq2seq: bool = False,
 ) -> list[Preference]:
     """Preferences as token ids, their order kept.
 
@@ -48,6 +49,7 @@ def encode_preferences(
     max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
     an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
     of the answer (keep_end), or the row is dropped. One line is logged about all of these.
+    seq2seq: as of `TextEncoder`; a row of text needs a prompt of its own.
 
     DataError, with the row, for anything else, and for answers that are the same or of which nothing is left.
     """
@@ -55,10 +57,12 @@ def encode_preferences(
         raise DataError("preferences is a string; give a list of rows.")
     if not len(rows):
         raise DataError("preferences is empty; give at least one row.")
-    encoder = TextEncoder(tokenizer)
+    encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     kept, cut_prompts, too_long_rows = [], 0, 0
     for row, values in enumerate(rows):
         place = f"preferences[{row}]"
+        if seq2seq and _columns(values, place).get("prompt") is None:
+            raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
         preference = _encode(values, place, encoder)
         if max_prompt_length is not None and len(preference.prompt) > max_prompt_length:
             cut_prompts += 1

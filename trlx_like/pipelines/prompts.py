@@ -57,7 +57,7 @@ class PromptPipeline:
     prompts: strings or lists of messages, or dicts with either under "prompt"; their other keys reach the reward
     function as keywords (one list each). Messages get the header of an answer by the tokenizer's chat template (which
     sees the key "tools"). max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side.
-    Raises DataError with the row number for anything else.
+    seq2seq: as of `TextEncoder`. Raises DataError with the row number for anything else.
     """
 
     def __init__(
@@ -65,13 +65,15 @@ class PromptPipeline:
         prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]],
         max_prompt_length: int,
         tokenizer: PreTrainedTokenizerBase,
+        *,
+        seq2seq: bool = False,
     ) -> None:
         if isinstance(prompts, str):
             raise DataError("prompts is a string; give a list of them.")
         rows = [_read(prompt, row) for row, prompt in enumerate(prompts)]
         if not rows:
             raise DataError("prompts is empty; give at least one.")
-        encoder = TextEncoder(tokenizer)
+        encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
         texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
         ids = [
             next(texts) if isinstance(prompt, str) else _chat_prompt(prompt, metadata, row, tokenizer)

@@ -18,7 +18,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from trlx_like.data import Completion
+from trlx_like.data import Completion, padded_right
+from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.generation import eos_ids
 
@@ -82,6 +83,7 @@ class TransformersGenerator:
     def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
         self.tokenizer = tokenizer
+        self.start = decoder_start(lm)
         self.processors = LogitsProcessorList([] if allowed is None else [AllowedTokens(allowed)])
 
     def sync_weights(self, policy: nn.Module) -> None:
@@ -89,16 +91,21 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
-        stops = StopStrings(stop, self.tokenizer, prompt.shape[1]) if stop else None
+        ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns of the result before a response
+        if self.start is not None:
+            ids, mask = padded_right(prompt, prompt_mask)
+            before = 1
+            config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
+        stops = StopStrings(stop, self.tokenizer, before) if stop else None
         with _bare(self.lm):
-            ids: Tensor = self.lm.generate(  # type: ignore[operator]
-                input_ids=prompt,
-                attention_mask=prompt_mask.long(),
+            ids = self.lm.generate(  # type: ignore[operator]
+                input_ids=ids,
+                attention_mask=mask.long(),
                 generation_config=config,
                 logits_processor=self.processors,
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
-        response = ids[:, prompt.shape[1] :]  # [B, R]
+        response = ids[:, before:]  # [B, R]
         lengths = ends(response, eos_ids(config))
         if stops is not None:
             lengths = stops.lengths(response, lengths)

@@ -15,6 +15,9 @@ from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.samplers.generation import eos_ids, generation_config
 from trlx_like.samplers.generators import Generator
 
+SEPARATOR = "<sep>"
+"""What stands in `samples` between the prompt that an encoder reads and the output of its decoder, as in trlX."""
+
 
 @dataclass
 class TextSamples:
@@ -52,7 +55,11 @@ class TextSamples:
 
 
 class TextSampler:
-    """Generates with one engine, `batch_size` rows at once (None: all)."""
+    """Generates with one engine, `batch_size` rows at once (None: all).
+
+    separator: prompt and output are texts of their own, and this stands between them in `samples` (encoder-decoders);
+    None: the output continues the prompt.
+    """
 
     def __init__(
         self,
@@ -60,12 +67,14 @@ class TextSampler:
         tokenizer: PreTrainedTokenizerBase,
         *,
         stop_sequences: Sequence[str] = (),
+        separator: str | None = None,
         batch_size: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.generator = generator
         self.tokenizer = tokenizer
         self.stop = list(stop_sequences)
+        self.separator = separator
         self.batch_size = batch_size
         self.device = device
 
@@ -90,6 +99,9 @@ class TextSampler:
         prompt_ids = [ids[m].tolist() for ids, m in zip(completion.prompt, completion.prompt_mask, strict=True)]
         response_ids = [ids[m].tolist() for ids, m in zip(completion.response, completion.mask, strict=True)]
         prompts = [self._text(ids) for ids in prompt_ids]
+        if self.separator is not None:
+            outputs = [self._cut(self._text(ids)) for ids in response_ids]
+            return prompts, outputs, [p + self.separator + o for p, o in zip(prompts, outputs, strict=True)]
         outputs = []
         for prompt, before, after in zip(prompts, prompt_ids, response_ids, strict=True):
             whole = self._text(before + after)

@@ -25,7 +25,10 @@ from trlx_like.trainers.text import TextTrainer, require
 
 @dataclass
 class SFTExperience(Completion):
-    """A sample, or several packed into one row: the first token is the prompt, all others are the response."""
+    """A sample, or several packed into one row: the first token is the prompt, all others are the response.
+
+    For an encoder-decoder prompt and response are the sample's own.
+    """
 
     target: Tensor = padded(value=False)  # [B, R] bool, the tokens that the loss is on
     segment: Tensor | None = padded(value=-1, default=None)  # [B, R] int64, which packed sample a token is of
@@ -34,16 +37,16 @@ class SFTExperience(Completion):
     def scored(self) -> Tensor:
         return self.target
 
-    def inputs(self) -> dict[str, Tensor]:
+    def inputs(self, start: int | None = None) -> dict[str, Tensor]:
         """Of packed rows without attention mask: positions that start again keep the samples apart."""
-        inputs = super().inputs()
+        inputs = super().inputs(start)
         if self.segment is None:
             return inputs
         segment = torch.cat([torch.zeros_like(self.prompt), self.segment], dim=1)  # [B, 1 + R]
         index = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
         begins = torch.cat([torch.ones_like(segment[:, :1]), segment.diff(dim=1)], dim=1) != 0
-        start = torch.where(begins, index, 0).cummax(dim=1).values
-        return {"input_ids": inputs["input_ids"], "position_ids": index - start}
+        first = torch.where(begins, index, 0).cummax(dim=1).values
+        return {"input_ids": inputs["input_ids"], "position_ids": index - first}
 
 
 class SFTTrainer(TextTrainer[SFTExperience]):
@@ -58,6 +61,8 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
     def build(self, tokenizer: Any = None) -> None:
         require(self.config, "samples", self.data.get("samples"))
+        if self.seq2seq and self.method.packing:
+            raise ConfigError("method.packing: an encoder-decoder would mix packed samples; set it to false.")
         super().build(tokenizer)
         if self.method.packing and not keeps_packed_apart(self.model.lm):
             family = type(self.model.lm).__name__
@@ -65,12 +70,13 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
     def read_data(self) -> None:
         longest = self.config.train.seq_length
-        self.dialogues = encode_dialogues(self._formatted(self.data["samples"]), self.tokenizer, longest)
+        samples = self._formatted(self.data["samples"])
+        self.dialogues = encode_dialogues(samples, self.tokenizer, longest, seq2seq=self.seq2seq)
 
     def make_experience(self) -> Metrics:
         dialogues, longest = self.dialogues, self.config.train.seq_length
         rows = pack(dialogues, longest) if self.method.packing else [[dialogue] for dialogue in dialogues]
-        elements = [_element(row, self.method.packing) for row in self.group.share(rows)]
+        elements = [_element(row, self.method.packing, self.seq2seq) for row in self.group.share(rows)]
         self.push_to_store(elements)
         trained = self.group.sum([sum(float(element.target.sum()) for element in elements)])[0]
         return {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
@@ -93,9 +99,11 @@ def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOut
     return LossOutput(masked_sum(-model(batch).logprobs, batch.scored))
 
 
-def _element(row: Sequence[Dialogue], packed: bool) -> SFTExperience:
+def _element(row: Sequence[Dialogue], packed: bool, seq2seq: bool = False) -> SFTExperience:
     ids = torch.tensor([token for dialogue in row for token in dialogue.ids])
     target = torch.tensor([output for dialogue in row for output in dialogue.is_output])
     segment = torch.tensor([number for number, dialogue in enumerate(row) for _ in dialogue.ids])
     real = torch.ones_like(target)
-    return SFTExperience(ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:] if packed else None)
+    at = len(row[0].split()[0]) if seq2seq else 1
+    of = segment[at:] if packed else None
+    return SFTExperience(ids[:at], real[:at], ids[at:], real[at:], target[at:], segment=of)

@@ -29,7 +29,7 @@ from trlx_like.models import (
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.generators import GENERATORS, Generator
-from trlx_like.samplers.text import TextSampler
+from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.evaluation import evaluate_text
 
@@ -70,11 +70,17 @@ class TextTrainer(BaseRLTrainer[E]):
             self.make_generator(),
             tokenizer,
             stop_sequences=self.stop_sequences,
+            separator=SEPARATOR if self.seq2seq else None,
             batch_size=self.config.sampler.batch_size,
             device=self.device,
         )
         self.eval_pipeline: PromptPipeline | None = None
         self._add_prompts()
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return bool(self.config.model.model_arch_type == "seq2seq")
 
     # What an algorithm adds.
 
@@ -129,9 +135,10 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def _add_prompts(self) -> None:
         pipeline = DATAPIPELINES.get(self.config.train.pipeline)
+        kind = {"seq2seq": True} if self.seq2seq else {}  # a plugin's pipeline may know causal models only
         for name, add in (("prompts", self.add_prompt_pipeline), ("eval_prompts", self.add_eval_pipeline)):
             if name in self.data:
-                add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer))
+                add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer, **kind))
 
     def take_prompts(self, count: int) -> PromptBatch:
         """This process's share of the next `count` prompts of the run."""
@@ -183,14 +190,14 @@ class TextTrainer(BaseRLTrainer[E]):
     def query_ids(self, query: str | Tensor) -> list[int]:
         """Token ids of a prompt given as text or as ids."""
         if isinstance(query, str):
-            return TextEncoder(self.tokenizer).opening([query])[0]
+            return TextEncoder(self.tokenizer, seq2seq=self.seq2seq).opening([query])[0]
         ids: list[int] = query.reshape(-1).tolist()
         return ids
 
     # Export.
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """A folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load; heads beside, in their own file.
+        """A folder that plain `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load; heads beside it.
 
         Called by every process; the main one writes.
         """

@@ -73,12 +73,17 @@ def plain_distributions(
     lm: PreTrainedModel, row: Completion, temperature: float = 1.0, allowed: Tensor | None = None
 ) -> Tensor:
     """log p of every token at each response position of one completion, in float64 and without padding. [R, V]"""
-    ids = torch.cat([row.prompt, row.response])
+    previous, ids = torch.cat([row.prompt[-1:], row.response])[:-1], torch.cat([row.prompt, row.response])
+    inputs = {"input_ids": ids[None]}
+    if lm.config.is_encoder_decoder:
+        previous = torch.cat([torch.tensor([lm.config.decoder_start_token_id]), row.response])[:-1]
+        inputs = {"input_ids": row.prompt[None], "decoder_input_ids": previous[None]}
     with torch.no_grad():
-        logits = copy.deepcopy(lm).eval().double()(input_ids=ids[None]).logits[0].double()
-    logits = logits[len(row.prompt) - 1 : -1] / temperature
+        logits = copy.deepcopy(lm).eval().double()(**inputs).logits[0].double()
+    logits = logits[-len(row.response) :] if lm.config.is_encoder_decoder else logits[len(row.prompt) - 1 : -1]
+    logits = logits / temperature
     if allowed is not None:
-        logits = logits.masked_fill(~allowed[ids[len(row.prompt) - 1 : -1]], -torch.inf)
+        logits = logits.masked_fill(~allowed[previous], -torch.inf)
     return logits.log_softmax(-1)
 
 

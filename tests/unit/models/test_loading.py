@@ -71,7 +71,7 @@ def test_a_config_a_model_and_a_function() -> None:
     assert load(tiny_config("llama")).dtype == torch.float32
     lm = tiny_lm()
     assert load(lm) is lm
-    with pytest.raises(ConfigError, match=r"model\.model_path: GPT2Model is not a causal language model"):
+    with pytest.raises(ConfigError, match=r"model\.model_path: GPT2Model is not a language model"):
         load(lm.base_model)
     made = load("tests.tiny:tiny_lm")
     assert torch.equal(made.lm_head.weight, lm.lm_head.weight)
@@ -81,7 +81,11 @@ def test_a_config_a_model_and_a_function() -> None:
     ("path", "options", "message"),
     [
         ("/nowhere/at/all", {}, r"model\.model_path \('/nowhere/at/all'\) cannot be loaded"),
-        ("tests.tiny:tiny_lm", {"model_arch_type": "seq2seq"}, r"model\.model_arch_type \('seq2seq'\)"),
+        (
+            "tests.tiny:tiny_lm",
+            {"model_arch_type": "seq2seq"},
+            r"model\.model_arch_type \('seq2seq'\): GPT2LMHeadModel is no encoder-decoder",
+        ),
         ("tests.tiny:tiny_lm", {"peft_config": {"r": 8}}, r"model\.peft_config"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm
+from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.errors import CheckpointError
 from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
@@ -39,7 +39,7 @@ def parts(policy: LanguagePolicy) -> set[str]:
 
 @pytest.mark.parametrize(
     ("family", "unfrozen"),
-    [(family, k) for family in FAMILIES for k in UNFROZEN]
+    [(family, k) for family in FAMILIES + SEQ2SEQ_FAMILIES for k in UNFROZEN]
     + [(family, k) for family in ODD_FAMILIES for k in (-1, 1, LAYERS)],
 )
 def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) -> None:
@@ -63,7 +63,7 @@ def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) 
 
 
 @pytest.mark.parametrize("unfrozen", [-1, 0, 1, LAYERS])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_kl_is_exactly_zero_in_bfloat16_and_with_checkpointing(family: str, unfrozen: int) -> None:
     lm = sharp_lm(family)
     lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -98,7 +98,7 @@ def test_trained_are_the_top_blocks_the_norm_and_an_untied_head(family: str, unf
     assert parts(policy) == top | NORMS[family] | (set() if tied else head)
 
 
-@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES + SEQ2SEQ_FAMILIES)
 def test_all_or_nothing_is_trained(family: str) -> None:
     assert all(p.requires_grad for p in LanguagePolicy(sharp_lm(family)).parameters())
     frozen = valued_policy(sharp_lm(family), num_layers_unfrozen=0)
@@ -114,7 +114,7 @@ def test_tied_embeddings_are_frozen_and_untied_ones_are_not() -> None:
 
 
 @pytest.mark.parametrize("unfrozen", [-1, 0, 1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_frozen_parameters_get_no_gradient_and_do_not_change(family: str, unfrozen: int) -> None:
     policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen, head_blocks={"value": 1})
     policy.add_reference()
@@ -137,7 +137,7 @@ def test_frozen_parameters_get_no_gradient_and_do_not_change(family: str, unfroz
 
 
 @pytest.mark.parametrize("unfrozen", UNFROZEN)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_the_reference_is_no_part_of_the_policy(family: str, unfrozen: int) -> None:
     policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen)
     names, count = set(policy.state_dict()), len(list(policy.parameters()))
@@ -151,7 +151,7 @@ def test_the_reference_is_no_part_of_the_policy(family: str, unfrozen: int) -> N
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES + SEQ2SEQ_FAMILIES)
 def test_a_deep_trunk_under_one_trained_block(family: str) -> None:
     # Families whose blocks return tuples take one apart after each block, also after those that are passed through.
     policy = LanguagePolicy(sharp_lm(family, layers=6), num_layers_unfrozen=1)

@@ -57,11 +57,12 @@ def sampler(
     lm: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     stop: tuple[str, ...] = (),
+    separator: str | None = None,
     batch_size: int | None = None,
 ) -> TextSampler:
     tokenizer = tokenizer or tiny_tokenizer()
     generator = TransformersGenerator(lm or tiny_lm(), tokenizer, allowed)
-    return TextSampler(generator, tokenizer, stop_sequences=stop, batch_size=batch_size)
+    return TextSampler(generator, tokenizer, stop_sequences=stop, separator=separator, batch_size=batch_size)
 
 
 @contextmanager

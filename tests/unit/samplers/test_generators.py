@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from tests.tiny import FAMILIES, tiny_lm, tiny_tokenizer
+from tests.tiny import FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
 from trlx_like.models import LanguagePolicy
@@ -77,7 +77,7 @@ def recorded(lm: PreTrainedModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool) -> None:
     lm = sharp_lm(family)
     allowed = None
@@ -228,6 +228,22 @@ def test_stop_sequences(
     assert spelled(out.completion, tokenizer) == ids
     assert out.outputs == texts and out.finished == finished
     assert out.samples == [p + o for p, o in zip(["a", "de", "e", "x"], texts, strict=True)]
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
+def test_a_decoder_begins_with_its_own_token(family: str) -> None:
+    # <pad> is what these decoders begin with: after it comes "a" whatever the prompt; "d" would follow the prompt.
+    allowed = table("abc", "cdef.")
+    allowed[1] = False
+    allowed[1, 2] = True
+    lm, batch = tiny_lm(family), prompts(["c", "zzzzz"])
+    out = sampler(allowed, lm=lm, separator="|").sample(batch, {"max_new_tokens": 4})
+    assert spelled(out.completion) == ["abcd", "abcd"] and out.finished == [False, False]
+    assert out.samples == ["c|abcd", "zzzzz|abcd"] and out.outputs == ["abcd", "abcd"] and out.prompts == ["c", "zzzzz"]
+    longer = sampler(allowed, lm=lm, separator="|", stop=("de",)).sample(batch, {"max_new_tokens": 9})
+    assert spelled(longer.completion) == ["abcde"] * 2 and longer.outputs == ["abc"] * 2 and all(longer.finished)
+    whole = sampler(allowed, lm=lm, separator="|").sample(batch, {"max_new_tokens": 9})
+    assert spelled(whole.completion) == ["abcdef."] * 2 and all(whole.finished)
 
 
 def test_generation_ends_when_all_rows_have_stopped() -> None:
