@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
         PPOConfig as PPOConfig,
+        RewardConfig as RewardConfig,
         RFTConfig as RFTConfig,
         SamplerConfig as SamplerConfig,
         SchedulerConfig as SchedulerConfig,
@@ -40,8 +41,13 @@ if TYPE_CHECKING:
     )
     from trlx_like.presets import (
         default_ppo_config as default_ppo_config,
+        default_reward_config as default_reward_config,
         default_rft_config as default_rft_config,
         default_sft_config as default_sft_config,
+    )
+    from trlx_like.rewards.models import (
+        RewardModel as RewardModel,
+        WeightedRewards as WeightedRewards,
     )
     from trlx_like.tracking import (
         register_tracker as register_tracker,
@@ -58,6 +64,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.ppo import (
         PPOTrainer as PPOTrainer,
+    )
+    from trlx_like.trainers.reward import (
+        RewardTrainer as RewardTrainer,
     )
     from trlx_like.trainers.rft import (
         RFTTrainer as RFTTrainer,
@@ -86,13 +95,17 @@ _NAMES = {
     "PPOConfig": "config",
     "RFTConfig": "config",
     "SFTConfig": "config",
+    "RewardConfig": "config",
     "register_method": "config",
     "register_trainer": "config",
     "register_datapipeline": "pipelines.prompts",
     "register_tracker": "tracking",
+    "RewardModel": "rewards.models",
+    "WeightedRewards": "rewards.models",
     "default_ppo_config": "presets",
     "default_rft_config": "presets",
     "default_sft_config": "presets",
+    "default_reward_config": "presets",
     "BaseRLTrainer": "trainers.base",
     "TextTrainer": "trainers.text",
     "OnlineTextTrainer": "trainers.online",
@@ -101,6 +114,7 @@ _NAMES = {
     "PPOTrainer": "trainers.ppo",
     "RFTTrainer": "trainers.rft",
     "SFTTrainer": "trainers.sft",
+    "RewardTrainer": "trainers.reward",
     "AutoModelForCausalLMWithValueHead": "models",
     "AutoModelForSeq2SeqLMWithValueHead": "models",
     "create_reference_model": "models",

@@ -12,6 +12,7 @@ from typing import Any
 
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError
+from trlx_like.imports import is_python_name
 from trlx_like.presets import preset_for
 from trlx_like.registry import load_plugin
 
@@ -134,7 +135,7 @@ def make_trainer(
         if data.get(name) is None and spec is not None:
             data[name] = load_rows(spec, f"data.{name}")
     if reward_fn is None and named.reward_fn is not None:
-        reward_fn = load_function(named.reward_fn, "data.reward_fn")
+        reward_fn = _reward_function(named.reward_fn)
     if metric_fn is None and named.metric_fn is not None:
         metric_fn = load_function(named.metric_fn, "data.metric_fn")
     if logit_mask is None and named.logit_mask is not None:
@@ -157,6 +158,23 @@ def make_trainer(
         **config.train.trainer_kwargs,
         **given,
     )
+
+
+def _reward_function(spec: str) -> Callable[..., Any]:
+    """What `data.reward_fn` names."""
+    from trlx_like.pipelines.sources import load_function
+
+    if not names_reward_model(spec):
+        return load_function(spec, "data.reward_fn")
+    from trlx_like.rewards.models import RewardModel
+
+    return RewardModel(os.path.expanduser(spec), option="data.reward_fn")
+
+
+def names_reward_model(spec: str) -> bool:
+    """Whether a reward function is named as a model is: as a folder, or as owner/name of the hub."""
+    hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
+    return Path(spec).expanduser().is_dir() or hub
 
 
 def check(config: TRLConfig) -> None:

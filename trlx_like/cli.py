@@ -161,7 +161,8 @@ def _check_sources(config: TRLConfig) -> list[str]:
             if section == "data" and name in api.DATA:
                 found.append(f"{name}: {check_source(spec, option)}")
             elif section == "data" and name != "stop_sequences":
-                load_function(spec, option)
+                if name != "reward_fn" or not api.names_reward_model(spec):
+                    load_function(spec, option)
                 found.append(f"{name}: {spec}")
             elif option in functions and is_python_name(spec):
                 load_function(spec, option)

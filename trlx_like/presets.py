@@ -10,6 +10,7 @@ from trlx_like.config import (
     ModelConfig,
     OptimizerConfig,
     PPOConfig,
+    RewardConfig,
     RFTConfig,
     SchedulerConfig,
     SFTConfig,
@@ -49,6 +50,16 @@ def default_sft_config() -> TRLConfig:
     )
 
 
+def default_reward_config() -> TRLConfig:
+    """A reward model on GPT-2, with the rate and the batch size of TRL."""
+    return _preset(
+        RewardConfig(),
+        ModelConfig(model_path="gpt2"),
+        lr=1.0e-4,
+        train={"trainer": "RewardTrainer", "total_steps": 1000, "batch_size": 8},
+    )
+
+
 def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[str, Any]) -> TRLConfig:
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     return TRLConfig(
@@ -66,6 +77,7 @@ PRESETS: dict[str, Callable[[], TRLConfig]] = {
     "ppo": default_ppo_config,
     "rft": default_rft_config,
     "sft": default_sft_config,
+    "reward": default_reward_config,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.tiny import tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig
@@ -17,11 +18,16 @@ from trlx_like.api import make_trainer
 torch.set_num_threads(1)
 
 
+GENERATED = "generation/length"
+"""What evaluations report that generate text, which a metric_fn can measure."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Enough for two rounds of several passes whose last batches are partial, on data of different lengths.
 
     method: the section `method`. train: options of `train` beside the common ones. arguments: of `make_trainer`.
+    loads_as: the class of transformers that loads the export. evaluated: a metric of every evaluation.
     variants: further runs that must resume bitwise, as changes to the configuration with dotted keys; an argument of
     `make_trainer` may be among them.
     """
@@ -30,6 +36,8 @@ class Recipe:
     train: dict[str, Any]
     arguments: dict[str, Any]
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loads_as: Any = AutoModelForCausalLM
+    evaluated: str = GENERATED
 
 
 def count_letters(outputs: Sequence[str], **_: Any) -> list[float]:
@@ -51,6 +59,14 @@ PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SEQ2SEQ = {"model.model_path": tiny_config("t5", dropout_rate=0.0), "model.model_arch_type": "seq2seq"}
+
+PAIRS = [
+    ("the cat", " sat.", " at a mat"),
+    {"chosen": "abcdef", "rejected": "abzz", "margin": 0.5},
+    ("ab", "cd", "e"),
+    ("zz", "aaaa top", "b"),
+    {"prompt": "dog", "chosen": "a", "rejected": "bcd", "margin": -0.25},
+]
 
 RECIPES = {
     "PPOTrainer": Recipe(
@@ -114,6 +130,22 @@ RECIPES = {
                 "reward_fn": weigh_letters,
             },
         },
+    ),
+    "RewardTrainer": Recipe(
+        method={"name": "RewardConfig", "center_rewards_coefficient": 0.1},
+        train={"epochs": 3, "total_steps": 100, "best_metric": "eval/margin"},
+        arguments={"preferences": PAIRS, "eval_preferences": PAIRS[:3]},
+        variants={
+            "dropout": {
+                "model.model_path": tiny_config(),
+                "method.disable_dropout": False,
+                "train.eval_interval": 2,
+                "train.total_steps": 5,
+            },
+            "top": {"model.num_layers_unfrozen": 1, "method.max_length": 8, "method.too_long": "truncate"},
+        },
+        loads_as=AutoModelForSequenceClassification,
+        evaluated="eval/margin",
     ),
     "SFTTrainer": Recipe(
         method={"name": "SFTConfig", "gen_kwargs": GENERATION},

@@ -40,7 +40,7 @@ def test_evaluating_more_often_changes_nothing(name: str, tmp_path: Path) -> Non
         progress.pop("best")  # more evaluations may find a better one
     assert_same(got, expected, "state")
     evaluated = set(rows(tmp_path / "often")[1]) - set(rows(tmp_path / "seldom")[1])
-    assert "generation/length" in evaluated
+    assert RECIPES[name].evaluated in evaluated
     for row, other in zip(rows(tmp_path / "often"), rows(tmp_path / "seldom"), strict=True):
         assert {k: v for k, v in row.items() if k not in evaluated} == {
             k: v for k, v in other.items() if k not in evaluated
@@ -53,6 +53,6 @@ def test_a_run_that_ends_by_its_epochs_is_evaluated_and_saved(name: str, tmp_pat
     trainer.learn()
     step = trainer.progress.step
     assert 0 < step < trainer.config.train.total_steps
-    assert "generation/length" in rows(tmp_path)[-1]
+    assert RECIPES[name].evaluated in rows(tmp_path)[-1]
     assert rows(tmp_path)[-1]["step"] == step
     assert [path.name for path in tmp_path.glob("checkpoint_*")] == [f"checkpoint_{step:03d}"]

@@ -280,6 +280,11 @@ def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
     assert not (here / "model").exists() and not (here / "run").exists()
 
 
+def test_a_check_takes_a_folder_for_a_reward_model(here: Path) -> None:
+    (here / "judge").mkdir()
+    assert said(0, "check", ppo_file(here, reward_fn="judge")).endswith("reward_fn: judge.\n")
+
+
 def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
     (here / "bad.jsonl").write_text('"a"\n{"question": "b"}\n')
     file = ppo_file(here, prompts="bad.jsonl", reward_fn="rewards.py:scores", eval_prompts="none.txt")

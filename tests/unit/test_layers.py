@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": set(),
     "data": GROUND,
     **dict.fromkeys(SERVICES, PARTS),
+    "rewards": PARTS | {"models", "pipelines"},  # reward models
     "samplers": PARTS | SERVICES,
     "trainers": TRAINING,
     "presets": EVERYTHING - {"api", "cli", "presets"},

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import PPOConfig, RFTConfig, SFTConfig
+from trlx_like.config import PPOConfig, RewardConfig, RFTConfig, SFTConfig
 from trlx_like.errors import ConfigError
-from trlx_like.presets import PRESETS, default_ppo_config, default_rft_config, default_sft_config, preset_for
+from trlx_like.presets import (
+    PRESETS,
+    default_ppo_config,
+    default_reward_config,
+    default_rft_config,
+    default_sft_config,
+    preset_for,
+)
 
 
 def test_ppo_has_the_values_of_trlx() -> None:
@@ -44,6 +51,13 @@ def test_rft_has_the_options_of_trlx() -> None:
     assert (method.start_percentile, method.end_percentile, method.n_improve_steps) == (0.7, 0.95, 4)
     assert (method.n_generations_per_prompt, method.pool_size) == (32, None)
     assert (config.train.trainer, config.model.model_path) == ("RFTTrainer", "lvwerra/gpt2-imdb")
+
+
+def test_reward_has_the_values_of_trl() -> None:
+    config = default_reward_config()
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (1e-4, 8, 1024)
+    assert isinstance(config.method, RewardConfig)
+    assert (config.method.too_long, config.method.disable_dropout) == ("drop", True)
 
 
 def test_each_call_makes_its_own() -> None:

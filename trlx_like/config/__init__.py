@@ -3,6 +3,7 @@
 from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
 from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.config.methods.rft import RFTConfig
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.config.model import (
@@ -33,6 +34,7 @@ __all__ = [
     "PPOConfig",
     "Problem",
     "RFTConfig",
+    "RewardConfig",
     "SFTConfig",
     "SamplerConfig",
     "SchedulerConfig",

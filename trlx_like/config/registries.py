@@ -17,6 +17,7 @@ METHODS: Registry[type[MethodConfig]] = Registry(
     {
         "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
         "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
+        "RewardConfig": "trlx_like.config.methods.reward:RewardConfig",
         "SFTConfig": "trlx_like.config.methods.sft:SFTConfig",
     },
 )
@@ -27,6 +28,7 @@ TRAINERS: Registry[type[Any]] = Registry(
     {
         "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
         "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",
+        "RewardTrainer": "trlx_like.trainers.reward:RewardTrainer",
         "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
     },
     aliases={

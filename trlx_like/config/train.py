@@ -125,8 +125,8 @@ class DataConfig(Section):
     """Pairs to learn from: a source, or a list of rows with "chosen" and "rejected" (and "prompt", "margin")."""
     eval_preferences: PathText | list[Any] | None = None
     """Pairs to evaluate on, in the same forms; null: none."""
-    reward_fn: str | None = None
-    """Function that scores what is generated: "module:function" or "file.py:function"."""
+    reward_fn: PathText | None = None
+    """What scores generated text: "module:function", "file.py:function", or folder or hub name of a reward model."""
     metric_fn: str | None = None
     """Function that measures what evaluation generates, in the same forms."""
     stop_sequences: list[str] = []

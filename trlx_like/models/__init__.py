@@ -2,7 +2,13 @@
 
 from trlx_like.models.heads import ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart
-from trlx_like.models.loading import disable_dropout, load_model, load_tokenizer, no_progress_bars
+from trlx_like.models.loading import (
+    checkpoint_activations,
+    disable_dropout,
+    load_model,
+    load_tokenizer,
+    no_progress_bars,
+)
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
 from trlx_like.models.value_head import (
@@ -19,6 +25,7 @@ __all__ = [
     "LanguagePolicy",
     "PolicyOutput",
     "ValueHead",
+    "checkpoint_activations",
     "create_reference_model",
     "disable_dropout",
     "hidden_size",

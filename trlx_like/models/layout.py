@@ -23,11 +23,22 @@ Head = Callable[[Tensor], Tensor]
 
 
 def base_model(lm: PreTrainedModel) -> nn.Module:
-    """The model without its LM head: ids in, last hidden state (after the final norm) out."""
+    """The model without its head: ids in, last hidden state (after the final norm) out."""
     base: nn.Module = lm.get_decoder() if is_encoder_decoder(lm) else lm.base_model
-    if base is lm or lm.get_output_embeddings() is None:
-        raise ConfigError(f"model.model_path: {type(lm).__name__} is not a language model with a head.")
+    if base is lm:
+        raise _headless(lm)
     return base
+
+
+def check_has_lm_head(lm: PreTrainedModel) -> None:
+    """ConfigError for a model that gives no logits of tokens."""
+    base_model(lm)
+    if lm.get_output_embeddings() is None:
+        raise _headless(lm)
+
+
+def _headless(lm: PreTrainedModel) -> ConfigError:
+    return ConfigError(f"model.model_path: {type(lm).__name__} is not a language model with a head.")
 
 
 def is_encoder_decoder(lm: PreTrainedModel) -> bool:

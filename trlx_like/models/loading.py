@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
-from trlx_like.models.layout import base_model
+from trlx_like.models.layout import check_has_lm_head
 
 
 def check_model(config: ModelConfig) -> None:
@@ -41,7 +41,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
         path = import_name(path, "model.model_path")()
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
-        base_model(path)  # refuses one without an LM head
+        check_has_lm_head(path)
         return path
     extra = {"dtype": torch.float32, **config.model_extra_configs}
     lm: PreTrainedModel
@@ -130,6 +130,13 @@ def no_progress_bars() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_tqdm_hook(before)
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Activations are made again in the backward pass, which saves memory and costs time."""
+    # Its name changes with transformers 6, and the old one warns from 5.23 on.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

@@ -38,6 +38,7 @@ def encode_preferences(
     truncation: Literal["keep_start", "keep_end"] = "keep_start",
     too_long: Literal["truncate", "drop"] = "truncate",
     seq2seq: bool = False,
+    name: str = "preferences",
 ) -> list[Preference]:
     """Preferences as token ids, their order kept.
 
@@ -48,19 +49,19 @@ def encode_preferences(
 
     max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
     an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
-    of the answer (keep_end), or the row is dropped. One line is logged about all of these.
-    seq2seq: as of `TextEncoder`; a row of text needs a prompt of its own.
+    of the answer (keep_end), or the row is dropped. One line is logged about all of these. seq2seq: as of
+    `TextEncoder`; a row of text needs a prompt of its own. name: what errors call rows.
 
     DataError, with the row, for anything else, and for answers that are the same or of which nothing is left.
     """
     if isinstance(rows, str):
-        raise DataError("preferences is a string; give a list of rows.")
+        raise DataError(f"{name} is a string; give a list of rows.")
     if not len(rows):
-        raise DataError("preferences is empty; give at least one row.")
+        raise DataError(f"{name} is empty; give at least one row.")
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     kept, cut_prompts, too_long_rows = [], 0, 0
     for row, values in enumerate(rows):
-        place = f"preferences[{row}]"
+        place = f"{name}[{row}]"
         if seq2seq and _columns(values, place).get("prompt") is None:
             raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
         preference = _encode(values, place, encoder)
@@ -76,15 +77,16 @@ def encode_preferences(
     if cut_prompts or too_long_rows:
         done = "dropped" if too_long == "drop" else "cut"
         logger.warning(
-            "Of %d preferences %d are longer than max_length (%d tokens) and were %s%s.",
+            "Of %d %s %d are longer than max_length (%d tokens) and were %s%s.",
             len(rows),
+            name,
             too_long_rows,
             max_length,
             done,
             f"; {cut_prompts} prompts were cut to max_prompt_length ({max_prompt_length})" if cut_prompts else "",
         )
     if not kept:
-        raise DataError(f"preferences: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
+        raise DataError(f"{name}: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
     return kept
 
 

@@ -56,8 +56,9 @@ class PromptPipeline:
 
     prompts: strings or lists of messages, or dicts with either under "prompt"; their other keys reach the reward
     function as keywords (one list each). Messages get the header of an answer by the tokenizer's chat template (which
-    sees the key "tools"). max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side.
-    seq2seq: as of `TextEncoder`. Raises DataError with the row number for anything else.
+    sees the key "tools"), and reach the reward function as `messages`. max_prompt_length: in tokens; longer ones are
+    cut on the tokenizer's truncation side. seq2seq: as of `TextEncoder`. Raises DataError with the row number for
+    anything else.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class PromptPipeline:
                 max_prompt_length,
             )
         self.ids = [encoder.cut(row, max_prompt_length) for row in ids]
-        self.metadata = [metadata for _, metadata in rows]
+        self.metadata = [
+            metadata if isinstance(prompt, str) else {"messages": prompt, **metadata} for prompt, metadata in rows
+        ]
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -20,6 +20,7 @@ from trlx_like.models import (
     HEADS_FILE,
     Fingerprint,
     LanguagePolicy,
+    checkpoint_activations,
     disable_dropout,
     hidden_size,
     load_model,
@@ -54,9 +55,7 @@ class TextTrainer(BaseRLTrainer[E]):
         if not self.keep_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
-            # Its name changes with transformers 6, and the old one warns from 5.23 on.
-            enable = getattr(lm, "activation_checkpointing_enable", lm.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})
+            checkpoint_activations(lm)
         self._check_lengths(lm.config)
         self.model = LanguagePolicy(
             lm,

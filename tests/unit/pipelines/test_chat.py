@@ -162,7 +162,7 @@ def test_prompts_take_messages() -> None:
         "<|user|>d<eos> <|assistant|>",
         "b",
     ]
-    assert made.metadata == [{}, {}, {"goal": 1}, {}]
+    assert made.metadata == [{}, {"messages": [user("c")]}, {"messages": [user("d")], "goal": 1}, {}]
 
 
 def test_prompts_of_messages_have_one_bos_and_see_tools() -> None:
@@ -172,4 +172,4 @@ def test_prompts_of_messages_have_one_bos_and_see_tools() -> None:
     tokenizer = chat_tokenizer("{% for t in tools %}{{ t.name }}{% endfor %}" + CHATML)
     made = PromptPipeline([{"prompt": [user("c")], "tools": [{"name": "x"}]}], 20, tokenizer)
     assert shown(tokenizer, made.ids[0]).startswith("x<|user|>")
-    assert made.metadata == [{"tools": [{"name": "x"}]}]
+    assert made.metadata == [{"messages": [user("c")], "tools": [{"name": "x"}]}]

@@ -1,0 +1,152 @@
+"""The reward of a sequence does not see padding, is that of the last real token, and survives export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    PreTrainedModel,
+    T5Config,
+)
+
+from tests.tiny import FAMILIES, ODD_FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
+from trlx_like.errors import ConfigError
+from trlx_like.models import disable_dropout, load_tokenizer
+from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
+
+ROWS = [[5, 6, 7, 8, 0], [9, 3], [4, 0], [1, 5, 1], [7] * 9]
+"""Ids, with EOS (0) and the pad id (1) among the real ones."""
+
+
+def sharp(config: Any, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    model: PreTrainedModel = load_reward_model(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    disable_dropout(model)
+    return model
+
+
+def padded(rows: list[list[int]], side: str, fill: int, extra: int = 0) -> tuple[Tensor, Tensor]:
+    width = max(map(len, rows)) + extra
+    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, values in enumerate(rows):
+        place = slice(width - len(values), width) if side == "left" else slice(0, len(values))
+        ids[row, place], mask[row, place] = torch.tensor(values), True
+    return ids, mask
+
+
+# transformers has no classifier for these two.
+CLASSIFIERS = [family for family in FAMILIES + ODD_FAMILIES if family not in ("cohere", "granite")]
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_padding_is_silent_and_the_last_token_counts(family: str) -> None:
+    network = RewardNetwork(sharp(tiny_config(family)))
+    # The model itself on each row alone, where there is no padding to be wrong about: all scores, of them the last.
+    with torch.no_grad():
+        alone = [
+            float(network.lm.score(network.lm.base_model(torch.tensor([row])).last_hidden_state)[0, -1, 0])
+            for row in ROWS
+        ]
+        for side in ("left", "right"):
+            for fill in (0, 1, 9):
+                rewards = network(*padded(ROWS, side, fill, extra=fill % 3))
+                assert rewards.tolist() == pytest.approx(alone, abs=2e-5), (side, fill)
+    assert rewards.dtype == torch.float32 and len(set(alone)) == len(ROWS)
+
+
+def test_gradients_do_not_see_padding() -> None:
+    network = RewardNetwork(sharp(tiny_config("llama")))
+    gradients = []
+    for side, fill in (("right", 0), ("left", 9)):
+        network.zero_grad()
+        network(*padded(ROWS, side, fill)).square().sum().backward()
+        gradients.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_encoders_read_their_first_token() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = sharp(BertConfig(vocab_size=32, **sizes))
+    network = RewardNetwork(model)
+    with torch.no_grad():
+        alone = [float(model(torch.tensor([row])).logits) for row in ROWS]
+        assert network(*padded(ROWS, "right", 9)).tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize(("unfrozen", "trained"), [(-1, 2), (1, 1), (0, 0), (2, 2), (9, 2)])
+def test_only_the_top_and_the_head_are_trained(unfrozen: int, trained: int) -> None:
+    network = RewardNetwork(sharp(tiny_config("llama")), unfrozen)
+    names = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert "lm.score.weight" in names
+    assert {name.split(".")[3] for name in names if ".layers." in name} == {str(n) for n in range(2 - trained, 2)}
+    assert ("lm.model.embed_tokens.weight" in names) == (unfrozen == -1)
+
+
+@pytest.mark.parametrize("pads", ["<pad>", "<eos>", "<bos>"])
+def test_an_export_says_the_same_in_plain_transformers(pads: str, tmp_path: Path) -> None:
+    given = tiny_tokenizer(pad=pads == "<pad>", bos=pads == "<bos>")
+    given = load_tokenizer(None, None, given)  # type: ignore[arg-type]
+    model = sharp(tiny_config("gpt2", vocabulary=len(given)))
+    tokenizer = with_own_pad_token(given, model)
+    assert given.padding_side == "left" and given.pad_token == ("<pad>" if pads == "<pad>" else "<eos>")
+    assert tokenizer.pad_token == {"<pad>": "<pad>", "<eos>": "<|pad|>", "<bos>": "<bos>"}[pads]
+    assert model.config.pad_token_id == tokenizer.pad_token_id < model.config.vocab_size
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    batch = AutoTokenizer.from_pretrained(tmp_path)(["ab c<eos>", "b<eos>", "zebra"], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        theirs = plain(**batch).logits[:, 0]
+        ours = RewardNetwork(model)(batch.input_ids, batch.attention_mask.bool())
+    assert theirs.tolist() == pytest.approx(ours.tolist(), abs=1e-5)
+
+
+def test_a_new_pad_token_keeps_the_rewards() -> None:
+    model = sharp(tiny_config("gpt2", vocabulary=len(tiny_tokenizer(pad=False))))
+    ids, mask = padded([[5, 6, 0], [7, 0]], "right", 0)
+    with torch.no_grad():
+        before = RewardNetwork(model)(ids, mask)
+        with_own_pad_token(load_tokenizer(None, None, tiny_tokenizer(pad=False)), model)  # type: ignore[arg-type]
+        torch.testing.assert_close(RewardNetwork(model)(ids, mask), before, rtol=0, atol=0)
+
+
+def test_a_language_model_gets_a_head(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path / "lm")
+    torch.manual_seed(0)
+    model = load_reward_model(path)
+    assert model.config.num_labels == 1 and model.score.weight.shape == (1, 16)
+    base = tiny_lm("gpt2").state_dict()
+    assert torch.equal(model.transformer.wte.weight, base["transformer.wte.weight"])
+
+
+def two_labels() -> Any:
+    return AutoModelForSequenceClassification.from_config(tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("path", "trained", "message"),
+    [
+        ("{tmp}/nowhere", False, r"data\.x \('.*nowhere'\) cannot be loaded as a reward model"),
+        ("{tmp}/lm", True, r"data\.x \('.*lm'\) holds GPT2LMHeadModel, which has no trained head for rewards"),
+        (tiny_config("granite"), False, r"data\.x \(GraniteConfig\) cannot be loaded .* Unrecognized configuration"),
+        (two_labels, False, r"data\.x: a reward model is a classifier with one label.*GPT2ForSequenceCl.* with 2"),
+        (tiny_lm, False, r"data\.x: a reward model is a classifier with one label.* not a GPT2LMHeadModel"),
+        (T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2), False, "has an encoder and a decoder"),
+    ],
+)
+def test_what_is_no_reward_model_is_refused(path: Any, trained: bool, message: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "lm")
+    path = path.format(tmp=tmp_path) if isinstance(path, str) else path() if callable(path) else path
+    with pytest.raises(ConfigError, match=message):
+        load_reward_model(path, trained=trained, option="data.x")

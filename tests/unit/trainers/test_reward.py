@@ -1,0 +1,168 @@
+"""A reward model's loss is that of its pairs, whatever is beside them; its metrics say what they claim."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import PAIRS, count_letters, lengths, make
+from tests.contract.runs import rows
+from tests.tiny import tiny_config, tiny_tokenizer
+from tests.unit.pipelines.templates import CHATML, assistant, chat_tokenizer, user
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.trainers.reward import PreferencePair, RewardTrainer
+
+EOS, A, B, C = 0, 2, 3, 4
+
+
+def rewards_alone(trainer: RewardTrainer) -> list[tuple[float, float]]:
+    """Of the chosen and the rejected answer of each pair, each in a batch of its own, by the model's own forward."""
+    trainer.model.eval()
+    with torch.no_grad():
+        return [
+            (float(trainer.model.lm(pair.chosen[None]).logits), float(trainer.model.lm(pair.rejected[None]).logits))
+            for pair in trainer.pairs
+        ]
+
+
+def test_ids_of_a_pair(tmp_path: Path) -> None:
+    trainer = make("RewardTrainer", tmp_path, preferences=[("a", "b", "bc"), {"chosen": "ab", "rejected": "ac"}])
+    trainer.make_experience()
+    first, second = trainer.store.elements
+    assert first.chosen.tolist() == [A, B, EOS] and first.rejected.tolist() == [A, B, C, EOS]
+    assert second.chosen.tolist() == [A, B, EOS] and second.rejected.tolist() == [A, C, EOS]
+    assert all(pair.chosen_mask.all() and pair.rejected_mask.all() for pair in trainer.pairs)
+    ids, mask = PreferencePair.collate([first, second]).both()
+    assert ids.tolist() == [[A, B, EOS, 0], [A, B, EOS, 0], [A, B, C, EOS], [A, C, EOS, 0]]
+    assert mask.tolist() == [[True] * 3 + [False], [True] * 3 + [False], [True] * 4, [True] * 3 + [False]]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_loss_and_metrics_of_a_step(coefficient: float, tmp_path: Path) -> None:
+    changes = {"train.batch_size": 5, "method.center_rewards_coefficient": coefficient, "train.total_steps": 1}
+    trainer = make("RewardTrainer", tmp_path, **changes, **{"train.minibatch_size": 1, "eval_preferences": PAIRS})
+    pairs = rewards_alone(trainer)
+    margins = [0.0, 0.5, 0.0, 0.0, -0.25]
+    losses = [
+        math.log1p(math.exp(-(chosen - rejected - margin))) + coefficient * (chosen + rejected) ** 2
+        for (chosen, rejected), margin in zip(pairs, margins, strict=True)
+    ]
+    flat = [reward for pair in pairs for reward in pair]
+    expected = {
+        "losses/total_loss": sum(losses) / 5,
+        "rewards/accuracy": sum(chosen > rejected for chosen, rejected in pairs) / 5,
+        "rewards/margin": sum(chosen - rejected for chosen, rejected in pairs) / 5,
+        "rewards/min": min(flat),
+        "rewards/mean": sum(flat) / 10,
+        "rewards/max": max(flat),
+    }
+    trainer.learn()
+    before, step = rows(tmp_path)
+    for name, value in expected.items():
+        assert step[name] == pytest.approx(value, abs=1e-5), name
+    assert step["data/pairs"] == 5 and step["data/tokens"] == sum(
+        len(p.chosen) + len(p.rejected) for p in trainer.pairs
+    )
+    # What was evaluated before the step is what the step trained on.
+    evaluated = {f"eval/{name.split('/')[1].replace('total_loss', 'loss')}": value for name, value in expected.items()}
+    assert {name: value for name, value in before.items() if name.startswith("eval/")} == pytest.approx(
+        evaluated, abs=1e-5
+    )
+
+
+def test_nothing_is_evaluated_without_pairs_to_evaluate_on(tmp_path: Path) -> None:
+    make(
+        "RewardTrainer", tmp_path, eval_preferences=None, **{"train.total_steps": 1, "train.best_metric": None}
+    ).learn()
+    assert not any(name.startswith("eval/") for row in rows(tmp_path) for name in row)
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_it_learns_an_order(pad: bool, tmp_path: Path) -> None:
+    """More a's are better; 30 steps are enough to see it on words that were not trained on. Also where EOS pads."""
+    generator = torch.Generator().manual_seed(0)
+
+    def word() -> str:
+        return "".join("ab"[int(n)] for n in torch.randint(0, 2, (6,), generator=generator))
+
+    pairs = [(word(), word()) for _ in range(300)]
+    ordered = [sorted(pair, key=lambda text: text.count("a")) for pair in pairs]
+    data = [{"prompt": "z", "chosen": b, "rejected": a} for a, b in ordered if a.count("a") != b.count("a")]
+    trainer = make(
+        "RewardTrainer",
+        tmp_path,
+        preferences=data[:160],
+        eval_preferences=data[160:],
+        **{"train.batch_size": 16, "train.epochs": 3, "optimizer.kwargs": {"lr": 1e-2}},
+        **{"tokenizer.tokenizer_path": tiny_tokenizer(pad=pad)},
+    )
+    trainer.learn()
+    assert trainer.last_metrics["eval/accuracy"] > 0.9 > 0.7 > rows(tmp_path)[0]["eval/accuracy"]
+
+
+def test_messages(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(CHATML)
+    row = {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}
+    changes = {"model.model_path": tiny_config(vocabulary=len(tokenizer)), "tokenizer.tokenizer_path": tokenizer}
+    trainer = make("RewardTrainer", tmp_path, preferences=[row], eval_preferences=None, **changes)
+    assert tokenizer.decode(trainer.pairs[0].chosen) == "<|user|>a<eos> <|assistant|>b<eos>"
+
+
+LONG = [("abcdef", "b", "c"), ("a", "bcdefgh", "c")]
+
+
+def test_long_rows_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def kept(**method: Any) -> list[tuple[int, int]]:
+        changes = {f"method.{name}": value for name, value in method.items()}
+        trainer = make(
+            "RewardTrainer",
+            tmp_path,
+            preferences=[*LONG, ("a", "b", "c")],
+            eval_preferences=[("a", "b", "c")],
+            **changes,
+        )
+        return [(len(pair.chosen), len(pair.rejected)) for pair in trainer.pairs]
+
+    with caplog.at_level(logging.WARNING, "trlx_like"):
+        assert kept() == [(8, 8), (9, 3), (3, 3)]
+        assert not caplog.records
+        assert kept(max_length=8) == [(8, 8), (3, 3)]
+        assert kept(max_length=6, too_long="truncate") == [(6, 6), (6, 3), (3, 3)]
+        assert kept(max_length=8, max_prompt_length=2) == [(4, 4), (3, 3)]
+    assert [record.getMessage()[:58] for record in caplog.records] == [
+        "Of 3 preferences 1 are longer than max_length (8 tokens) a",
+        "Of 3 preferences 2 are longer than max_length (6 tokens) a",
+        "Of 3 preferences 1 are longer than max_length (8 tokens) a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "message"),
+    [
+        (ConfigError, {"preferences": None}, r"RewardTrainer needs preferences: pass train\(preferences=...\)"),
+        (ConfigError, {"reward_fn": count_letters}, "reward_fn: RewardTrainer generates no text to score"),
+        (ConfigError, {"metric_fn": lengths}, "metric_fn: RewardTrainer generates no text"),
+        (ConfigError, {"train.seq_length": 65}, r"train\.seq_length \(65\) is longer than the 64 positions"),
+        (ConfigError, {"method.max_length": 65}, r"method\.max_length \(65\) is longer than the 64 positions"),
+        (DataError, {"preferences": []}, "preferences is empty"),
+        (
+            DataError,
+            {"preferences": [("a", "b", "c"), ("a", "b", "b")]},
+            r"preferences\[1\]: chosen and rejected are the",
+        ),
+        (DataError, {"eval_preferences": [("a", "b")]}, r"^eval_preferences\[0\] is a tuple"),
+    ],
+)
+def test_bad_input_is_one_line_before_a_model_loads(
+    error: type[Exception], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if error is DataError:
+        changes = {**changes, "model.model_path": "no/such/model"}
+    with pytest.raises(error, match=message) as raised:
+        make("RewardTrainer", tmp_path, **changes)
+    assert "\n" not in str(raised.value)

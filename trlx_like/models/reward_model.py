@@ -1,0 +1,125 @@
+"""Reward models: classifiers of transformers with one label, and the reward of a sequence that they give.
+
+A decoder's reward is read off its last real token, known from the mask. The classes of transformers look for the last
+id that is not the pad id, and miss an EOS where that is the pad token.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from trlx_like.errors import ConfigError
+from trlx_like.imports import import_name, is_python_name
+from trlx_like.models.layout import blocks, freeze_below, run_base
+from trlx_like.models.loading import no_progress_bars
+
+CLASSIFIER = "ForSequenceClassification"
+
+
+class RewardNetwork(nn.Module):
+    """One reward a sequence. `lm`: a classifier with one label, of a decoder or an encoder.
+
+    num_layers_unfrozen: blocks from the top that are trained with the head; -1 all, 0 none.
+    """
+
+    def __init__(self, lm: PreTrainedModel, num_layers_unfrozen: int = -1) -> None:
+        super().__init__()
+        if num_layers_unfrozen == 0:
+            lm.base_model.requires_grad_(False)
+        elif num_layers_unfrozen > 0:
+            freeze_below(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+        self.lm = lm
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Rewards [B] in float32 of sequences [B, T] whose real tokens `mask` [B, T] (bool) marks, padded on a side."""
+        score = getattr(self.lm, "score", None)
+        if score is None:  # an encoder reads a sequence off its first token, and pads on the right
+            logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
+            return logits[:, 0].float()
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        hidden, _ = run_base(self.lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions})
+        places = torch.arange(mask.shape[1], device=mask.device)
+        last = torch.where(mask, places, 0).argmax(dim=1)  # [B]
+        states = hidden[torch.arange(len(ids), device=ids.device), last]  # [B, H]
+        rewards: Tensor = score(states)[:, 0].float()
+        return rewards
+
+
+def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.model_path", **extra: Any) -> Any:
+    """A classifier with one label, in float32 unless `extra` says otherwise.
+
+    path: a folder or hub name (also of a language model, which gets a new head), a `PretrainedConfig` (random
+    weights), a classifier (used as it is), or `module:function` that returns one of these. trained: refuse what has no
+    trained head. option: what errors call it. extra: of `from_pretrained`. ConfigError for what is no reward model.
+    """
+    if is_python_name(path):
+        path = import_name(path, option)()
+    extra = {"dtype": torch.float32, **extra}
+    try:
+        with no_progress_bars():
+            model = _load(path, trained, option, extra)
+    except (OSError, ValueError, RuntimeError) as error:
+        shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}") from error
+    if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
+        raise ConfigError(
+            f"{option}: a reward model is a classifier with one label, such as AutoModelForSequenceClassification "
+            f"makes with num_labels=1, not a {type(model).__name__} with {model.config.num_labels}."
+        )
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{option}: {type(model).__name__} has an encoder and a decoder; use a model with one.")
+    return model
+
+
+def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTrainedModel:
+    model: PreTrainedModel
+    if isinstance(path, PreTrainedModel):
+        return path
+    if isinstance(path, PretrainedConfig):
+        config = copy.deepcopy(path)
+        config.num_labels = 1
+        model = AutoModelForSequenceClassification.from_config(config, **extra)
+        return model
+    if trained:
+        check_reward_model(str(path), option)
+    else:
+        extra = {"num_labels": 1, **extra}
+    model = AutoModelForSequenceClassification.from_pretrained(str(path), **extra)
+    return model
+
+
+def check_reward_model(path: str, option: str) -> None:
+    """ConfigError unless a folder or hub name has a classifier, as its configuration says. Loads no weights."""
+    saved = AutoConfig.from_pretrained(path).architectures or ["a model that does not say its class"]
+    if not saved[0].endswith(CLASSIFIER):
+        raise ConfigError(f"{option} ({path!r}) holds {saved[0]}, which has no trained head for rewards.")
+
+
+def with_own_pad_token(tokenizer: PreTrainedTokenizerBase, lm: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """A copy of the tokenizer for a reward model: it pads on the right, with a token that ends no text.
+
+    `lm` is told which, so that an exported reward model says the same in plain transformers. Where EOS pads, BOS takes
+    over, or a new token that the embeddings get a row for.
+    """
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        start = tokenizer.bos_token  # never the last of a sequence, so never taken for its padding
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>" if start in (None, tokenizer.eos_token) else start})
+    if len(tokenizer) > lm.config.get_text_config().vocab_size:
+        lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    lm.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    lm.config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer

@@ -1,0 +1,146 @@
+"""Reward models as reward functions: `train(reward_fn=RewardModel("folder"))`, or `data.reward_fn: folder`.
+
+A text gets the reward that the model gave it in training: prompt and output are tokenised as `pipelines/preferences.py`
+does, EOS at the end, and what is too long loses its beginning, so that the answer stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from trlx_like.errors import ConfigError, RewardError
+from trlx_like.models.reward_model import RewardNetwork, load_reward_model
+from trlx_like.pipelines.chat import encode_answer
+from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.rewards.call import call_reward
+
+
+class RewardModel:
+    """A reward function that is a classifier with one label.
+
+    model: a folder (as `RewardTrainer` exports it), a hub name, or a loaded classifier. tokenizer: by default that of
+    the folder. batch_size: texts in a forward pass. max_length: tokens of prompt and output, by default as many as the
+    model has positions. device: by default the process's GPU if there is one. options: of `from_pretrained`.
+    ConfigError for a model without a trained head, or without a tokenizer.
+
+    Prompts that were messages are written by the chat template of this tokenizer, the output as the assistant's turn.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        batch_size: int = 32,
+        max_length: int | None = None,
+        device: torch.device | str | None = None,
+        option: str = "RewardModel",
+        **options: Any,
+    ) -> None:
+        lm = load_reward_model(model, trained=True, option=option, **options)
+        self.network = RewardNetwork(lm).eval().requires_grad_(False)
+        self.tokenizer = _own_tokenizer(lm.config.name_or_path, option) if tokenizer is None else tokenizer
+        self.encoder = TextEncoder(self.tokenizer)
+        self.batch_size = batch_size
+        self.max_length = max_length or _positions(lm.config, self.tokenizer)
+        self.device = device
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        *,
+        prompts: Sequence[str],
+        outputs: Sequence[str],
+        messages: Sequence[Sequence[Mapping[str, Any]] | None] | None = None,
+        **_: Any,
+    ) -> list[float]:
+        """Rewards of outputs to prompts. messages: what a prompt was made of, where it was made of messages."""
+        chats = [None] * len(prompts) if messages is None else messages
+        rows = [self._ids(*row) for row in zip(prompts, outputs, chats, strict=True)]
+        device = self._placed()
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # of like length, to save padding
+        rewards = [0.0] * len(rows)
+        for start in range(0, len(order), self.batch_size):
+            places = order[start : start + self.batch_size]
+            ids, mask = _padded([rows[place] for place in places])
+            for place, reward in zip(places, self.network(ids.to(device), mask.to(device)).tolist(), strict=True):
+                rewards[place] = reward
+        return rewards
+
+    def _ids(self, prompt: str, output: str, messages: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        if messages is not None:
+            answer = [{"role": "assistant", "content": output}]
+            before, after = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages")
+        else:
+            before, after = self.encoder.opening([prompt])[0], self.encoder.following([output])[0]
+            after = after if after[-1:] == [self.encoder.eos] else [*after, self.encoder.eos]
+        return self.encoder.cut([*before, *after], self.max_length, side="left")
+
+    def _placed(self) -> torch.device:
+        """The device, with the model on it. At the first call, when a process knows which GPU is its own."""
+        if self.device is None:
+            self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        self.network.to(self.device)
+        return torch.device(self.device)
+
+
+class WeightedRewards:
+    """The weighted sum of several reward functions, reward models or others.
+
+    functions: called as `train` calls a reward function. weights: one each, by default 1. A function that abstains
+    (None) adds nothing to that sample; where all do, so does this. RewardError for rewards of single tokens.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
+        self.functions = list(functions)
+        self.weights = [1.0] * len(self.functions) if weights is None else [float(weight) for weight in weights]
+        if not self.functions or len(self.weights) != len(self.functions):
+            raise ConfigError(
+                f"WeightedRewards needs at least one function, and a weight for each: {len(self.functions)} functions, "
+                f"{len(self.weights)} weights."
+            )
+
+    def __call__(
+        self, *, samples: list[str], prompts: list[str], outputs: list[str], tokenizer: Any = None, **metadata: Any
+    ) -> list[float | None]:
+        texts = {"samples": samples, "prompts": prompts, "outputs": outputs}
+        rows = [{name: column[row] for name, column in metadata.items()} for row in range(len(samples))]
+        columns = [call_reward(function, texts, rows, tokenizer) for function in self.functions]
+        return [self._sum(rewards) for rewards in zip(*columns, strict=True)]
+
+    def _sum(self, rewards: Sequence[Any]) -> float | None:
+        if any(isinstance(reward, list) for reward in rewards):
+            raise RewardError("WeightedRewards adds up one number a sample; a function returned one a token.")
+        given = [weight * reward for weight, reward in zip(self.weights, rewards, strict=True) if reward is not None]
+        return sum(given) if given else None
+
+
+def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
+    error = ConfigError(f"{option}: there is no tokenizer with the model; pass tokenizer=.")
+    if not path or (Path(path).is_dir() and not (Path(path) / "tokenizer_config.json").is_file()):
+        raise error  # transformers would make an empty one
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as missing:
+        raise error from missing
+    return tokenizer
+
+
+def _positions(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that fit into a model, as far as it says so."""
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions if positions is not None else tokenizer.model_max_length
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids and mask [B, T], padded on the right with an id that the mask hides."""
+    longest = max(map(len, rows))
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+    return ids, torch.arange(longest) < lengths[:, None]

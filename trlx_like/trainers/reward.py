@@ -1,0 +1,175 @@
+"""Reward models: a classifier with one label learns which of two answers is preferred.
+
+Documented in docs/algorithms/reward.md. The model gives a sequence one number; generating text, a reference and prompts
+are not part of this, so it builds on the loop alone. What is trained here is used by `rewards/models.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from trlx_like.checkpoint import isolated_rng
+from trlx_like.config.methods.reward import RewardConfig
+from trlx_like.data import Experience, padded
+from trlx_like.errors import ConfigError
+from trlx_like.functional.bradley_terry import off_center, pair_loss
+from trlx_like.models import checkpoint_activations, disable_dropout, load_tokenizer, no_progress_bars
+from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
+from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
+
+
+@dataclass
+class PreferencePair(Experience):
+    """A prompt with either answer, as token ids."""
+
+    margin: Tensor  # [B], by how much the chosen one is to be better
+    chosen: Tensor = padded(mask="chosen_mask")  # [B, T] int64
+    chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, T] bool
+    rejected: Tensor = padded(mask="rejected_mask")  # [B, U] int64
+    rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, U] bool
+
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Ids and mask of the chosen ones and below them the rejected ones. [2B, max(T, U)]"""
+        width = max(self.chosen.shape[1], self.rejected.shape[1])
+        pairs = ((self.chosen, self.rejected), (self.chosen_mask, self.rejected_mask))
+        ids, mask = (torch.cat([pad(part, (0, width - part.shape[1])) for part in pair]) for pair in pairs)
+        return ids, mask
+
+
+class RewardTrainer(BaseRLTrainer[PreferencePair]):
+    """Maximum likelihood of the preferences under the Bradley-Terry model, in which rewards are log-odds."""
+
+    method_class = RewardConfig
+    experience_class = PreferencePair
+    offline = True
+    uses = frozenset({"preferences", "eval_preferences"})
+    method: RewardConfig
+    model: RewardNetwork
+
+    def build(self, tokenizer: Any = None) -> None:
+        self._check()
+        options = self.config.model
+        tokenizer = load_tokenizer(self.config.tokenizer, options.model_path, tokenizer)
+        self.pairs = self._encoded("preferences", tokenizer)
+        self.eval_pairs = self._encoded("eval_preferences", tokenizer) if "eval_preferences" in self.data else []
+        with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
+            lm = load_reward_model(options.model_path, **options.model_extra_configs)
+        self._check_length(lm.config.get_text_config())
+        self.tokenizer = with_own_pad_token(tokenizer, lm)
+        if self.method.disable_dropout:
+            disable_dropout(lm)
+        if self.config.backend.gradient_checkpointing:
+            checkpoint_activations(lm)
+        self.model = RewardNetwork(lm, options.num_layers_unfrozen)
+        self.seen: list[float] = []  # rewards of this process in the running step
+
+    def make_experience(self) -> Metrics:
+        self.push_to_store(self.group.share(self.pairs))
+        tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in self.pairs)
+        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens)}
+
+    def loss(self, batch: PreferencePair) -> LossOutput:
+        output, rewards = self._scored(batch)
+        self.seen += rewards.tolist()
+        return output
+
+    def _scored(self, batch: PreferencePair) -> tuple[LossOutput, Tensor]:
+        """Loss and metrics summed over the pairs, and the rewards of all answers [2B]."""
+        rewards = self.model(*batch.both())
+        chosen, rejected = rewards.chunk(2)
+        loss = pair_loss(chosen, rejected, batch.margin)
+        loss = loss + self.method.center_rewards_coefficient * off_center(chosen, rejected)
+        metrics = {
+            "rewards/accuracy": (chosen > rejected).float(),
+            "rewards/margin": chosen - rejected,
+            "rewards/mean": (chosen + rejected) / 2,
+        }
+        return LossOutput(loss.sum(), {name: value.sum() for name, value in metrics.items()}), rewards.detach()
+
+    def after_step(self, metrics: Metrics) -> None:
+        seen, self.seen = self.seen, []
+        every = self.group.gather([min(seen), max(seen)] if seen else [])
+        metrics |= {"rewards/min": min(every), "rewards/max": max(every)}
+
+    def evaluate(self) -> Metrics:
+        """Loss and metrics of the evaluation pairs, under the names of a step's with `eval/` in front."""
+        sums: dict[str, float] = {}
+        seen: list[float] = []
+        for batch in self._eval_batches():
+            with self.accelerator.autocast():
+                output, rewards = self._scored(batch)
+            seen += rewards.tolist()
+            for name, value in {"loss": output.loss, **output.metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        if not self.eval_pairs:
+            return {}
+        every = self.group.gather(seen)
+        means = {name: value / len(self.eval_pairs) for name, value in self.group.sum_by_name(sums).items()}
+        metrics = {**means, "rewards/min": min(every), "rewards/max": max(every)}
+        return {f"eval/{name.rpartition('/')[2]}": value for name, value in metrics.items()}
+
+    def _eval_batches(self) -> Iterator[PreferencePair]:
+        rows = sorted(self.group.share(self.eval_pairs), key=lambda pair: len(pair.chosen))  # of like length
+        size = self.config.train.minibatch_size or self.config.train.batch_size
+        for start in range(0, len(rows), size):
+            yield PreferencePair.collate(rows[start : start + size]).to(self.device)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """A folder that plain `AutoModelForSequenceClassification` and `AutoTokenizer` load."""
+        if self.group.main:
+            with no_progress_bars():
+                self.model.lm.save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)
+        self.group.barrier()
+
+    def _encoded(self, name: str, tokenizer: Any) -> list[PreferencePair]:
+        method = self.method
+        preferences = encode_preferences(
+            self.data[name],
+            tokenizer,
+            max_length=self.longest,
+            max_prompt_length=method.max_prompt_length,
+            truncation=method.truncation_mode,
+            too_long=method.too_long,
+            name=name,
+        )
+        return [_pair(preference) for preference in preferences]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and an answer, at most."""
+        return self.method.max_length or self.config.train.seq_length
+
+    def _check(self) -> None:
+        if "preferences" not in self.data:
+            name = self.config.train.trainer
+            raise ConfigError(f"{name} needs preferences: pass train(preferences=...) or set data.preferences.")
+        for argument in ("reward_fn", "metric_fn"):
+            if getattr(self, argument) is not None:
+                raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
+        if self.config.model.peft_config is not None:
+            raise ConfigError("model.peft_config: reward models are trained without adapters; leave it out.")
+
+    def _check_length(self, config: Any) -> None:
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is not None and self.longest > positions:
+            option = "method.max_length" if self.method.max_length else "train.seq_length"
+            raise ConfigError(f"{option} ({self.longest}) is longer than the {positions} positions of the model.")
+
+
+def _pair(preference: Preference) -> PreferencePair:
+    chosen, rejected = (_ids(preference.prompt, answer) for answer in (preference.chosen, preference.rejected))
+    masks = (torch.ones_like(ids, dtype=torch.bool) for ids in (chosen, rejected))
+    return PreferencePair(torch.tensor(preference.margin), chosen, next(masks), rejected, next(masks))
+
+
+def _ids(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    return torch.tensor([*prompt, *answer])
