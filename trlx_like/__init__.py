@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trlx_like.config import (
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
+        ILQLConfig as ILQLConfig,
         MethodConfig as MethodConfig,
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         register_datapipeline as register_datapipeline,
     )
     from trlx_like.presets import (
+        default_ilql_config as default_ilql_config,
         default_ppo_config as default_ppo_config,
         default_reward_config as default_reward_config,
         default_rft_config as default_rft_config,
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from trlx_like.rewards.models import (
         RewardModel as RewardModel,
         WeightedRewards as WeightedRewards,
+    )
+    from trlx_like.samplers.guided import (
+        AutoModelForCausalLMWithILQLHeads as AutoModelForCausalLMWithILQLHeads,
     )
     from trlx_like.tracking import (
         register_tracker as register_tracker,
@@ -58,6 +63,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.callbacks import (
         Callback as Callback,
+    )
+    from trlx_like.trainers.ilql import (
+        ILQLTrainer as ILQLTrainer,
     )
     from trlx_like.trainers.online import (
         OnlineTextTrainer as OnlineTextTrainer,
@@ -92,6 +100,7 @@ _NAMES = {
     "SamplerConfig": "config",
     "BackendConfig": "config",
     "MethodConfig": "config",
+    "ILQLConfig": "config",
     "PPOConfig": "config",
     "RFTConfig": "config",
     "SFTConfig": "config",
@@ -102,6 +111,7 @@ _NAMES = {
     "register_tracker": "tracking",
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.models",
+    "default_ilql_config": "presets",
     "default_ppo_config": "presets",
     "default_rft_config": "presets",
     "default_sft_config": "presets",
@@ -111,10 +121,12 @@ _NAMES = {
     "OnlineTextTrainer": "trainers.online",
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
+    "ILQLTrainer": "trainers.ilql",
     "PPOTrainer": "trainers.ppo",
     "RFTTrainer": "trainers.rft",
     "SFTTrainer": "trainers.sft",
     "RewardTrainer": "trainers.reward",
+    "AutoModelForCausalLMWithILQLHeads": "samplers.guided",
     "AutoModelForCausalLMWithValueHead": "models",
     "AutoModelForSeq2SeqLMWithValueHead": "models",
     "create_reference_model": "models",

@@ -275,6 +275,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a continuation, at most.")] = 40,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Tokens to choose from; 0: all.")] = 0,
+    beta: Annotated[float | None, typer.Option(help="Weight of the advantage, for a model of ILQL; 1 there.")] = None,
     number: Annotated[int, typer.Option("--num", min=1, help="Continuations of each prompt.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Makes the same text again.")] = None,
 ) -> None:
@@ -285,6 +286,7 @@ def generate(
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "top_k": top_k}
     options |= sampled if temperature > 0 else {"do_sample": False}
+    options |= {} if beta is None else {"beta": beta}
     rows = [prompt for prompt in prompts for _ in range(number)]
     typer.echo("\n\n".join(_continued(_weights(model), rows, options, seed)))
 
@@ -320,7 +322,8 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
     from trlx_like.config import ModelConfig, TokenizerConfig
     from trlx_like.models import load_model, load_tokenizer
     from trlx_like.pipelines.prompts import PromptPipeline
-    from trlx_like.samplers.generators import GENERATORS
+    from trlx_like.samplers.generators import TransformersGenerator
+    from trlx_like.samplers.guided import GuidedGenerator, load_ilql_heads
     from trlx_like.samplers.text import TextSampler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -336,7 +339,14 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
     if seed is not None:
         torch.manual_seed(seed)
     pipeline = PromptPipeline(prompts, room, tokenizer)
-    sampler = TextSampler(GENERATORS.get("transformers")(lm, tokenizer), tokenizer, device=device)
+    heads = load_ilql_heads(model)
+    generator: Any = TransformersGenerator(lm, tokenizer)
+    if heads is not None:
+        generator = GuidedGenerator(lm, tokenizer, heads=heads.to(device))
+        options = {"beta": 1.0, **options}
+    elif "beta" in options:
+        raise ConfigError(f"--beta: {model} has no ILQL heads to be guided by.")
+    sampler = TextSampler(generator, tokenizer, device=device)
     return sampler.sample(pipeline[range(len(pipeline))], options).samples
 
 

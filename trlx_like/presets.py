@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trlx_like.config import (
+    ILQLConfig,
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
@@ -40,6 +41,16 @@ def default_rft_config() -> TRLConfig:
     )
 
 
+def default_ilql_config() -> TRLConfig:
+    """ILQL on GPT-2."""
+    return _preset(
+        ILQLConfig(),
+        ModelConfig(model_path="gpt2"),
+        lr=5.0e-5,
+        train={"trainer": "ILQLTrainer", "total_steps": 1000, "batch_size": 128, "seq_length": 64},
+    )
+
+
 def default_sft_config() -> TRLConfig:
     """Supervised fine-tuning of GPT-2."""
     return _preset(
@@ -69,11 +80,14 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
         optimizer=OptimizerConfig(name="adamw", kwargs=adam),
         # trlX's way to write a constant rate.
         scheduler=SchedulerConfig(name="cosine_annealing", kwargs={"T_max": 1e12, "eta_min": lr}),
-        train=TrainConfig(seq_length=1024, epochs=100, checkpoint_interval=10000, eval_interval=100, **train),
+        train=TrainConfig(
+            **{"seq_length": 1024, "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100, **train}
+        ),
     )
 
 
 PRESETS: dict[str, Callable[[], TRLConfig]] = {
+    "ilql": default_ilql_config,
     "ppo": default_ppo_config,
     "rft": default_rft_config,
     "sft": default_sft_config,
@@ -86,11 +100,13 @@ def preset_for(*, reward_fn: object = None, samples: object = None, rewards: obj
 
     Raises `ConfigError` if nothing says what to learn from, or two things do.
     """
-    if rewards is not None:
-        raise ConfigError("rewards: no preset learns from samples with given rewards; pass a config.")
-    if reward_fn is not None and samples is not None:
+    if rewards is not None and samples is None:
+        raise ConfigError("rewards (for ILQL) need samples that they are of.")
+    if reward_fn is not None and samples is not None and rewards is None:
         raise ConfigError("reward_fn fits PPO and samples fit SFT; pass one of them, or a config.")
     if reward_fn is None and samples is None:
-        raise ConfigError("train() needs a config, a reward_fn (for PPO) or samples (for SFT).")
-    name = "ppo" if reward_fn is not None else "sft"
+        raise ConfigError(
+            "train() needs a config, a reward_fn (for PPO), samples (for SFT), or samples and rewards (for ILQL)."
+        )
+    name = "ilql" if rewards is not None else "ppo" if reward_fn is not None else "sft"
     return name, PRESETS[name]()

@@ -9,7 +9,8 @@ Every node can reach the goal in fewer than `MAX_LENGTH` nodes, whatever the see
 one is like that.
 
 A YAML run needs no script: `data.prompts: examples/randomwalks/task.py:prompts` and likewise `eval_prompts`,
-`samples`, `reward_fn`, `metric_fn` refer to the functions at the end, which share one graph (`DEFAULT_SEED`).
+`samples`, `rewards`, `reward_fn`, `metric_fn` refer to the functions at the end, which share one graph
+(`DEFAULT_SEED`).
 Only `tokenizer`, `model_config` and `RandomWalks.logit_mask` import torch or transformers.
 """
 
@@ -209,6 +210,11 @@ def eval_prompts() -> list[str]:
 def samples() -> list[str]:
     """The random walks to imitate first."""
     return default_task().samples
+
+
+def rewards() -> list[float]:
+    """Optimality of each random walk, in [0, 1]."""
+    return default_task().optimality(samples())
 
 
 def reward_fn(samples: Sequence[str], **_: object) -> list[float]:

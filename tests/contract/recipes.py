@@ -69,6 +69,34 @@ PAIRS = [
 ]
 
 RECIPES = {
+    "ILQLTrainer": Recipe(
+        method={
+            "name": "ILQLConfig",
+            "steps_for_target_q_sync": 2,
+            "alpha": 0.3,
+            "beta": 0.5,
+            "gen_kwargs": {**GENERATION, "beta": 2.0, "top_k": 5},
+        },
+        train={"epochs": 3, "total_steps": 100},
+        arguments={
+            "samples": ["ab cd", ("the cat", " sat."), "a", ("b", "bcd", "e", "efghijk"), "zz top."],
+            "rewards": [1.0, -0.5, 0.0, 2.0, 0.3],
+            "eval_prompts": PROMPTS[:3],
+            "reward_fn": count_letters,
+        },
+        variants={
+            "dense": {
+                "method.standardize_rewards": False,
+                "method.two_qs": False,
+                "method.awac_per": "token",
+                "method.mc_returns": True,
+                "method.gen_kwargs": {**GENERATION, "beta": [0, 4]},
+                "train.eval_interval": 2,
+                "train.total_steps": 5,
+                "rewards": [[0.1] * 5, -0.5, 0.0, [1.0, 2.0], 0.3],
+            },
+        },
+    ),
     "PPOTrainer": Recipe(
         method={
             "name": "PPOConfig",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import PPOConfig, RewardConfig, RFTConfig, SFTConfig
+from trlx_like.config import ILQLConfig, PPOConfig, RewardConfig, RFTConfig, SFTConfig
 from trlx_like.errors import ConfigError
 from trlx_like.presets import (
     PRESETS,
+    default_ilql_config,
     default_ppo_config,
     default_reward_config,
     default_rft_config,
@@ -70,19 +71,35 @@ def test_each_call_makes_its_own() -> None:
 def test_the_preset_that_fits_the_arguments() -> None:
     assert preset_for(reward_fn=len) == ("ppo", default_ppo_config())
     assert preset_for(samples=[]) == ("sft", default_sft_config())
+    assert preset_for(samples=[], rewards=[]) == ("ilql", default_ilql_config())
+
+
+def test_ilql_has_the_values_of_trlx() -> None:
+    config = default_ilql_config()
+    train, method = config.train, config.method
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (64, 100, 1000, 128)
+    assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
+    assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 5e-5
+    assert isinstance(method, ILQLConfig)
+    assert (method.tau, method.gamma, method.cql_scale, method.awac_scale) == (0.7, 0.99, 0.1, 1)
+    assert (method.alpha, method.beta, method.steps_for_target_q_sync, method.two_qs) == (0.001, 0, 5, True)
+    assert method.gen_kwargs == {"max_new_tokens": 56, "top_k": 20, "beta": 1, "temperature": 1.0}
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "train() needs a config, a reward_fn (for PPO) or samples (for SFT)."),
+        (
+            {},
+            "train() needs a config, a reward_fn (for PPO), samples (for SFT), or samples and rewards (for ILQL).",
+        ),
         (
             {"reward_fn": len, "samples": ["a"]},
             "reward_fn fits PPO and samples fit SFT; pass one of them, or a config.",
         ),
         (
-            {"samples": ["a"], "rewards": [1.0]},
-            "rewards: no preset learns from samples with given rewards; pass a config.",
+            {"rewards": [1.0]},
+            "rewards (for ILQL) need samples that they are of.",
         ),
     ],
 )

@@ -138,6 +138,11 @@ def test_rewards_are_numbers(name: str, content: str, numbers: list[float]) -> N
     assert {type(reward) for reward in rewards} == {float}
 
 
+def test_a_sample_may_have_several_rewards() -> None:
+    rewards = load_rows(written("a.jsonl", '[1, 2]\n{"reward": [3, 0.5]}\n4\n'), "data.rewards")
+    assert rewards == [[1.0, 2.0], [3.0, 0.5], 4.0]
+
+
 # Files that cannot.
 
 

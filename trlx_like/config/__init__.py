@@ -2,6 +2,7 @@
 
 from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
+from trlx_like.config.methods.ilql import ILQLConfig
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.config.methods.rft import RFTConfig
@@ -26,6 +27,7 @@ __all__ = [
     "TRAINERS",
     "BackendConfig",
     "DataConfig",
+    "ILQLConfig",
     "InvalidConfig",
     "MethodConfig",
     "ModelConfig",

@@ -15,6 +15,7 @@ Trainer = TypeVar("Trainer", bound=type[Any])
 METHODS: Registry[type[MethodConfig]] = Registry(
     "method",
     {
+        "ILQLConfig": "trlx_like.config.methods.ilql:ILQLConfig",
         "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
         "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
         "RewardConfig": "trlx_like.config.methods.reward:RewardConfig",
@@ -26,19 +27,20 @@ METHODS: Registry[type[MethodConfig]] = Registry(
 TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
     {
+        "ILQLTrainer": "trlx_like.trainers.ilql:ILQLTrainer",
         "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
         "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",
         "RewardTrainer": "trlx_like.trainers.reward:RewardTrainer",
         "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
     },
     aliases={
+        "AccelerateILQLTrainer": "ILQLTrainer",
         "AcceleratePPOTrainer": "PPOTrainer",
         "AccelerateRFTTrainer": "RFTTrainer",
         "AccelerateSFTTrainer": "SFTTrainer",
     },
     gone={
         "NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md).",
-        "AccelerateILQLTrainer": "ILQL is not there yet.",
     },
 )
 

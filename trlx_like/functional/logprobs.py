@@ -81,7 +81,7 @@ def score_tokens(
         return _score_logits(logits, ids, entropy, statistics)
 
     _check_table(allowed, previous)
-    scores = _by_chunks(score, [hidden, ids, previous], _vocabulary(head, hidden), chunk_elements)
+    scores = by_chunks(score, [hidden, ids, previous], vocabulary_of(head, hidden), chunk_elements)
     entropies = [h for _, h, _ in scores if h is not None]
     seen = [looked for _, _, looked in scores if looked is not None]
     return TokenScores(
@@ -124,7 +124,7 @@ def full_kl_from_hidden(
     _check_table(allowed, previous)
     rows = [hidden, ref_hidden, previous]
     # Half the rows, because the logits of both sides are alive together.
-    return torch.cat(_by_chunks(divergence, rows, _vocabulary(head, hidden), chunk_elements // 2))
+    return torch.cat(by_chunks(divergence, rows, vocabulary_of(head, hidden), chunk_elements // 2))
 
 
 def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None, previous: Tensor | None) -> Tensor:
@@ -167,12 +167,12 @@ def _check_table(allowed: Tensor | None, previous: Tensor | None) -> None:
         raise ValueError("allowed and previous must be given together: the previous token chooses the row.")
 
 
-def _vocabulary(head: Head, hidden: Tensor) -> int:
+def vocabulary_of(head: Head, hidden: Tensor) -> int:
     with torch.no_grad():
         return head(hidden[:0]).shape[-1]
 
 
-def _by_chunks(
+def by_chunks(
     function: Callable[..., T], rows: Sequence[Tensor | None], vocabulary: int, chunk_elements: int
 ) -> list[T]:
     """`function` of each slice of rows that makes at most `chunk_elements` logits; of no rows, one slice."""

@@ -96,26 +96,16 @@ def awac_weights(target_q: Tensor, values: Tensor, beta: float, clip: float | No
     return weights if clip is None else weights.clamp(max=clip)
 
 
-def guided_logits(
-    logits: Tensor, q: Tensor, values: Tensor, beta: float, top_k: int | None = None, temperature: float = 1.0
-) -> Tensor:
-    """top_k(log pi + beta (Q - V)) / T: the logits to sample from, -inf outside the top k.
+def guided_logits(logits: Tensor, q: Tensor, values: Tensor, beta: float) -> Tensor:
+    """log pi + beta (Q - V): the logits to sample from. A top-k and then a temperature may follow, as in trlX.
 
-    Source: Snell et al. 2022, arXiv:2206.11871; the top k and T are trlX's. Shapes: logits, q [N, V], values
-    [N] -> [N, V]. beta: nats to a unit of reward; 0 is the policy itself. top_k: None or 0 keeps all; tokens that tie
-    with the k-th are kept too, as in trlX, so there may be more than k. Raises ValueError unless temperature > 0 (the
-    greedy choice is that of any temperature).
+    Source: Snell et al. 2022, arXiv:2206.11871. Shapes: logits, q [N, V], values [N] -> [N, V]. beta: nats to a unit of
+    reward; 0 is the policy itself.
 
     A token with logit -inf stays impossible whatever its Q. V shifts all tokens of a row alike: it changes no
     probability, and keeps the numbers small.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature ({temperature}) must be above 0: take the argmax for a greedy choice.")
-    guided = torch.log_softmax(logits, dim=-1) + beta * (q - values[:, None])  # [N, V]
-    if top_k and top_k < guided.shape[-1]:
-        kth = guided.topk(top_k, dim=-1).values[:, -1:]  # [N, 1]
-        guided = guided.masked_fill(guided < kth, -torch.inf)
-    return guided / temperature
+    return torch.log_softmax(logits, dim=-1) + beta * (q - values[:, None])
 
 
 def polyak(online: Tensor, target: Tensor, alpha: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
 
-from trlx_like.models.heads import ValueHead
-from trlx_like.models.layout import hidden_size, keeps_packed_apart
+from trlx_like.models.heads import ILQLHeads, ValueHead
+from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
     checkpoint_activations,
     disable_dropout,
@@ -22,6 +22,7 @@ __all__ = [
     "Fingerprint",
     "AutoModelForCausalLMWithValueHead",
     "AutoModelForSeq2SeqLMWithValueHead",
+    "ILQLHeads",
     "LanguagePolicy",
     "PolicyOutput",
     "ValueHead",
@@ -30,7 +31,9 @@ __all__ = [
     "disable_dropout",
     "hidden_size",
     "keeps_packed_apart",
+    "last_hidden_module",
     "load_model",
     "load_tokenizer",
     "no_progress_bars",
+    "vocabulary_size",
 ]

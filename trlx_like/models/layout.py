@@ -64,6 +64,19 @@ def hidden_size(lm: PreTrainedModel) -> int:
     return _width(lm.get_output_embeddings())
 
 
+def vocabulary_size(lm: PreTrainedModel) -> int:
+    """Tokens that the LM head has a logit for; some models have more than their tokenizer."""
+    weight = lm.get_output_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0]
+
+
+def last_hidden_module(lm: PreTrainedModel) -> nn.Module:
+    """What every forward of the model runs and whose output's `last_hidden_state` its LM head reads."""
+    decoder: nn.Module = lm.get_decoder()
+    return decoder
+
+
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks, bottom first."""
     base = base_model(lm)

@@ -83,6 +83,7 @@ class LanguagePolicy(nn.Module):
         self.head_tops = nn.ModuleDict({name: TopBlocks(lm, at) for name, at in self.head_branch.items()})
         self.head_tops.requires_grad_(True)
         self.temperature = temperature
+        self.allowed: Tensor | None
         self.register_buffer("allowed", allowed, persistent=False)
         # In a list, so that its parameters are neither trained nor saved with the policy's.
         self._reference: list[Reference] = []

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, is_messages, template_options
+from trlx_like.pipelines.returns import SampleReward, place_rewards
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 
 __all__ = ["Dialogue", "encode_dialogues", "pack"]
@@ -19,7 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 def encode_dialogues(
-    samples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int, *, seq2seq: bool = False
+    samples: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rewards: Sequence[SampleReward] | None = None,
+    *,
+    seq2seq: bool = False,
 ) -> list[Dialogue]:
     """Samples as token ids, ended by EOS, at most `max_length` tokens each.
 
@@ -27,6 +33,7 @@ def encode_dialogues(
     what the assistant says, and how they end is up to the chat template. A dict has "prompt" and "output" (or
     "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side, and the number of
     them is logged. DataError names the row of anything else, and of a sample of which no output is left.
+    rewards: of each sample, see `place_rewards`; those of outputs that are cut at the end go to the last one left.
 
     seq2seq: for encoder-decoders. A sample is one prompt and one output; `max_length` counts the tokens of both.
     """
@@ -38,6 +45,8 @@ def encode_dialogues(
     for row, sample in enumerate(samples if seq2seq else ()):
         _check_pair(sample, row)
     dialogues = [_encode(sample, row, encoder) for row, sample in enumerate(samples)]
+    for row, reward in enumerate(rewards or []):
+        dialogues[row].rewards = place_rewards(reward, dialogues[row].is_output, row)
     too_long = sum(len(dialogue) > max_length for dialogue in dialogues)
     if too_long:
         logger.warning(
@@ -119,14 +128,22 @@ def _encode(sample: Any, row: int, encoder: TextEncoder) -> Dialogue:
 
 def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
     """What fits of a dialogue. Its first token has nothing to be predicted from."""
-    is_output = encoder.cut(dialogue.is_output, longest)
-    return Dialogue(encoder.cut(dialogue.ids, longest), [False, *is_output[1:]])
+    is_output = [False, *encoder.cut(dialogue.is_output, longest)[1:]]
+    rewards = dialogue.rewards and encoder.cut(dialogue.rewards, longest)
+    if rewards and dialogue.rewards and any(is_output) and encoder.tokenizer.truncation_side == "right":
+        rewards[max(place for place, output in enumerate(is_output) if output)] += sum(dialogue.rewards[longest:])
+    return Dialogue(encoder.cut(dialogue.ids, longest), is_output, rewards)
 
 
 def _cut_pair(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
     """What fits of a prompt and its output. If prompts are cut before outputs, a token of them stays."""
     prompt, output = dialogue.split()
+    rewards = (dialogue.rewards or [0.0] * len(dialogue))[len(prompt) :]
     if encoder.tokenizer.truncation_side == "left":
         prompt = encoder.cut(prompt, max(longest - len(output), 1))
-    output = output[: max(longest - len(prompt), 0)]
-    return Dialogue(prompt + output, [False] * len(prompt) + [True] * len(output))
+    room = max(longest - len(prompt), 0)
+    output, kept = output[:room], rewards[:room]
+    if kept:
+        kept[-1] += sum(rewards[room:])
+    is_output = [False] * len(prompt) + [True] * len(output)
+    return Dialogue(prompt + output, is_output, dialogue.rewards and [0.0] * len(prompt) + kept)

@@ -304,9 +304,15 @@ def _preference(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> float | list[float]:
     given: Any = value.get("reward") if isinstance(value, dict) else value
-    number = float("nan") if isinstance(given, bool) else float(given)
+    if isinstance(given, list):
+        return [_finite(number) for number in given]
+    return _finite(given)
+
+
+def _finite(value: Any) -> float:
+    number = float("nan") if isinstance(value, bool) else float(value)
     if not math.isfinite(number):
         raise ValueError
     return number

@@ -17,6 +17,7 @@ class Dialogue:
 
     ids: list[int]
     is_output: list[bool]
+    rewards: list[float] | None = None  # of each token, where they are known
 
     def __len__(self) -> int:
         return len(self.ids)

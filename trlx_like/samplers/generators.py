@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -84,13 +84,24 @@ class TransformersGenerator:
         self.lm = lm
         self.tokenizer = tokenizer
         self.start = decoder_start(lm)
-        self.processors = LogitsProcessorList([] if allowed is None else [AllowedTokens(allowed)])
+        self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
 
     def sync_weights(self, policy: nn.Module) -> None:
         return
 
-    @torch.no_grad()
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
+        return self.generate_with([], prompt, prompt_mask, config, stop)
+
+    @torch.no_grad()
+    def generate_with(
+        self,
+        processors: Sequence[LogitsProcessor],
+        prompt: Tensor,
+        prompt_mask: Tensor,
+        config: GenerationConfig,
+        stop: list[str],
+    ) -> Completion:
+        """`generate` with further logits processors, after the allowed tokens: what is forbidden stays so."""
         ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns of the result before a response
         if self.start is not None:
             ids, mask = padded_right(prompt, prompt_mask)
@@ -102,7 +113,7 @@ class TransformersGenerator:
                 input_ids=ids,
                 attention_mask=mask.long(),
                 generation_config=config,
-                logits_processor=self.processors,
+                logits_processor=LogitsProcessorList([*self.processors, *processors]),
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
         response = ids[:, before:]  # [B, R]

@@ -71,7 +71,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         self.state.register("ppo", fields(self, "kl_coef", "ref_mean", "ref_std"))
         self.state.register("moments", self.moments)
 
-    def heads(self, hidden_size: int) -> dict[str, nn.Module]:
+    def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         return {"value": ValueHead(hidden_size)}
 
     def head_blocks(self) -> dict[str, int]:

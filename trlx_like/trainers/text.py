@@ -26,6 +26,7 @@ from trlx_like.models import (
     load_model,
     load_tokenizer,
     no_progress_bars,
+    vocabulary_size,
 )
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
@@ -38,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Completion)
 
+HEADS_README = f"""\
+The language model of this folder loads by itself with `transformers.AutoModelForCausalLM.from_pretrained`.
+The heads that were trained on it are in `{HEADS_FILE}`; `trlx_like.{{}}.from_pretrained` loads both.
+"""
+
 
 class TextTrainer(BaseRLTrainer[E]):
     """A trainer whose model is a `LanguagePolicy`."""
@@ -45,6 +51,8 @@ class TextTrainer(BaseRLTrainer[E]):
     model: LanguagePolicy
     keep_dropout = False
     """Whether dropout stays on in training. Off where the loss compares with what was sampled."""
+    heads_class = "AutoModelForCausalLMWithValueHead"
+    """What reads the heads beside an exported model."""
 
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
@@ -59,7 +67,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self._check_lengths(lm.config)
         self.model = LanguagePolicy(
             lm,
-            heads=self.heads(hidden_size(lm)),
+            heads=self.heads(hidden_size(lm), vocabulary_size(lm)),
             head_blocks=self.head_blocks(),
             num_layers_unfrozen=model.num_layers_unfrozen,
             temperature=self.temperature,
@@ -93,7 +101,7 @@ class TextTrainer(BaseRLTrainer[E]):
         )
         return engine
 
-    def heads(self, hidden_size: int) -> dict[str, nn.Module]:
+    def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Heads on the policy's hidden states, by name."""
         return {}
 
@@ -215,6 +223,7 @@ class TextTrainer(BaseRLTrainer[E]):
         }
         if heads:
             save_file(heads, directory / HEADS_FILE)
+            (directory / "README.md").write_text(HEADS_README.format(self.heads_class), encoding="utf-8")
 
     # Checks.
 

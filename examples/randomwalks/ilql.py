@@ -1,0 +1,45 @@
+"""ILQL finds shortest paths from random walks alone: no start, no sampling in training, only walks and their rewards.
+
+    python -m examples.randomwalks.ilql [--seed 1000] [--directory runs/randomwalks/ilql]
+
+The configuration is configs/ilql_randomwalks.yml; the table shows decoding with beta 100. With `--seeds 5` it trains
+five times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trlx_like
+from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
+from examples.randomwalks.task import default_task, metric_fn
+
+CONFIG = Path(__file__).parents[2] / "configs" / "ilql_randomwalks.yml"
+BETA = 100
+
+
+def run(seed: int, directory: Path) -> Result:
+    """ILQL from random weights under one seed (the graph stays the same)."""
+    watch = Stopwatch()
+    train_ilql(directory, seed)
+    return Result(directory, measured(directory), {"ILQL": watch.lap()})
+
+
+def train_ilql(directory: Path, seed: int) -> None:
+    """ILQL whose evaluation decodes with one beta."""
+    task = default_task()
+    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
+        method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}},
+        train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
+    )
+    trlx_like.train(
+        config,
+        samples=task.samples,
+        rewards=task.optimality(task.samples),
+        eval_prompts=task.eval_prompts * WALKS,
+        metric_fn=metric_fn,
+    )
+
+
+if __name__ == "__main__":
+    main(__doc__, run, Path("runs/randomwalks/ilql"))

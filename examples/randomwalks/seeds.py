@@ -1,0 +1,61 @@
+"""What the randomwalks programs share: one run a seed, a table of optimality, CPU seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+WALKS = 25  # evaluated from each of 20 nodes: the standard error of a mean is about .007
+
+
+@dataclass
+class Result:
+    """Mean optimality at each evaluation, and CPU seconds of this process by what they went to."""
+
+    directory: Path
+    curve: list[float]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def measured(directory: Path, metric: str = "metrics/optimality") -> list[float]:
+    """A metric at each evaluation of the run in a folder."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row[metric] for row in rows if metric in row]
+
+
+class Stopwatch:
+    """CPU seconds of this process since the last lap."""
+
+    def __init__(self) -> None:
+        self.began = time.process_time()
+
+    def lap(self) -> float:
+        before, self.began = self.began, time.process_time()
+        return self.began - before
+
+
+def main(doc: str | None, run: Callable[[int, Path], Result], directory: Path = Path("runs/randomwalks")) -> None:
+    """`--seeds` runs, one after the other on one thread, and a table of them."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1000, help="of the training; the graph stays the same")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
+    parser.add_argument("--directory", type=Path, default=directory, help="where the runs go")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    folders = {seed: given.directory / f"seed{seed}" for seed in range(given.seed, given.seed + given.seeds)}
+    if given.seeds == 1:
+        folders = {given.seed: given.directory}
+    results = {seed: run(seed, folder) for seed, folder in folders.items()}
+    print(f"\nseed  optimality at each evaluation{'':24}CPU seconds: {', '.join(results[given.seed].seconds)}")
+    for seed, result in results.items():
+        before, *curve = (f"{value:.3f}" for value in result.curve)
+        seconds = "".join(f"{value:7.1f}" for value in result.seconds.values())
+        print(f"{seed}  {before} -> {' '.join(curve):<47}{seconds}")
+    last = results[given.seed].directory
+    print(f"\nrun folder: {last}\nreport:     {last / 'report.html'}")

@@ -1,0 +1,113 @@
+"""Guided decoding draws from top-k of log pi + beta (min target Q - V), then temperature, in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_tokenizer
+from tests.unit.functional import q_learning_numpy as reference
+from tests.unit.models.support import sharp_lm
+from tests.unit.samplers.scripted import EOS, prompts, spelled, table
+from trlx_like.errors import ConfigError
+from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
+from trlx_like.models.layout import run_base
+from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedGenerator, load_ilql_heads
+from trlx_like.samplers.text import TextSampler
+
+
+def sharp_heads(lm: PreTrainedModel, two_qs: bool = True) -> ILQLHeads:
+    """Heads that have something to say, the targets something else than the Qs."""
+    torch.manual_seed(5)
+    heads = ILQLHeads(hidden_size(lm), vocabulary_size(lm), two_qs).requires_grad_(False)
+    for parameter in heads.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    return heads
+
+
+def guided_sampler(lm: PreTrainedModel, allowed: Any = None) -> TextSampler:
+    return TextSampler(GuidedGenerator(lm, tiny_tokenizer(), allowed, heads=sharp_heads(lm)), tiny_tokenizer())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ODD_FAMILIES])
+def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probabilities that generate() draws from, against one unpadded row without cache and a float64 twin."""
+    lm = sharp_lm(family)
+    beta, top_k, temperature = 3.0, 4, 0.6
+    drawn: list[torch.Tensor] = []
+    multinomial = torch.multinomial
+
+    def draw(probabilities: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn.append(probabilities)
+        return multinomial(probabilities, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "multinomial", draw)
+    options = {"max_new_tokens": 3, "beta": beta, "top_k": top_k, "temperature": temperature, "eos_token_id": 31}
+    generator = GuidedGenerator(lm, tiny_tokenizer(), heads=sharp_heads(lm))
+    completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion
+    assert drawn
+    for row, element in enumerate(completion.split()):
+        for step in range(len(element.response)):
+            ids = torch.cat([element.prompt, element.response[:step]])[None]
+            with torch.no_grad():
+                logits = lm(input_ids=ids).logits[0, -1].double().numpy()
+                state = run_base(lm, {"input_ids": ids})[0][0, -1]
+                q = torch.minimum(*(target(state) for target in generator.heads.targets)).double().numpy()
+                value = float(generator.heads.value(state))
+            expected = reference.guided(logits, q, value, beta, top_k, temperature)
+            torch.testing.assert_close(
+                drawn[step][row].double(), torch.tensor(expected, dtype=torch.float64), atol=2e-4, rtol=0
+            )
+
+
+def test_beta_0_is_the_model_itself_and_beta_is_not() -> None:
+    lm = sharp_lm("gpt2")
+    sample = guided_sampler(lm).sample
+    plain = TextSampler(GuidedGenerator(lm, tiny_tokenizer(), heads=sharp_heads(lm)), tiny_tokenizer())
+    greedy: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 31}
+    without = plain.sample(prompts(["ab", "c"]), greedy).outputs
+    assert sample(prompts(["ab", "c"]), {**greedy, "beta": 0}).outputs == without
+    assert sample(prompts(["ab", "c"]), {**greedy, "beta": 50.0}).outputs != without
+
+
+def test_forbidden_tokens_stay_forbidden_whatever_their_value() -> None:
+    allowed = table("abcd.", "xyx")
+    completion = guided_sampler(sharp_lm("gpt2"), allowed).sample(
+        prompts(["a", "c"]), {"max_new_tokens": 8, "beta": 1000.0}
+    )
+    assert spelled(completion.completion) == ["bcd.", "d."]
+
+
+def test_nothing_is_left_behind_on_the_model() -> None:
+    lm = sharp_lm("gpt2")
+    guided_sampler(lm).sample(prompts(["ab"]), {"max_new_tokens": 2, "beta": 2.0})
+    assert not any(module._forward_hooks for module in lm.modules())
+
+
+@pytest.mark.parametrize("two_qs", [True, False])
+def test_the_model_with_heads_is_read_from_a_folder(tmp_path: Path, two_qs: bool) -> None:
+    lm = sharp_lm("gpt2")
+    heads = sharp_heads(lm, two_qs)
+    lm.save_pretrained(tmp_path)
+    save_file({f"heads.ilql.{name}": value for name, value in heads.state_dict().items()}, tmp_path / HEADS_FILE)
+    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path)
+    for name, value in model.ilql_heads.state_dict().items():
+        assert torch.equal(value, heads.state_dict()[name])
+    batch = prompts(["ab", "ef"])
+    ids, _ = batch.tensors(EOS)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 31}
+    generator = GuidedGenerator(lm, tiny_tokenizer(), heads=heads)
+    expected = TextSampler(generator, tiny_tokenizer()).sample(batch, {**options, "beta": 7.0}).completion
+    got = model.generate(ids, beta=7.0, pad_token_id=1, **options)
+    assert torch.equal(got[:, ids.shape[1] :], expected.response)
+
+
+def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
+    assert load_ilql_heads(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"has no ILQL heads: they are in heads.safetensors"):
+        AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path)

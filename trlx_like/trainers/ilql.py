@@ -1,0 +1,163 @@
+"""Implicit language Q-learning (Snell et al. 2022, arXiv:2206.11871): offline reinforcement learning on rewarded text.
+
+Every output token is an action. Q and V are learned from the samples and their rewards by expectile regression
+(Kostrikov et al. 2021, arXiv:2110.06169), the language model imitates, and decoding shifts its logits by
+beta (min Q - V). Documented in docs/algorithms/ilql.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trlx_like.config.methods.ilql import ILQLConfig
+from trlx_like.data import Completion, padded
+from trlx_like.errors import ConfigError
+from trlx_like.functional.q_learning import (
+    awac_weights,
+    expectile_loss,
+    monte_carlo_returns,
+    next_action_values,
+    q_targets,
+    td_loss,
+)
+from trlx_like.functional.q_values import taken, taken_and_conservative
+from trlx_like.models import ILQLHeads
+from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.returns import check_rewards, standardized
+from trlx_like.samplers.generators import Generator
+from trlx_like.samplers.guided import GuidedGenerator
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.text import TextTrainer, require
+
+
+@dataclass
+class ILQLExperience(Completion):
+    """A dialogue: the first token is the prompt (of an encoder-decoder the first turn), all others are the response."""
+
+    action: Tensor = padded(value=False)  # [B, R] bool, output tokens: what the model chose
+    rewards: Tensor = padded()  # [B, R], of actions; 0 elsewhere
+
+    @property
+    def scored(self) -> Tensor:
+        return self.action
+
+
+class ILQLTrainer(TextTrainer[ILQLExperience]):
+    """V and Q heads on a language model, and decoding guided by them."""
+
+    method_class = ILQLConfig
+    experience_class = ILQLExperience
+    offline = True
+    uses = frozenset({"samples", "rewards", "eval_prompts"})
+    counted = ("tokens",)
+    heads_class = "AutoModelForCausalLMWithILQLHeads"
+    method: ILQLConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        for name in ("samples", "rewards"):
+            require(self.config, name, self.data.get(name))
+        if self.config.sampler.engine != "transformers":
+            raise ConfigError(f"sampler.engine ({self.config.sampler.engine}): ILQL decodes with 'transformers' only.")
+        super().build(tokenizer)
+
+    def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
+        return {"ilql": ILQLHeads(hidden_size, vocabulary, self.method.two_qs)}
+
+    @property
+    def values(self) -> ILQLHeads:
+        """V, the Qs and their targets."""
+        heads = self.model.heads["ilql"]
+        assert isinstance(heads, ILQLHeads)
+        return heads
+
+    def make_generator(self) -> Generator:
+        return GuidedGenerator(self.model.lm, self.tokenizer, self.model.allowed, heads=self.values)
+
+    def read_data(self) -> None:
+        self.elements = self._encoded(self.data["samples"], self.data["rewards"], self.config.train.seq_length)
+
+    def make_experience(
+        self,
+        samples: Sequence[Any] | None = None,
+        rewards: Sequence[Any] | None = None,
+        max_length: int | None = None,
+    ) -> Metrics:
+        """Fills the store with this process's share of rewarded samples: by default, of those given to `train`.
+
+        rewards: of each sample a float, one an output, or one an output token. max_length: in tokens.
+        """
+        if samples is not None:
+            self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
+        self.push_to_store(self.group.share(self.elements))
+        actions = sum(float(element.action.sum()) for element in self.elements)
+        returns = torch.tensor([float(element.rewards.sum()) for element in self.elements])
+        return {
+            "data/samples": float(len(self.elements)),
+            "data/actions": actions,
+            "data/return_mean": float(returns.mean()),
+            "data/return_std": float(returns.std(correction=0)),
+        }
+
+    def loss(self, batch: ILQLExperience) -> LossOutput:
+        method, heads, action = self.method, self.values, batch.action
+        out = self.model(batch, heads=False)
+        values = heads.value(out.states.detach() if method.detach_v else out.states)  # [B, R + 1]
+        states, actions = out.states[:, :-1][action], batch.response[action]  # [N, H], [N]
+        target_q = taken(states.detach(), actions, heads.target_q)  # [N]
+        next_values, continues = next_action_values(values, action)  # [B, R]
+        targets = q_targets(batch.rewards, next_values, method.gamma, continues)[action]  # [N]
+        returns = monte_carlo_returns(batch.rewards, action, method.gamma)[action] if method.mc_returns else target_q
+        now = values[:, :-1][action]  # [N]
+        weights = awac_weights(target_q, now, method.beta, method.awac_clip)
+        scored = [
+            taken_and_conservative(states.detach() if method.detach_q else states, actions, q, method.cql_temperature)
+            for q in heads.qs
+        ]
+        # A mean over all tokens is a sum over actions with another denominator.
+        per = 1.0 if method.awac_per == "action" else self.totals["units"] / max(self.totals["tokens"], 1.0)
+        terms = {
+            "losses/q_loss": torch.stack([td_loss(q, targets) for q, _ in scored]).sum(dim=0),
+            "losses/v_loss": expectile_loss(returns, now, method.tau),
+            "losses/cql_loss": torch.stack([conservative for _, conservative in scored]).sum(dim=0),
+            "losses/awac_loss": -out.logprobs[action] * weights * per,
+        }
+        scales = (1.0, 1.0, method.cql_scale, method.awac_scale)
+        loss = torch.stack([scale * term.sum() for scale, term in zip(scales, terms.values(), strict=True)]).sum()
+        watched = {
+            "values/mean": now,
+            "values/advantage": target_q - now,
+            "values/error": (now - returns).square(),
+            "qvalues/mean": torch.stack([q for q, _ in scored]).mean(dim=0),
+            "qvalues/target_mean": target_q,
+            "qvalues/awac_weight": weights,
+        }
+        return LossOutput(loss, {name: term.detach().sum() for name, term in (terms | watched).items()})
+
+    def units(self, batch: ILQLExperience) -> float:
+        return float(batch.action.sum())
+
+    def counts(self, batch: ILQLExperience) -> dict[str, float]:
+        return {"tokens": float(batch.mask.sum())}
+
+    def after_step(self, metrics: Metrics) -> None:
+        if self.progress.step % self.method.steps_for_target_q_sync == 0:
+            self.values.sync(self.method.alpha)
+
+    def _encoded(self, samples: Sequence[Any], rewards: Sequence[Any], longest: int) -> list[ILQLExperience]:
+        given = check_rewards(rewards, len(samples))
+        if self.method.standardize_rewards:
+            given = standardized(given)
+        dialogues = encode_dialogues(samples, self.tokenizer, longest, given, seq2seq=self.seq2seq)
+        return [_element(dialogue, self.seq2seq) for dialogue in dialogues]
+
+
+def _element(dialogue: Dialogue, seq2seq: bool) -> ILQLExperience:
+    ids, action, rewards = (torch.tensor(values) for values in (dialogue.ids, dialogue.is_output, dialogue.rewards))
+    real = torch.ones_like(action)
+    at = len(dialogue.split()[0]) if seq2seq else 1
+    return ILQLExperience(ids[:at], real[:at], ids[at:], real[at:], action[at:], rewards[at:])
