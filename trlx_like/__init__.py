@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from trlx_like.samplers.guided import (
         AutoModelForCausalLMWithILQLHeads as AutoModelForCausalLMWithILQLHeads,
+        AutoModelForSeq2SeqLMWithILQLHeads as AutoModelForSeq2SeqLMWithILQLHeads,
     )
     from trlx_like.tracking import (
         register_tracker as register_tracker,
@@ -127,6 +128,7 @@ _NAMES = {
     "SFTTrainer": "trainers.sft",
     "RewardTrainer": "trainers.reward",
     "AutoModelForCausalLMWithILQLHeads": "samplers.guided",
+    "AutoModelForSeq2SeqLMWithILQLHeads": "samplers.guided",
     "AutoModelForCausalLMWithValueHead": "models",
     "AutoModelForSeq2SeqLMWithValueHead": "models",
     "create_reference_model": "models",

@@ -95,6 +95,12 @@ RECIPES = {
                 "train.total_steps": 5,
                 "rewards": [[0.1] * 5, -0.5, 0.0, [1.0, 2.0], 0.3],
             },
+            "seq2seq": {
+                **SEQ2SEQ,
+                "model.num_layers_unfrozen": 1,
+                "train.total_steps": 5,
+                "samples": [("ab", "cd"), ("the cat", " sat."), ("a", "b"), ("b", "bcd"), ("zz", "top.")],
+            },
         },
     ),
     "PPOTrainer": Recipe(

@@ -35,7 +35,7 @@ class Completion(Experience):
         """
         if start is not None:
             ids, mask = padded_right(self.prompt, self.prompt_mask)
-            decoder_ids = torch.cat([torch.full_like(self.response[:, :1], start), self.response], dim=1)  # [B, 1 + R]
+            decoder_ids = torch.cat([torch.full_like(self.prompt[:, :1], start), self.response], dim=1)  # [B, 1 + R]
             return {"input_ids": ids, "attention_mask": mask.long(), "decoder_input_ids": decoder_ids}
         attention_mask = torch.cat([self.prompt_mask, self.mask], dim=1)  # [B, P + R]
         return {

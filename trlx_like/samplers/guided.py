@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -84,8 +85,10 @@ class GuidedGenerator(TransformersGenerator):
             return self.generate_with(guide, prompt, prompt_mask, config, stop)
 
 
-class AutoModelForCausalLMWithILQLHeads(nn.Module):
-    """A language model with the heads that an ILQL trainer exported beside it (the name trlX's users know)."""
+class _WithILQLHeads(nn.Module):
+    """A language model with the heads that an ILQL trainer exported beside it."""
+
+    kind: ClassVar[Any]
 
     def __init__(self, lm: PreTrainedModel, heads: ILQLHeads) -> None:
         super().__init__()
@@ -93,23 +96,38 @@ class AutoModelForCausalLMWithILQLHeads(nn.Module):
         self.ilql_heads = heads
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, **kwargs: Any) -> AutoModelForCausalLMWithILQLHeads:
+    def from_pretrained(cls, path: str | Path, **kwargs: Any) -> Self:
         """From the folder that `save_pretrained` of an `ILQLTrainer` wrote. ConfigError for one without ILQL heads."""
         heads = load_ilql_heads(path)
         if heads is None:
             raise ConfigError(f"{path} has no ILQL heads: they are in {HEADS_FILE} of what an ILQLTrainer saved.")
         with no_progress_bars():
-            return cls(AutoModelForCausalLM.from_pretrained(str(path), **kwargs), heads)
+            return cls(cls.kind.from_pretrained(str(path), **kwargs), heads)
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, *, beta: float = 1.0, **options: Any) -> Tensor:
-        """transformers' generate() with its options, guided: ids [B, P + R] from left-padded prompts [B, P]."""
+        """transformers' generate() with its options, guided.
+
+        Ids [B, P + R] from left-padded prompts [B, P]; those of an encoder-decoder are the decoder's alone.
+        """
         with guidance(self.base_model, self.ilql_heads, beta) as guide:
             given = [*options.pop("logits_processor", []), *guide]
             ids: Tensor = self.base_model.generate(  # type: ignore[operator]
                 input_ids, logits_processor=LogitsProcessorList(given), **options
             )
         return ids
+
+
+class AutoModelForCausalLMWithILQLHeads(_WithILQLHeads):
+    """A causal language model with ILQL heads (the name trlX's users know)."""
+
+    kind = AutoModelForCausalLM
+
+
+class AutoModelForSeq2SeqLMWithILQLHeads(_WithILQLHeads):
+    """An encoder-decoder with ILQL heads on its decoder (the name trlX's users know)."""
+
+    kind = AutoModelForSeq2SeqLM
 
 
 def load_ilql_heads(path: str | Path) -> ILQLHeads | None:

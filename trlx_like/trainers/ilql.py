@@ -55,7 +55,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
     offline = True
     uses = frozenset({"samples", "rewards", "eval_prompts"})
     counted = ("tokens",)
-    heads_class = "AutoModelForCausalLMWithILQLHeads"
+    heads_kind = "ILQLHeads"
     method: ILQLConfig
 
     def build(self, tokenizer: Any = None) -> None:

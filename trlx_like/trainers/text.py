@@ -39,11 +39,6 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Completion)
 
-HEADS_README = f"""\
-The language model of this folder loads by itself with `transformers.AutoModelForCausalLM.from_pretrained`.
-The heads that were trained on it are in `{HEADS_FILE}`; `trlx_like.{{}}.from_pretrained` loads both.
-"""
-
 
 class TextTrainer(BaseRLTrainer[E]):
     """A trainer whose model is a `LanguagePolicy`."""
@@ -51,8 +46,8 @@ class TextTrainer(BaseRLTrainer[E]):
     model: LanguagePolicy
     keep_dropout = False
     """Whether dropout stays on in training. Off where the loss compares with what was sampled."""
-    heads_class = "AutoModelForCausalLMWithValueHead"
-    """What reads the heads beside an exported model."""
+    heads_kind = "ValueHead"
+    """The heads beside an exported model: `AutoModelForCausalLMWithValueHead` reads these."""
 
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
@@ -223,7 +218,15 @@ class TextTrainer(BaseRLTrainer[E]):
         }
         if heads:
             save_file(heads, directory / HEADS_FILE)
-            (directory / "README.md").write_text(HEADS_README.format(self.heads_class), encoding="utf-8")
+            (directory / "README.md").write_text(self._heads_readme(), encoding="utf-8")
+
+    def _heads_readme(self) -> str:
+        name = "AutoModelForSeq2SeqLM" if self.seq2seq else "AutoModelForCausalLM"
+        return (
+            f"The language model of this folder loads by itself with `transformers.{name}.from_pretrained`.\n"
+            f"The heads that were trained on it are in `{HEADS_FILE}`; "
+            f"`trlx_like.{name}With{self.heads_kind}.from_pretrained` loads both.\n"
+        )
 
     # Checks.
 

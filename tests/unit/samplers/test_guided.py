@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_tokenizer
+from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_tokenizer
 from tests.unit.functional import q_learning_numpy as reference
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, spelled, table
+from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
-from trlx_like.models.layout import run_base
+from trlx_like.models.layout import decoder_start, run_base
 from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedGenerator, load_ilql_heads
 from trlx_like.samplers.text import TextSampler
 
@@ -34,7 +35,7 @@ def guided_sampler(lm: PreTrainedModel, allowed: Any = None) -> TextSampler:
     return TextSampler(GuidedGenerator(lm, tiny_tokenizer(), allowed, heads=sharp_heads(lm)), tiny_tokenizer())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *ODD_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *ODD_FAMILIES, *SEQ2SEQ_FAMILIES])
 def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probabilities that generate() draws from, against one unpadded row without cache and a float64 twin."""
     lm = sharp_lm(family)
@@ -51,12 +52,14 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
     generator = GuidedGenerator(lm, tiny_tokenizer(), heads=sharp_heads(lm))
     completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion
     assert drawn
+    start = decoder_start(lm)
     for row, element in enumerate(completion.split()):
         for step in range(len(element.response)):
-            ids = torch.cat([element.prompt, element.response[:step]])[None]
+            before = Completion(element.prompt, element.prompt_mask, element.response[:step], element.mask[:step])
+            inputs = Completion.collate([before]).inputs(start)
             with torch.no_grad():
-                logits = lm(input_ids=ids).logits[0, -1].double().numpy()
-                state = run_base(lm, {"input_ids": ids})[0][0, -1]
+                logits = lm(**inputs).logits[0, -1].double().numpy()
+                state = run_base(lm, inputs)[0][0, -1]
                 q = torch.minimum(*(target(state) for target in generator.heads.targets)).double().numpy()
                 value = float(generator.heads.value(state))
             expected = reference.guided(logits, q, value, beta, top_k, temperature)
