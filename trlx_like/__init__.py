@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trlx_like.config import (
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
+        DPOConfig as DPOConfig,
         ILQLConfig as ILQLConfig,
         MethodConfig as MethodConfig,
         ModelConfig as ModelConfig,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         register_datapipeline as register_datapipeline,
     )
     from trlx_like.presets import (
+        default_dpo_config as default_dpo_config,
         default_ilql_config as default_ilql_config,
         default_ppo_config as default_ppo_config,
         default_reward_config as default_reward_config,
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.callbacks import (
         Callback as Callback,
+    )
+    from trlx_like.trainers.dpo import (
+        DPOTrainer as DPOTrainer,
     )
     from trlx_like.trainers.ilql import (
         ILQLTrainer as ILQLTrainer,
@@ -101,6 +106,7 @@ _NAMES = {
     "SamplerConfig": "config",
     "BackendConfig": "config",
     "MethodConfig": "config",
+    "DPOConfig": "config",
     "ILQLConfig": "config",
     "PPOConfig": "config",
     "RFTConfig": "config",
@@ -112,6 +118,7 @@ _NAMES = {
     "register_tracker": "tracking",
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.models",
+    "default_dpo_config": "presets",
     "default_ilql_config": "presets",
     "default_ppo_config": "presets",
     "default_rft_config": "presets",
@@ -122,6 +129,7 @@ _NAMES = {
     "OnlineTextTrainer": "trainers.online",
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
+    "DPOTrainer": "trainers.dpo",
     "ILQLTrainer": "trainers.ilql",
     "PPOTrainer": "trainers.ppo",
     "RFTTrainer": "trainers.rft",

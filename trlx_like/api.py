@@ -99,7 +99,8 @@ def read_config(
         load_plugin(plugin)
     if config is None:
         given = data or {}
-        name, chosen = preset_for(reward_fn=reward_fn, samples=given.get("samples"), rewards=given.get("rewards"))
+        sources = {name: given.get(name) for name in ("samples", "rewards", "preferences")}
+        name, chosen = preset_for(reward_fn=reward_fn, **sources)
         logger.info("No config was given: using the preset %r.", name)
     elif isinstance(config, TRLConfig):
         chosen = config

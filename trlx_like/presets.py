@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trlx_like.config import (
+    DPOConfig,
     ILQLConfig,
     MethodConfig,
     ModelConfig,
@@ -71,6 +72,16 @@ def default_reward_config() -> TRLConfig:
     )
 
 
+def default_dpo_config() -> TRLConfig:
+    """DPO on GPT-2, with the rate, batch size and epochs of TRL."""
+    return _preset(
+        DPOConfig(),
+        ModelConfig(model_path="gpt2"),
+        lr=1.0e-6,
+        train={"trainer": "DPOTrainer", "total_steps": 10000, "batch_size": 8, "epochs": 3},
+    )
+
+
 def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[str, Any]) -> TRLConfig:
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     return TRLConfig(
@@ -87,6 +98,7 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
 
 
 PRESETS: dict[str, Callable[[], TRLConfig]] = {
+    "dpo": default_dpo_config,
     "ilql": default_ilql_config,
     "ppo": default_ppo_config,
     "rft": default_rft_config,
@@ -95,18 +107,25 @@ PRESETS: dict[str, Callable[[], TRLConfig]] = {
 }
 
 
-def preset_for(*, reward_fn: object = None, samples: object = None, rewards: object = None) -> tuple[str, TRLConfig]:
+def preset_for(
+    *, reward_fn: object = None, samples: object = None, rewards: object = None, preferences: object = None
+) -> tuple[str, TRLConfig]:
     """The name and configuration of the preset that fits what `train` was given.
 
     Raises `ConfigError` if nothing says what to learn from, or two things do.
     """
     if rewards is not None and samples is None:
         raise ConfigError("rewards (for ILQL) need samples that they are of.")
+    if samples is not None and preferences is not None:
+        raise ConfigError("samples fit SFT and preferences fit DPO; pass one of them, or a config.")
     if reward_fn is not None and samples is not None and rewards is None:
         raise ConfigError("reward_fn fits PPO and samples fit SFT; pass one of them, or a config.")
-    if reward_fn is None and samples is None:
+    if reward_fn is None and samples is None and preferences is None:
         raise ConfigError(
-            "train() needs a config, a reward_fn (for PPO), samples (for SFT), or samples and rewards (for ILQL)."
+            "train() needs a config, a reward_fn (for PPO), samples (for SFT), samples and rewards (for ILQL) or "
+            "preferences (for DPO)."
         )
-    name = "ilql" if rewards is not None else "ppo" if reward_fn is not None else "sft"
+    # A reward function beside preferences, or beside samples and rewards, scores what evaluation writes.
+    offline = "dpo" if preferences is not None else "ilql" if rewards is not None else None
+    name = offline or ("ppo" if reward_fn is not None else "sft")
     return name, PRESETS[name]()

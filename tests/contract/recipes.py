@@ -68,7 +68,64 @@ PAIRS = [
     {"prompt": "dog", "chosen": "a", "rejected": "bcd", "margin": -0.25},
 ]
 
+PREFERENCES = [
+    {"prompt": "ab", "chosen": " cd", "rejected": "e"},
+    ("the cat", " sat.", " flew away"),
+    {"chosen": "zz top.", "rejected": "zz bottom"},
+    ("b", "bcd", "efghijk"),
+    ("abcdefg", "h", "x y z"),
+]
+
 RECIPES = {
+    "DPOTrainer": Recipe(
+        method={"name": "DPOConfig", "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.2], "beta": 0.5}
+        | {"gen_kwargs": GENERATION},
+        train={"epochs": 3, "total_steps": 100},
+        arguments={"preferences": PREFERENCES, "eval_prompts": PROMPTS[:3], "reward_fn": count_letters},
+        variants={
+            "moving reference": {
+                "method.sync_ref_model": True,
+                "method.ref_model_sync_steps": 2,
+                "method.disable_dropout": False,
+                "model.model_path": tiny_config(),
+                "train.eval_interval": 2,
+                "method.generate_during_eval": True,
+            },
+            "moving top": {
+                "method.sync_ref_model": True,
+                "method.ref_model_sync_steps": 1,
+                "method.loss_type": "ipo",
+                "method.loss_weights": None,
+                "model.num_layers_unfrozen": 1,
+                "eval_preferences": PREFERENCES[:3],
+                "train.eval_interval": 3,
+            },
+            "seq2seq": {
+                **SEQ2SEQ,
+                "preferences": [row for row in PREFERENCES if len(row) == 3],
+                "model.num_layers_unfrozen": 1,
+                "method.precompute_ref_log_probs": False,
+                "train.epochs": 5,
+            },
+            "held out": {"eval_preferences": PREFERENCES[:3], "train.eval_interval": 2},
+            "frozen reference": {
+                "method.precompute_ref_log_probs": False,
+                "method.loss_type": ["exo_pair", "apo_zero"],
+                "method.label_smoothing": 0.1,
+                "method.use_weighting": True,
+                "method.rpo_alpha": 0.5,
+                "model.num_layers_unfrozen": 1,
+            },
+            "sorted": {
+                "method.loss_type": ["aot", "bco_pair"],
+                "method.reference_free": True,
+                "method.ld_alpha": 0.5,
+                "train.eval_interval": 2,
+                "method.generate_during_eval": True,
+                "method.gen_kwargs": {**GENERATION, "temperature": [0.5, 1.0]},
+            },
+        },
+    ),
     "ILQLTrainer": Recipe(
         method={
             "name": "ILQLConfig",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import ILQLConfig, PPOConfig, RewardConfig, RFTConfig, SFTConfig
+from trlx_like.config import DPOConfig, ILQLConfig, PPOConfig, RewardConfig, RFTConfig, SFTConfig
 from trlx_like.errors import ConfigError
 from trlx_like.presets import (
     PRESETS,
+    default_dpo_config,
     default_ilql_config,
     default_ppo_config,
     default_reward_config,
@@ -61,6 +62,20 @@ def test_reward_has_the_values_of_trl() -> None:
     assert (config.method.too_long, config.method.disable_dropout) == ("drop", True)
 
 
+def test_dpo_has_the_values_of_trl() -> None:
+    config = default_dpo_config()
+    method, train = config.method, config.train
+    assert isinstance(method, DPOConfig)
+    assert (method.beta, method.loss_type, method.loss_weights, method.label_smoothing) == (0.1, ["sigmoid"], None, 0)
+    assert (method.discopop_tau, method.ref_model_mixup_alpha, method.ref_model_sync_steps) == (0.05, 0.6, 512)
+    assert (method.f_divergence_type, method.f_alpha_divergence_coef, method.disable_dropout) == (
+        "reverse_kl",
+        0.5,
+        True,
+    )
+    assert (config.optimizer.kwargs["lr"], train.epochs, train.batch_size, train.seq_length) == (1e-6, 3, 8, 1024)
+
+
 def test_each_call_makes_its_own() -> None:
     for make in PRESETS.values():
         first = make()
@@ -71,6 +86,8 @@ def test_each_call_makes_its_own() -> None:
 def test_the_preset_that_fits_the_arguments() -> None:
     assert preset_for(reward_fn=len) == ("ppo", default_ppo_config())
     assert preset_for(samples=[]) == ("sft", default_sft_config())
+    assert preset_for(preferences=[]) == ("dpo", default_dpo_config())
+    assert preset_for(preferences=[], reward_fn=len) == ("dpo", default_dpo_config())
     assert preset_for(samples=[], rewards=[]) == ("ilql", default_ilql_config())
 
 
@@ -91,7 +108,12 @@ def test_ilql_has_the_values_of_trlx() -> None:
     [
         (
             {},
-            "train() needs a config, a reward_fn (for PPO), samples (for SFT), or samples and rewards (for ILQL).",
+            "train() needs a config, a reward_fn (for PPO), samples (for SFT), samples and rewards (for ILQL) or "
+            "preferences (for DPO).",
+        ),
+        (
+            {"samples": [], "preferences": []},
+            "samples fit SFT and preferences fit DPO; pass one of them, or a config.",
         ),
         (
             {"reward_fn": len, "samples": ["a"]},

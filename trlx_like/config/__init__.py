@@ -2,6 +2,7 @@
 
 from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
+from trlx_like.config.methods.dpo import DPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.config.methods.reward import RewardConfig
@@ -26,6 +27,7 @@ __all__ = [
     "NEUTRAL",
     "TRAINERS",
     "BackendConfig",
+    "DPOConfig",
     "DataConfig",
     "ILQLConfig",
     "InvalidConfig",

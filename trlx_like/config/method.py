@@ -6,14 +6,17 @@ and its checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from trlx_like.config.generation import experience_problems, generation_problems
 from trlx_like.config.problems import Problem
 from trlx_like.config.section import Section
+
+if TYPE_CHECKING:
+    from trlx_like.config.trl import TRLConfig
 
 
 class MethodConfig(Section):
@@ -30,6 +33,10 @@ class MethodConfig(Section):
     def _default_name(cls, values: Any) -> Any:
         default = vars(cls).get("registered_name") or cls.__name__
         return {"name": default, **values} if isinstance(values, dict) else values
+
+    def conflicts_with(self, config: TRLConfig) -> Iterable[Problem]:
+        """What does not go together with other sections. Override."""
+        return ()
 
 
 def default_gen_kwargs() -> dict[str, Any]:

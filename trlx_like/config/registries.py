@@ -15,6 +15,7 @@ Trainer = TypeVar("Trainer", bound=type[Any])
 METHODS: Registry[type[MethodConfig]] = Registry(
     "method",
     {
+        "DPOConfig": "trlx_like.config.methods.dpo:DPOConfig",
         "ILQLConfig": "trlx_like.config.methods.ilql:ILQLConfig",
         "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
         "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
@@ -27,6 +28,7 @@ METHODS: Registry[type[MethodConfig]] = Registry(
 TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
     {
+        "DPOTrainer": "trlx_like.trainers.dpo:DPOTrainer",
         "ILQLTrainer": "trlx_like.trainers.ilql:ILQLTrainer",
         "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
         "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",

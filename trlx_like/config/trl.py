@@ -131,6 +131,7 @@ class TRLConfig(Section):
             kwargs = getattr(self.method, key, None)
             if isinstance(kwargs, dict) and "max_new_tokens" in kwargs:
                 yield from self._length_problems(key, kwargs)
+        yield from self.method.conflicts_with(self)
 
     def _length_problems(self, key: str, kwargs: dict[str, Any]) -> Iterator[Problem]:
         if problems := list(generation_problems(kwargs, key)):

@@ -1,7 +1,8 @@
 """Experience: what trainers learn from, and the store that keeps it between collecting and learning."""
 
 from trlx_like.data.experience import Experience, padded
+from trlx_like.data.preference import PreferenceExperience
 from trlx_like.data.store import RolloutStore
 from trlx_like.data.text import Completion, padded_right
 
-__all__ = ["Completion", "Experience", "RolloutStore", "padded", "padded_right"]
+__all__ = ["Completion", "Experience", "PreferenceExperience", "RolloutStore", "padded", "padded_right"]

@@ -92,6 +92,16 @@ class LanguagePolicy(nn.Module):
         """Freezes the present weights (or `other`) as the reference. Call it before the first update."""
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
+    def drop_reference(self) -> None:
+        """Frees the reference, when all has been asked of it."""
+        self._reference = []
+
+    @torch.no_grad()
+    def move_reference(self, share: float) -> None:
+        """Mixes `share` of the policy's weights into the reference's; 1 makes them equal."""
+        for reference, policy in self._reference[0].twins(self.lm):
+            reference.lerp_(policy, share)
+
     def reference_modules(self) -> list[nn.Module]:
         return [module for reference in self._reference for module in reference.modules()]
 

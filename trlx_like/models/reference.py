@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trlx_like.errors import CheckpointError
-from trlx_like.models.layout import Entering, Head, TopBlocks, blocks, lm_head, run_base
+from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.models.layout import Entering, Head, TopBlocks, base_model, blocks, lm_head, run_base
 
 
 class Reference(Protocol):
@@ -31,6 +31,10 @@ class Reference(Protocol):
         """What has to be moved to the device: its own parameters, not those shared with the policy."""
         ...
 
+    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each own parameter with that of the policy which it is a copy of."""
+        ...
+
 
 class FrozenCopy:
     """A whole second model: every layer of the policy is trained, or the reference is another checkpoint."""
@@ -44,6 +48,9 @@ class FrozenCopy:
 
     def modules(self) -> list[nn.Module]:
         return [self.lm]
+
+    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        return _by_name(self.lm, lm)
 
 
 class FrozenTop:
@@ -67,6 +74,11 @@ class FrozenTop:
     def modules(self) -> list[nn.Module]:
         return [self.top] if self.output is None else [self.top, self.output]
 
+    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from _by_name(self.top.base, base_model(lm))
+        if self.output is not None:
+            yield from _by_name(self.output, lm.get_output_embeddings())
+
 
 class FrozenPolicy:
     """Nothing of the language model is trained (only heads are), so it is its own reference."""
@@ -79,6 +91,21 @@ class FrozenPolicy:
 
     def modules(self) -> list[nn.Module]:
         return []
+
+    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from ()
+
+
+def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    theirs = dict(policy.named_parameters())
+    for name, parameter in module.named_parameters():
+        twin = theirs.get(name)
+        if twin is None or twin.shape != parameter.shape:
+            raise ConfigError(
+                f"model.ref_model_path: a reference that follows the policy must be of its kind, and {name} of one is "
+                "not in the other."
+            )
+        yield parameter, twin
 
 
 def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config.generation import swept
 from trlx_like.trainers.scoring import Row, measure, score
 
 if TYPE_CHECKING:
+    from trlx_like.samplers.text import TextSampler
     from trlx_like.trainers.text import TextTrainer
 
 
-def evaluate_text(trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any]) -> dict[str, float]:
+def evaluate_text(
+    trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any], reference: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, float]:
     """Metrics over the evaluation prompts, for every combination of the list-valued `gen_kwargs`.
 
     `reward/mean`, `reward/std` and `metrics/<name>`, with `@temperature=0.7` behind the name in a sweep. The samples
-    go to the trackers as one table.
+    go to the trackers as one table. reference: `texts` of another model, to be shown beside the policy's.
     """
     metrics: dict[str, float] = {}
     table: list[Row] = []
     if trainer.eval_pipeline is None:
         return metrics
     for suffix, options in combinations(gen_kwargs):
-        rows = trainer.group.join(_scored(trainer, options))
+        scored = _scored(trainer, options)
+        others = (reference or {}).get(suffix, ())
+        if len(others) == len(scored):  # else they are of other prompts
+            pairs = zip(scored, others, strict=True)
+            scored = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
+        rows = trainer.group.join(scored)
         for name in _numbers(rows):
             values = [row[name] for row in rows if row.get(name) is not None]
             metrics[_metric(name) + suffix] = statistics.fmean(values) if values else float("nan")
@@ -38,6 +46,14 @@ def evaluate_text(trainer: TextTrainer[Any], gen_kwargs: Mapping[str, Any]) -> d
         cells = [[row.get(name) for name in columns] for row in table]
         trainer.tracker.log_table("samples", columns, cells, trainer.progress.step)
     return metrics
+
+
+def texts(trainer: TextTrainer[Any], sampler: TextSampler, gen_kwargs: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What a sampler writes to this process's evaluation prompts, for each of `combinations`."""
+    return {
+        suffix: [text for prompts in trainer.eval_batches() for text in sampler.sample(prompts, options).outputs]
+        for suffix, options in combinations(gen_kwargs)
+    }
 
 
 def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

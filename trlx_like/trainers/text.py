@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config import TRLConfig
 from trlx_like.config.generation import longest_response, swept
-from trlx_like.data import Completion
+from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models import (
     HEADS_FILE,
@@ -37,7 +37,7 @@ from trlx_like.trainers.evaluation import evaluate_text
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=Completion)
+E = TypeVar("E", bound=Experience)
 
 
 class TextTrainer(BaseRLTrainer[E]):
@@ -109,14 +109,23 @@ class TextTrainer(BaseRLTrainer[E]):
         """The temperature that log-probabilities are taken under: that of what is trained on."""
         return 1.0
 
-    def add_reference(self) -> None:
-        """The frozen reference: `model.ref_model_path`, or the policy as it is now."""
+    def add_reference(self, moving: bool = False) -> None:
+        """The reference: `model.ref_model_path`, or the policy as it is now.
+
+        moving: it will change, so checkpoints have its weights in place of their fingerprint.
+        """
+        self.load_reference()
+        modules = self.model.reference_modules()
+        kept = nn.ModuleList(modules) if moving else Fingerprint(modules)
+        self.state.register("reference", kept, small=not moving)
+
+    def load_reference(self) -> None:
+        """Gives the policy its reference, on the device of this process."""
         path = self.config.model.ref_model_path
         self.model.add_reference(None if path is None else load_model(path, self.config.model))
         for module in self.model.reference_modules():
             module.to(self.device)
             self.group.same_weights([*module.parameters(), *module.buffers()])
-        self.state.register("reference", Fingerprint(self.model.reference_modules()))
 
     # Prompts.
 

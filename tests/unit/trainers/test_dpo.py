@@ -1,0 +1,481 @@
+"""DPOTrainer: its losses against plain transformers, its references, its data and its evaluation."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import NO_DROPOUT, PREFERENCES, make
+from tests.contract.runs import rows
+from tests.tiny import save_tiny, tiny_config, tiny_lm
+from tests.unit.functional import preference_numpy as twin
+from trlx_like.config.methods.dpo import LOSS_TYPES
+from trlx_like.data import PreferenceExperience
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.trainers.dpo import DPOTrainer
+
+BETA = 0.5
+E = 0.1
+PLAIN: dict[str, Any] = {"method.loss_type": "sigmoid", "method.loss_weights": None, "train.max_grad_norm": None}
+WHOLE = {"train.batch_size": 5}
+TEXTS = [  # of PREFERENCES: prompt, chosen, rejected; the third has no prompt but what both begin with
+    ("ab", " cd", "e"),
+    ("the cat", " sat.", " flew away"),
+    ("zz ", "top.", "bottom"),
+    ("b", "bcd", "efghijk"),
+    ("abcdefg", "h", "x y z"),
+]
+
+
+def moved(trainer: DPOTrainer, scale: float = 0.05) -> DPOTrainer:
+    """With other weights than the reference's, so that nothing is 0."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainer.model.lm.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return trainer
+
+
+def logprobs_of(lm: Any, trainer: DPOTrainer, prompt: str, completion: str) -> list[float]:
+    """Of each token of a completion and its EOS, by plain transformers on one unpadded row."""
+    tokenizer = trainer.tokenizer
+    before = tokenizer(prompt, add_special_tokens=False).input_ids
+    after = [*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    with torch.no_grad():
+        logits = lm.eval()(torch.tensor([before + after])).logits[0, len(before) - 1 : -1]
+    table = logits.double().log_softmax(dim=-1)
+    return [float(table[place, token]) for place, token in enumerate(after)]
+
+
+class Known:
+    """Log-probabilities of all pairs under a policy and its reference, as lists of numbers of tokens."""
+
+    def __init__(self, trainer: DPOTrainer, policy: Any, reference: Any) -> None:
+        def side(lm: Any, which: int) -> list[list[float]]:
+            return [logprobs_of(lm, trainer, texts[0], texts[which]) for texts in TEXTS]
+
+        self.chosen, self.rejected = side(policy, 1), side(policy, 2)
+        self.ref_chosen, self.ref_rejected = side(reference, 1), side(reference, 2)
+
+    def ratios(self) -> list[tuple[float, float]]:
+        columns = zip(self.chosen, self.ref_chosen, self.rejected, self.ref_rejected, strict=True)
+        return [(sum(c) - sum(rc), sum(r) - sum(rr)) for c, rc, r, rr in columns]
+
+    def rewards(self) -> list[tuple[float, float]]:
+        return [(BETA * c, BETA * r) for c, r in self.ratios()]
+
+    def margins(self) -> list[float]:
+        return [c - r for c, r in self.rewards()]
+
+    def per_token(self) -> list[float]:
+        lengths = zip(self.chosen, self.rejected, strict=True)
+        return [d[0] / len(c) - d[1] / len(r) for d, (c, r) in zip(self.ratios(), lengths, strict=True)]
+
+    def sorted_differences(self, better: list[float], worse: list[float]) -> list[float]:
+        return [BETA * (b - w) for b, w in zip(sorted(better), sorted(worse), strict=True)]
+
+
+def aot(known: Known) -> list[float]:
+    policy = [sum(c) - sum(r) for c, r in zip(known.chosen, known.rejected, strict=True)]
+    reference = [sum(c) - sum(r) for c, r in zip(known.ref_chosen, known.ref_rejected, strict=True)]
+    return known.sorted_differences(policy, reference)
+
+
+def aot_unpaired(known: Known) -> list[float]:
+    return known.sorted_differences([c for c, _ in known.ratios()], [r for _, r in known.ratios()])
+
+
+def sft(known: Known) -> list[float]:
+    tokens = [logprob for row in known.chosen for logprob in row]
+    return [-sum(tokens) / len(tokens)]
+
+
+EXPECTED: dict[str, Callable[[Known], list[float]]] = {
+    "sigmoid": lambda k: [twin.smoothed(m, E) for m in k.margins()],
+    "sigmoid_norm": lambda k: [twin.smoothed(BETA * m, E) for m in k.per_token()],
+    "hinge": lambda k: [max(0.0, 1 - m) for m in k.margins()],
+    "ipo": lambda k: [(m - 1 / (2 * BETA)) ** 2 for m in k.per_token()],
+    "exo_pair": lambda k: [twin.exo_pair(m, E) for m in k.margins()],
+    "robust": lambda k: [twin.robust(m, E) for m in k.margins()],
+    "discopop": lambda k: [twin.discopop(m, 0.05) for m in k.margins()],
+    "nca_pair": lambda k: [twin.nca_pair(c, r) for c, r in k.rewards()],
+    "bco_pair": lambda k: [twin.bco_pair(c, r) for c, r in k.rewards()],
+    "sppo_hard": lambda k: [(c - 1 / (2 * BETA)) ** 2 + (r + 1 / (2 * BETA)) ** 2 for c, r in k.ratios()],
+    "apo_zero": lambda k: [twin.LOSSES["apo_zero"][0](c, r) for c, r in k.rewards()],
+    "apo_down": lambda k: [twin.LOSSES["apo_down"][0](c, r) for c, r in k.rewards()],
+    "aot": lambda k: [twin.smoothed(m, E) for m in aot(k)],
+    "aot_unpaired": lambda k: [twin.smoothed(m, E) for m in aot_unpaired(k)],
+    "sft": sft,
+}
+
+
+def step(trainer: DPOTrainer) -> dict[str, float]:
+    """One step on all pairs, from experience made before the policy moved."""
+    trainer.make_experience()
+    moved(trainer)
+    return trainer.optimize(PreferenceExperience.collate(trainer.store.elements))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_every_loss_is_that_of_plain_transformers(family: str, tmp_path: Path) -> None:
+    assert set(EXPECTED) == set(LOSS_TYPES)
+    weights = [0.1 * (1 + row) for row in range(len(LOSS_TYPES))]
+    changes = {"method.loss_type": list(LOSS_TYPES), "method.loss_weights": weights, "method.label_smoothing": E}
+    lm = tiny_lm(family, **NO_DROPOUT if family == "gpt2" else {})
+    reference = copy.deepcopy(lm)
+    # Held still: the gradient is not what is looked at here.
+    trainer = make(
+        "DPOTrainer", tmp_path, **WHOLE, **changes, **{"model.model_path": lm, "optimizer.kwargs": {"lr": 0.0}}
+    )
+    metrics = step(trainer)
+    known = Known(trainer, lm, reference)
+    expected = {name: math.fsum(loss(known)) / len(loss(known)) for name, loss in EXPECTED.items()}
+    for name, value in expected.items():
+        assert metrics[f"losses/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    total = math.fsum(weight * expected[name] for name, weight in zip(LOSS_TYPES, weights, strict=True))
+    assert metrics["losses/total_loss"] == pytest.approx(total, rel=1e-4)
+    check_watched(metrics, known)
+
+
+def check_watched(metrics: dict[str, float], known: Known) -> None:
+    chosen, rejected = ([pair[side] for pair in known.rewards()] for side in (0, 1))
+    assert metrics["rewards/chosen"] == pytest.approx(sum(chosen) / 5, abs=1e-5)
+    assert metrics["rewards/rejected"] == pytest.approx(sum(rejected) / 5, abs=1e-5)
+    assert metrics["rewards/margins"] == pytest.approx(sum(known.margins()) / 5, abs=1e-5)
+    assert metrics["rewards/accuracies"] == pytest.approx(sum(m > 0 for m in known.margins()) / 5)
+    assert 0 < metrics["rewards/accuracies"] < 1
+    assert metrics["logps/chosen"] == pytest.approx(sum(map(sum, known.chosen)) / 5, rel=1e-5)
+    assert metrics["logps/rejected"] == pytest.approx(sum(map(sum, known.rejected)) / 5, rel=1e-5)
+
+
+def test_what_is_looked_at_of_tokens(tmp_path: Path) -> None:
+    """Means over tokens, however long the completions that they are of."""
+    lm = tiny_lm(**NO_DROPOUT)
+    trainer = make("DPOTrainer", tmp_path, **WHOLE, **{"model.model_path": lm, "optimizer.kwargs": {"lr": 0.0}})
+    metrics = step(trainer)
+    entropy: list[float] = []
+    logits: dict[int, list[float]] = {1: [], 2: []}
+    right: list[bool] = []
+    for texts in TEXTS:
+        for side in (1, 2):
+            before = trainer.tokenizer(texts[0]).input_ids
+            after = [*trainer.tokenizer(texts[side]).input_ids, trainer.tokenizer.eos_token_id]
+            with torch.no_grad():
+                table = lm.eval()(torch.tensor([before + after])).logits[0, len(before) - 1 : -1].double()
+            logits[side] += table.mean(dim=-1).tolist()
+            entropy += torch.distributions.Categorical(logits=table).entropy().tolist()
+            if side == 1:
+                right += (table.argmax(dim=-1) == torch.tensor(after)).tolist()
+    assert metrics["entropy"] == pytest.approx(sum(entropy) / len(entropy), rel=1e-5)
+    assert metrics["logits/chosen"] == pytest.approx(sum(logits[1]) / len(logits[1]), abs=1e-5)
+    assert metrics["logits/rejected"] == pytest.approx(sum(logits[2]) / len(logits[2]), abs=1e-5)
+    assert metrics["mean_token_accuracy"] == pytest.approx(sum(right) / len(right))
+
+
+def test_ld_alpha_weighs_what_is_longer(tmp_path: Path) -> None:
+    lm = tiny_lm(**NO_DROPOUT)
+    reference = copy.deepcopy(lm)
+    changes = {**PLAIN, **WHOLE, "method.ld_alpha": 0.25, "model.model_path": lm, "optimizer.kwargs": {"lr": 0.0}}
+    trainer = make("DPOTrainer", tmp_path, **changes)
+    metrics = step(trainer)
+    known = Known(trainer, lm, reference)
+    margins = []
+    for c, r, rc, rr in zip(known.chosen, known.rejected, known.ref_chosen, known.ref_rejected, strict=True):
+        shared = min(len(c), len(r))
+        total = [sum(row[:shared]) + 0.25 * sum(row[shared:]) for row in (c, r, rc, rr)]
+        margins.append(BETA * (total[0] - total[2] - total[1] + total[3]))
+    expected = sum(twin.LOSSES["sigmoid"][0](m) for m in margins) / 5
+    assert metrics["losses/total_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_weighting_by_what_the_policy_would_write(tmp_path: Path) -> None:
+    lm = tiny_lm(**NO_DROPOUT)
+    reference = copy.deepcopy(lm)
+    changes = {**PLAIN, **WHOLE, "method.use_weighting": True, "model.model_path": lm, "optimizer.kwargs": {"lr": 0.0}}
+    trainer = make("DPOTrainer", tmp_path, **changes)
+    metrics = step(trainer)
+    known = Known(trainer, lm, reference)
+    total = 0.0
+    for texts, margin in zip(TEXTS, known.margins(), strict=True):
+        weight = 1.0
+        for side in (1, 2):
+            before = trainer.tokenizer(texts[0]).input_ids
+            after = [*trainer.tokenizer(texts[side]).input_ids, trainer.tokenizer.eos_token_id]
+            with torch.no_grad():
+                logits = lm.eval()(torch.tensor([before + after])).logits[0, len(before) - 1 : -1].double()
+            p = logits.softmax(dim=-1)
+            aligned = [float((p[t, token] / (p[t] ** 2).sum()).log()) for t, token in enumerate(after)]
+            weight *= math.exp(sum(aligned) / len(aligned))
+        total += weight * twin.LOSSES["sigmoid"][0](margin)
+    assert metrics["losses/sigmoid"] == pytest.approx(total / 5, rel=1e-5)
+
+
+def test_rpo_adds_the_likelihood_of_the_chosen_tokens(tmp_path: Path) -> None:
+    both, rpo = (
+        step(make("DPOTrainer", tmp_path, **WHOLE, **changes))
+        for changes in (
+            {"method.loss_type": ["sigmoid", "sft"], "method.loss_weights": [1.0, 0.7]},
+            {"method.loss_type": "sigmoid", "method.loss_weights": None, "method.rpo_alpha": 0.7},
+        )
+    )
+    assert rpo == both
+
+
+# References.
+
+
+def test_the_first_step_is_from_the_reference(tmp_path: Path) -> None:
+    """Every reward is 0, so every margin is, and the loss is that of a coin."""
+    trainer = make("DPOTrainer", tmp_path, **PLAIN, **{"train.total_steps": 1})
+    trainer.learn()
+    first = rows(tmp_path)[-1]
+    assert first["losses/total_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert first["rewards/chosen"] == pytest.approx(0, abs=1e-5)
+    assert first["rewards/accuracies"] <= 1
+
+
+def test_a_loaded_model_is_its_own_reference_whatever_is_on_disk(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(save_tiny(tmp_path / "model", **NO_DROPOUT))
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(1.5)
+    for live in (True, False):
+        changes = {"model.model_path": lm, "method.precompute_ref_log_probs": not live, "train.total_steps": 1}
+        make("DPOTrainer", tmp_path / str(live), **PLAIN, **changes, **{"optimizer.kwargs": {"lr": 0.0}}).learn()
+        first = rows(tmp_path / str(live))[-1]
+        assert first["losses/total_loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 1])
+@pytest.mark.parametrize("other", [True, False])
+def test_a_precomputed_reference_is_the_frozen_one(unfrozen: int, other: bool, tmp_path: Path) -> None:
+    path = save_tiny(tmp_path / "other", seed=7) if other else None
+    runs = []
+    for precompute in (True, False):
+        changes = {
+            "method.precompute_ref_log_probs": precompute,
+            "model.num_layers_unfrozen": unfrozen,
+            "model.ref_model_path": path,
+        }
+        make("DPOTrainer", tmp_path / str(precompute), **PLAIN, **changes).learn()
+        runs.append(rows(tmp_path / str(precompute)))
+    for got, expected in zip(*runs, strict=True):
+        if got["step"] == 1 and not other:  # which of two zeros is larger is for rounding to say
+            expected["rewards/accuracies"] = got["rewards/accuracies"]
+        assert got == pytest.approx(expected, abs=1e-4)
+    assert (abs(runs[0][1]["rewards/chosen"]) > 1e-3) == other
+
+
+@pytest.mark.parametrize("precompute", [True, None])
+def test_no_second_model_stays_where_its_log_probabilities_are_known(precompute: bool | None, tmp_path: Path) -> None:
+    changes = {"model.ref_model_path": save_tiny(tmp_path / "other"), "method.precompute_ref_log_probs": precompute}
+    trainer = make("DPOTrainer", tmp_path / "run", **changes)
+    trainer.make_experience()
+    assert trainer.model.reference_modules() == []
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 1])
+def test_a_reference_that_follows(unfrozen: int, tmp_path: Path) -> None:
+    """Every second step it becomes the mixture; between them it stands still."""
+    changes = {
+        **PLAIN,
+        "method.sync_ref_model": True,
+        "method.ref_model_sync_steps": 2,
+        "method.ref_model_mixup_alpha": 0.25,
+        "model.num_layers_unfrozen": unfrozen,
+    }
+    trainer = make("DPOTrainer", tmp_path, **changes)
+    trainer.make_experience()
+    batch = PreferenceExperience.collate(trainer.store.elements)
+
+    def reference() -> list[torch.Tensor]:
+        return [own.clone() for own, _ in trainer.model._reference[0].twins(trainer.model.lm)]
+
+    start = reference()
+    for number in range(2):
+        trainer.after_step(trainer.optimize(batch))
+        policy = [twin.detach().clone() for _, twin in trainer.model._reference[0].twins(trainer.model.lm)]
+        expected = [0.75 * a + 0.25 * b for a, b in zip(start, policy, strict=True)] if number else start
+        for got, wanted in zip(reference(), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+    changed = [not torch.equal(a, b) for a, b in zip(start, policy, strict=True)]
+    assert sum(changed) > 10 and len(changed) >= sum(1 for p in trainer.model.lm.parameters() if p.requires_grad)
+
+
+def test_a_reference_of_another_kind_cannot_follow(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path / "other", layers=3)
+    changes = {"method.sync_ref_model": True, "method.ref_model_sync_steps": 1, "model.ref_model_path": path}
+    with pytest.raises(ConfigError, match=r"model.ref_model_path: a reference that follows the policy must be of its"):
+        make("DPOTrainer", tmp_path / "run", **changes)
+
+
+def test_without_a_reference_the_reward_is_the_log_probability(tmp_path: Path) -> None:
+    trainer = make("DPOTrainer", tmp_path, **PLAIN, **WHOLE, **{"method.reference_free": True})
+    metrics = step(trainer)
+    assert metrics["rewards/chosen"] == pytest.approx(BETA * metrics["logps/chosen"], rel=1e-6)
+    assert metrics["rewards/rejected"] == pytest.approx(BETA * metrics["logps/rejected"], rel=1e-6)
+
+
+def test_dropout_is_off_unless_asked_for(tmp_path: Path) -> None:
+    for asked in (False, True):
+        changes = {"model.model_path": tiny_config(), "method.disable_dropout": not asked}
+        trainer = make("DPOTrainer", tmp_path, **WHOLE, **changes)
+        trainer.make_experience()
+        batch = PreferenceExperience.collate(trainer.store.elements)
+        trainer.totals = trainer._totals([batch])
+        trainer.model.train()
+        assert (trainer.loss(batch).loss == trainer.loss(batch).loss) != asked
+
+
+# Data and evaluation.
+
+
+def test_what_it_says_about_its_data(tmp_path: Path) -> None:
+    trainer = make("DPOTrainer", tmp_path)
+    tokens = sum(len(text) + 1 for _, *completions in TEXTS for text in completions)
+    assert trainer.make_experience() == {"data/pairs": 5.0, "data/tokens": float(tokens)}
+
+
+def test_what_is_too_long_is_dropped_or_cut(tmp_path: Path) -> None:
+    lengths = {"train.seq_length": 12, "method.gen_kwargs": {"max_new_tokens": 2}}
+    dropped = make("DPOTrainer", tmp_path, **lengths, **{"method.too_long": "drop"})
+    assert len(dropped.preferences) == 3
+    start, end = (
+        make("DPOTrainer", tmp_path, **lengths, **{"method.truncation_mode": mode, "method.max_prompt_length": 4})
+        for mode in ("keep_start", "keep_end")
+    )
+    sides = [trainer.decode([torch.tensor(trainer.preferences[1].rejected)])[0] for trainer in (start, end)]
+    assert sides == [" flew aw", " flew away"]
+    assert len(start.preferences[1].prompt) == 4
+
+
+def test_held_out_pairs_are_measured_as_those_of_training(tmp_path: Path) -> None:
+    changes = {"train.batch_size": 4, "train.minibatch_size": 2, "train.eval_interval": 2}
+    trainer = make("DPOTrainer", tmp_path, eval_preferences=PREFERENCES, **changes)
+    trainer.learn()
+    evaluated = [row for row in rows(tmp_path) if "eval/rewards/margins" in row]
+    assert [row["step"] for row in evaluated] == [0, 2, 4, 6]
+    assert evaluated[0]["eval/losses/sigmoid"] == pytest.approx(math.log(2), abs=1e-5)
+    assert evaluated[-1]["eval/rewards/margins"] > evaluated[0]["eval/rewards/margins"]
+    batch = PreferenceExperience.collate(trainer.store.elements)
+    trainer.totals = trainer._totals([batch])
+    with torch.no_grad():
+        output = trainer.loss(batch)
+    assert evaluated[-1]["eval/losses/total_loss"] == pytest.approx(float(output.loss) / 5, rel=1e-5)
+    for name, value in output.metrics.items():
+        assert evaluated[-1][f"eval/{name}"] == pytest.approx(float(value) / 5, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_the_samples_show_policy_and_reference_side_by_side(other: bool, tmp_path: Path) -> None:
+    path = save_tiny(tmp_path / "other", seed=7) if other else None
+    changes = {
+        "method.generate_during_eval": True,
+        "method.gen_kwargs": {"max_new_tokens": 6, "do_sample": False},
+        "train.eval_interval": 3,
+        "optimizer.kwargs": {"lr": 0.05},
+        "model.ref_model_path": path,
+    }
+    make("DPOTrainer", tmp_path / "run", **changes).learn()
+    shown = rows(tmp_path / "run", "samples.jsonl")
+    steps = {number: [row for row in shown if row["step"] == number] for number in (0, 3, 6)}
+    reference = [row["reference"] for row in steps[0]]
+    assert len(reference) == 3 and any(reference)
+    assert ([row["output"] for row in steps[0]] == reference) != other
+    for number in (3, 6):
+        assert [row["reference"] for row in steps[number]] == reference
+        assert [row["output"] for row in steps[number]] != reference
+    assert list(shown[0])[2:5] == ["prompt", "output", "reference"]
+
+
+def test_bad_rows_are_found_before_a_model_is_loaded(tmp_path: Path) -> None:
+    bad = [*PREFERENCES, {"prompt": "a", "chosen": "b", "rejected": "b"}]
+    missing = {"model.model_path": str(tmp_path / "nowhere")}
+    with pytest.raises(DataError, match=r"^preferences\[5\]: chosen and rejected are the same"):
+        make("DPOTrainer", tmp_path, preferences=bad, **missing)
+    with pytest.raises(DataError, match=r"^eval_preferences\[5\]: chosen and rejected are the same"):
+        make("DPOTrainer", tmp_path, eval_preferences=bad, **missing)
+
+
+# Options that do not go together.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preferences": None}, r"DPOTrainer needs preferences: pass train\(preferences=...\) or set data.preferences"),
+        ({"samples": ["a"]}, "DPOTrainer cannot use samples; it takes eval_preferences, eval_prompts, preferences"),
+        ({"method.loss_type": "sigmoyd"}, "method.loss_type: must be one of sigmoid, hinge, .*, got 'sigmoyd'"),
+        ({"method.loss_type": []}, "method.loss_type: must be one of sigmoid"),
+        ({"method.loss_type": ["ipo", "ipo"]}, "method.loss_type: .*names a loss twice"),
+        ({"method.loss_weights": [1.0]}, "method.loss_weights: has 1 weights for 2 losses"),
+        ({"method.loss_weights": [0.0, 0.0]}, "method.loss_weights: .*must be at least 0, and not all 0"),
+        ({"method.label_smoothing": 0.5}, "method.label_smoothing: must be a number of at least 0 below 0.5, got 0.5"),
+        (
+            {"method.loss_type": ["exo_pair", "sft"]},
+            "method.label_smoothing: exo_pair is infinite without; set it above 0",
+        ),
+        (
+            {"method.loss_type": ["hinge", "sft"], "method.label_smoothing": 0.1},
+            "method.label_smoothing: hinge and sft know none; set it to 0, or use sigmoid, ",
+        ),
+        (
+            {"method.loss_type": ["sigmoid", "apo_zero"], "method.f_divergence_type": "js_divergence"},
+            "method.f_divergence_type: apo_zero knows only reverse_kl; use sigmoid",
+        ),
+        (
+            {"method.loss_type": ["aot", "sft"], "method.use_weighting": True},
+            "method.use_weighting: aot knows no weights",
+        ),
+        (
+            {"method.loss_type": "sft", "method.loss_weights": None, "method.use_weighting": True},
+            "method.use_weighting: sft has no pairs to weigh",
+        ),
+        ({"method.rpo_alpha": 1.0}, "method.rpo_alpha: adds the same term as loss_type sft"),
+        (
+            {"method.loss_type": ["aot", "sft"], "train.minibatch_size": 1},
+            "train.minibatch_size: 1 cuts the batch that aot sorts as a whole; use null",
+        ),
+        (
+            {"method.sync_ref_model": True, "method.precompute_ref_log_probs": True},
+            "method.precompute_ref_log_probs: true does not go with method.sync_ref_model: the reference moves",
+        ),
+        (
+            {"method.reference_free": True, "method.precompute_ref_log_probs": True},
+            "method.precompute_ref_log_probs: true does not go with method.reference_free: there is no reference",
+        ),
+        (
+            {"method.reference_free": True, "method.sync_ref_model": True},
+            "method.sync_ref_model: true does not go with method.reference_free",
+        ),
+        (
+            {"method.reference_free": True, "model.ref_model_path": "gpt2"},
+            "method.reference_free: true does not go with model.ref_model_path",
+        ),
+        (
+            {"method.sync_ref_model": True, "model.peft_config": {"peft_type": "LORA"}},
+            "method.sync_ref_model: true does not go with model.peft_config",
+        ),
+        ({"model.num_layers_unfrozen": 0}, r"model.num_layers_unfrozen \(0\) leaves this trainer nothing to train"),
+    ],
+)
+def test_what_it_cannot_work_with(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("DPOTrainer", tmp_path, **changes)
+
+
+def test_options_that_do_nothing_are_named() -> None:
+    from trlx_like.config.methods.dpo import DPOConfig
+
+    idle = {"f_alpha_divergence_coef": 0.2, "discopop_tau": 1.0, "ref_model_mixup_alpha": 1.0}
+    assert DPOConfig(**idle, ref_model_sync_steps=2).inert() == [*idle, "ref_model_sync_steps"]
+    used = {"loss_type": "discopop", "f_divergence_type": "alpha_divergence", "sync_ref_model": True}
+    assert DPOConfig(**idle, **used).inert() == []

@@ -1,0 +1,45 @@
+"""Pairs of completions as token ids: what a preference loss learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from trlx_like.data.experience import Experience, padded
+from trlx_like.data.text import Completion
+
+
+@dataclass
+class PreferenceExperience(Experience):
+    """Prompts, each with a chosen and a rejected completion, and what the reference thinks of both."""
+
+    prompt: Tensor = padded("left", mask="prompt_mask")  # [B, P] int64, P >= 1
+    prompt_mask: Tensor = padded("left", False, mask="prompt_mask")  # [B, P] bool
+    chosen: Tensor = padded(mask="chosen_mask")  # [B, C] int64
+    chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, C] bool
+    rejected: Tensor = padded(mask="rejected_mask")  # [B, J] int64
+    rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, J] bool
+    ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
+    ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
+
+    def completions(self) -> Completion:
+        """2B rows, the chosen ones first, so that one forward pass scores both."""
+        width = max(self.chosen.shape[1], self.rejected.shape[1])
+
+        def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
+            return torch.cat([pad(side, (0, width - side.shape[1])) for side in (chosen, rejected)])
+
+        return Completion(
+            self.prompt.repeat(2, 1),
+            self.prompt_mask.repeat(2, 1),
+            stacked(self.chosen, self.rejected),
+            stacked(self.chosen_mask, self.rejected_mask),
+        )
+
+    def sides(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What belongs to the chosen [B, C] and to the rejected [B, J] tokens, of values [2B, R] of `completions`."""
+        chosen, rejected = values.chunk(2)
+        return chosen[:, : self.chosen.shape[1]], rejected[:, : self.rejected.shape[1]]

@@ -1,0 +1,251 @@
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and the losses that have followed it.
+
+The reward of a completion is beta times its log-ratio of policy to reference; the loss is that of a classifier which
+prefers the chosen completion of each pair. No reward model, no sampling. Documented in docs/algorithms/dpo.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.checkpoint import fields
+from trlx_like.config.methods.dpo import SORTED, DPOConfig
+from trlx_like.data import PreferenceExperience, RolloutStore
+from trlx_like.errors import ConfigError
+from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_sums
+from trlx_like.models import load_model
+from trlx_like.models.policy import PolicyOutput
+from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.samplers.generators import GENERATORS
+from trlx_like.samplers.text import TextSampler
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.dpo_losses import Pairs, pair_loss
+from trlx_like.trainers.evaluation import evaluate_text, texts
+from trlx_like.trainers.text import TextTrainer, require
+
+
+class DPOTrainer(TextTrainer[PreferenceExperience]):
+    """Preference learning on given pairs, held to the policy's own start or to another reference."""
+
+    method_class = DPOConfig
+    experience_class = PreferenceExperience
+    offline = True
+    uses = frozenset({"preferences", "eval_preferences", "eval_prompts"})
+    counted = ("chosen_tokens", "tokens")
+    method: DPOConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        require(self.config, "preferences", self.data.get("preferences"))
+        self._check_sorting()
+        self.keep_dropout = not self.method.disable_dropout
+        super().build(tokenizer)
+        self.eval_store = RolloutStore(PreferenceExperience)
+        if self.method.precomputes:
+            # Saved, because by the time of a resume the policy is no longer its own reference.
+            self.state.register("store", self.store, local=True, small=False)
+            self.state.register("eval_store", self.eval_store, local=True, small=False)
+        elif not self.method.reference_free:
+            self.add_reference(moving=self.method.sync_ref_model)
+        if self.method.sync_ref_model:
+            self.model.move_reference(0.0)  # refuses a reference of another kind
+        self.reference_texts: dict[str, list[str]] = {}
+        self.state.register("dpo", fields(self, "reference_texts"), local=True)
+
+    def read_data(self) -> None:
+        self.preferences = self._encoded("preferences")
+        self.eval_preferences = self._encoded("eval_preferences") if "eval_preferences" in self.data else []
+
+    def make_experience(self) -> Metrics:
+        self.push_to_store(self.experience(self.preferences))
+        tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in self.preferences)
+        return {"data/pairs": float(len(self.preferences)), "data/tokens": float(tokens)}
+
+    def loss(self, batch: PreferenceExperience) -> LossOutput:
+        method = self.method
+        live = not (method.precomputes or method.reference_free)
+        out = self.model(batch.completions(), reference=live, statistics=True)
+        pairs = self.pairs(batch, out)
+        terms = {name: pair_loss(name, pairs, method) for name in method.weights if name != "sft"}  # each [B]
+        if method.use_weighting:
+            weights = self.pair_weights(batch, out)
+            terms = {name: weights * term for name, term in terms.items()}
+        if "sft" in method.weights:
+            logprobs, _ = batch.sides(out.logprobs)
+            terms["sft"] = -sequence_sums(logprobs, batch.chosen_mask) * self._per("chosen_tokens")
+        loss = torch.stack([weight * terms[name].sum() for name, weight in method.weights.items()]).sum()
+        losses = {f"losses/{name}": term.sum() for name, term in terms.items()}
+        return LossOutput(loss, {**losses, **self.watched(batch, out, pairs)})
+
+    def counts(self, batch: PreferenceExperience) -> dict[str, float]:
+        chosen = float(batch.chosen_mask.sum())
+        return {"chosen_tokens": chosen, "tokens": chosen + float(batch.rejected_mask.sum())}
+
+    def after_step(self, metrics: Metrics) -> None:
+        if self.method.sync_ref_model and self.progress.step % self.method.ref_model_sync_steps == 0:
+            self.model.move_reference(self.method.ref_model_mixup_alpha)
+
+    # Parts of the loss.
+
+    def pairs(self, batch: PreferenceExperience, out: PolicyOutput) -> Pairs:
+        """Log-probabilities of the pairs under policy and reference."""
+        chosen, rejected = batch.sides(out.logprobs)
+        ref_chosen, ref_rejected = batch.ref_chosen, batch.ref_rejected
+        if out.ref_logprobs is not None:
+            ref_chosen, ref_rejected = batch.sides(out.ref_logprobs)
+        elif ref_chosen is None or ref_rejected is None:
+            ref_chosen, ref_rejected = torch.zeros_like(chosen), torch.zeros_like(rejected)
+        lengths = batch.chosen_mask.sum(dim=1), batch.rejected_mask.sum(dim=1)
+        shared = torch.minimum(*lengths)
+        alpha = 1.0 if self.method.ld_alpha is None else self.method.ld_alpha
+
+        def total(logprobs: Tensor, mask: Tensor) -> Tensor:
+            return length_desensitized(logprobs, mask, shared, alpha)
+
+        return Pairs(
+            total(chosen, batch.chosen_mask),
+            total(rejected, batch.rejected_mask),
+            total(ref_chosen, batch.chosen_mask),
+            total(ref_rejected, batch.rejected_mask),
+            *lengths,
+        )
+
+    def pair_weights(self, batch: PreferenceExperience, out: PolicyOutput) -> Tensor:
+        """How likely the policy itself is to write both completions of each pair, in its own terms. [B]"""
+        assert out.statistics is not None
+        sides = zip(batch.sides(out.logprobs), batch.sides(out.statistics.log_collision), strict=True)
+        masks = (batch.chosen_mask, batch.rejected_mask)
+        first, second = (policy_weights(*side, mask) for side, mask in zip(sides, masks, strict=True))
+        return first * second
+
+    @torch.no_grad()
+    def watched(self, batch: PreferenceExperience, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
+        """Metrics: sums over pairs, or over tokens but scaled so that the mean over pairs is that over tokens."""
+        assert out.statistics is not None
+        chosen, rejected = (self.method.beta * ratio for ratio in pairs.ratios)
+        mean_logits = batch.sides(out.statistics.mean_logit)
+        right, _ = batch.sides(out.statistics.is_likeliest.float())
+        counts = self.totals["tokens"] - self.totals["chosen_tokens"]
+        per_rejected = self.totals["units"] / max(counts, 1.0)
+        return {
+            "rewards/chosen": chosen.sum(),
+            "rewards/rejected": rejected.sum(),
+            "rewards/margins": (chosen - rejected).sum(),
+            "rewards/accuracies": (chosen > rejected).float().sum(),
+            "logps/chosen": pairs.chosen.sum(),
+            "logps/rejected": pairs.rejected.sum(),
+            "logits/chosen": mean_logits[0].sum() * self._per("chosen_tokens"),
+            "logits/rejected": mean_logits[1].sum() * per_rejected,
+            "entropy": out.statistics.entropy.sum() * self._per("tokens"),
+            "mean_token_accuracy": right.sum() * self._per("chosen_tokens"),
+        }
+
+    def _per(self, name: str) -> float:
+        """Turns a sum that the loop divides by the pairs into one that is divided by what `counted` names."""
+        return self.totals["units"] / max(self.totals[name], 1.0)
+
+    # The reference.
+
+    def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
+        """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
+        elements = [_element(preference) for preference in self.group.share(preferences)]
+        return self.observe(elements) if self.method.precomputes else elements
+
+    @torch.no_grad()
+    def observe(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
+        """Adds the reference's log-probabilities. The policy itself is the reference unless there is another."""
+        other = self.config.model.ref_model_path is not None
+        if other:
+            self.load_reference()
+        seen = list(elements)
+        size = self.config.train.minibatch_size or self.local_batch_size
+        order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # of like length, to save padding
+        for start in range(0, self.group.max(math.ceil(len(order) / size)) * size, size):
+            self.check_stop()
+            rows = order[start : start + size]
+            if not rows:
+                continue
+            part = PreferenceExperience.collate([elements[row] for row in rows]).to(self.device)
+            with self.clock("observe"), self.accelerator.autocast():
+                out = self.model(part.completions(), reference=other)
+            part.ref_chosen, part.ref_rejected = part.sides(out.ref_logprobs if other else out.logprobs)
+            for row, element in zip(rows, part.to("cpu").split(), strict=True):
+                seen[row] = element
+        self.model.drop_reference()
+        return seen
+
+    # Evaluation.
+
+    def evaluate(self) -> Metrics:
+        """What the policy writes, and the metrics of training on the pairs that are held out, as `eval/<name>`."""
+        start = self.progress.step == 0  # the policy is its own reference
+        if start and self.method.generate_during_eval:
+            self.reference_texts = texts(self, self._reference_sampler(), self.method.gen_kwargs)
+        if start or not self.method.precomputes:
+            self.eval_store.clear()
+            self.eval_store.push(self.experience(self.eval_preferences))
+        return evaluate_text(self, self.method.gen_kwargs, self.reference_texts) | self._evaluated_pairs()
+
+    def _evaluated_pairs(self) -> Metrics:
+        elements = self.eval_store.elements
+        size = self.config.train.minibatch_size or self.local_batch_size
+        rows = [elements[start : start + size] for start in range(0, len(elements), size)]
+        parts = [PreferenceExperience.collate(part).to(self.device) for part in rows]
+        self.totals = self._totals(parts)
+        sums: defaultdict[str, float] = defaultdict(float)
+        for part in parts:
+            with self.accelerator.autocast():
+                output = self.loss(part)
+            for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
+                sums[name] += float(value)
+        return {f"eval/{name}": value / self.totals["units"] for name, value in self.group.sum_by_name(sums).items()}
+
+    def _reference_sampler(self) -> TextSampler:
+        path = self.config.model.ref_model_path
+        if path is None:
+            return self.sampler
+        lm = load_model(path, self.config.model).to(self.device).eval()
+        engine = GENERATORS.get(self.config.sampler.engine)(lm, self.tokenizer, self.model.allowed)
+        return TextSampler(
+            engine,
+            self.tokenizer,
+            stop_sequences=self.stop_sequences,
+            batch_size=self.config.sampler.batch_size,
+            device=self.device,
+        )
+
+    def _encoded(self, name: str) -> list[Preference]:
+        return encode_preferences(
+            self.data[name],
+            self.tokenizer,
+            max_length=self.config.train.seq_length,
+            max_prompt_length=self.method.max_prompt_length,
+            truncation=self.method.truncation_mode,
+            too_long=self.method.too_long,
+            seq2seq=self.seq2seq,
+            name=name,
+        )
+
+    def _check_sorting(self) -> None:
+        names = [name for name in self.method.loss_type if name in SORTED]
+        if names and self.group.size > 1:
+            raise ConfigError(
+                f"method.loss_type ({names[0]}) sorts the whole batch, which {self.group.size} processes do not have "
+                "in one place; run it on one."
+            )
+
+
+def _element(preference: Preference) -> PreferenceExperience:
+    prompt, chosen, rejected = (
+        torch.tensor(ids) for ids in (preference.prompt, preference.chosen, preference.rejected)
+    )
+    columns = [(ids, torch.ones_like(ids, dtype=torch.bool)) for ids in (prompt, chosen, rejected)]
+    return PreferenceExperience(*(column for pair in columns for column in pair))
+
+
+def _tokens(element: PreferenceExperience) -> int:
+    return len(element.prompt) + max(len(element.chosen), len(element.rejected))
