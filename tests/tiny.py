@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -37,13 +37,18 @@ SEQ2SEQ_FAMILIES = ("t5", "mt5", "umt5", "bart")
 """Hidden states scaled before a tied head; a head of its own; a position bias in every block; absolute positions."""
 
 
-def tiny_tokenizer(pad: bool = True, bos: bool = False) -> PreTrainedTokenizerFast:
-    """One token a letter, besides <eos> (0), <pad> (1) and, if asked for, <bos> (2). Without `pad`, EOS pads."""
+def tiny_tokenizer(pad: bool = True, bos: bool = False, ends: bool = False) -> PreTrainedTokenizerFast:
+    """One token a letter, besides <eos> (0), <pad> (1) and, if asked for, <bos> (2). Without `pad`, EOS pads.
+
+    ends: it puts EOS after a text, as T5's does.
+    """
     special = ["<eos>", *(["<pad>"] if pad else []), *(["<bos>"] if bos else [])]
     vocabulary = {token: number for number, token in enumerate([*special, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="."))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
+    if ends:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 0)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<eos>",

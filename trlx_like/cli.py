@@ -316,18 +316,22 @@ def _weights(name: str) -> str:
 
 
 def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
-    """Prompts with their continuations. A prompt that is too long for the model loses its beginning."""
+    """Prompts with their continuations, on a line of their own if an encoder reads the prompt.
+
+    A prompt that is too long for the model loses its beginning.
+    """
     import torch
 
     from trlx_like.config import ModelConfig, TokenizerConfig
-    from trlx_like.models import load_model, load_tokenizer
+    from trlx_like.models import arch_type, load_model, load_tokenizer
     from trlx_like.pipelines.prompts import PromptPipeline
     from trlx_like.samplers.generators import TransformersGenerator
     from trlx_like.samplers.guided import GuidedGenerator, load_ilql_heads
     from trlx_like.samplers.text import TextSampler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    lm = load_model(model, ModelConfig(model_path=model))
+    kind = arch_type(model)
+    lm = load_model(model, ModelConfig(model_path=model, model_arch_type=kind))
     tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
     torch.nn.Module.to(lm, device)  # transformers' own is not typed
     positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
@@ -338,7 +342,8 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
         )
     if seed is not None:
         torch.manual_seed(seed)
-    pipeline = PromptPipeline(prompts, room, tokenizer)
+    seq2seq = kind == "seq2seq"
+    pipeline = PromptPipeline(prompts, room, tokenizer, seq2seq=seq2seq)
     heads = load_ilql_heads(model)
     generator: Any = TransformersGenerator(lm, tokenizer)
     if heads is not None:
@@ -346,7 +351,7 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
         options = {"beta": 1.0, **options}
     elif "beta" in options:
         raise ConfigError(f"--beta: {model} has no ILQL heads to be guided by.")
-    sampler = TextSampler(generator, tokenizer, device=device)
+    sampler = TextSampler(generator, tokenizer, separator="\n" if seq2seq else None, device=device)
     return sampler.sample(pipeline[range(len(pipeline))], options).samples
 
 

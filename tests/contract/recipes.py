@@ -58,7 +58,11 @@ PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-SEQ2SEQ = {"model.model_path": tiny_config("t5", dropout_rate=0.0), "model.model_arch_type": "seq2seq"}
+SEQ2SEQ = {
+    "model.model_path": tiny_config("t5", dropout_rate=0.0),
+    "model.model_arch_type": "seq2seq",
+    "tokenizer.tokenizer_path": tiny_tokenizer(ends=True),
+}
 
 PAIRS = [
     ("the cat", " sat.", " at a mat"),
@@ -220,6 +224,7 @@ RECIPES = {
                 "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
                 "reward_fn": weigh_letters,
             },
+            "seq2seq": SEQ2SEQ,
         },
     ),
     "RewardTrainer": Recipe(
@@ -284,6 +289,12 @@ def make(name: str, folder: Path, **changes: Any) -> Any:
     arguments = {key: value for key, value in changes.items() if "." not in key}
     config = TRLConfig.update(sections, options)
     return make_trainer(config, **{**recipe.arguments, **arguments})
+
+
+def kinds() -> Mapping[str, tuple[str, dict[str, Any]]]:
+    """Every recipe as it is, and on an encoder-decoder where there is such a variant; as `scenarios`."""
+    found = scenarios()
+    return {key: value for key, value in found.items() if key in RECIPES or key.endswith("-seq2seq")}
 
 
 def scenarios() -> Mapping[str, tuple[str, dict[str, Any]]]:

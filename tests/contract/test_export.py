@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.contract.recipes import GENERATED, PROMPTS, RECIPES, make
+from tests.contract.recipes import GENERATED, PROMPTS, RECIPES, kinds, make
 from trlx_like import Callback
 
 
 def logits(model: Any, tokenizer: Any) -> torch.Tensor:
     """Of all prompts. [B, T, V]"""
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    if model.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = batch["input_ids"]
     with torch.no_grad():
         scores: torch.Tensor = model.eval()(**batch).logits
     return scores
@@ -33,8 +35,10 @@ class Remember(Callback):
         self.scores[directory.name] = logits(trainer.model.lm, trainer.tokenizer)
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_plain_transformers_load_every_export(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("name", "changes"), kinds().values(), ids=kinds())
+def test_plain_transformers_load_every_export(
+    name: str, changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each checkpoint's `hf_model`, the best one's, and a folder of one's own, loaded without a complaint."""
     remember = Remember()
     recipe = RECIPES[name]
@@ -42,16 +46,19 @@ def test_plain_transformers_load_every_export(name: str, tmp_path: Path, caplog:
     if recipe.evaluated == GENERATED:
         count = itertools.count()
         options |= {"train.best_metric": "metrics/evaluations", "metric_fn": lambda: {"evaluations": next(count)}}
-    trainer = make(name, tmp_path, **options, callbacks=[remember])
+    trainer = make(name, tmp_path, **changes, **options, callbacks=[remember])
     trainer.learn()
     expected = remember.scores
     trainer.save_pretrained(tmp_path / "own")
     expected["own"] = logits(trainer.model.lm, trainer.tokenizer)
+    config = trainer.model.lm.config
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else recipe.loads_as
     assert {"own", "best_checkpoint", "checkpoint_002"} <= set(expected)
     for folder, scores in expected.items():
         path = tmp_path / folder if folder == "own" else tmp_path / folder / "hf_model"
         with caplog.at_level(logging.WARNING):
-            model, tokenizer = recipe.loads_as.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+            model = kind.from_pretrained(path, attn_implementation=config._attn_implementation)  # to the bit
+            tokenizer = AutoTokenizer.from_pretrained(path)
         assert not caplog.records
         torch.testing.assert_close(logits(model, tokenizer), scores, rtol=0, atol=0)
         assert tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import kinds, make
 
 # The steps here are refused, so the optimiser never gets to the first.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -41,9 +41,10 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(got[name], gradient, rtol=0, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.fixture(params=list(RECIPES))
+@pytest.fixture(params=kinds().values(), ids=kinds())
 def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return make(request.param, tmp_path, **{"train.max_grad_norm": None})
+    name, changes = request.param
+    return make(name, tmp_path, **{**changes, "train.max_grad_norm": None})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

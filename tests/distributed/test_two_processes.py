@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import RECIPES, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
 
@@ -36,17 +36,17 @@ def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], change
     return {"weights": trainer.model.state_dict(), "metrics": metrics}
 
 
-@trainers
+@pytest.mark.parametrize(("name", "changes"), kinds().values(), ids=kinds())
 @pytest.mark.parametrize("count", [5, 1], ids=["ragged", "a rank without data"])
 @pytest.mark.parametrize("minibatch_size", [None, 1])
 def test_the_weights_are_those_of_one_process(
-    name: str, count: int, minibatch_size: int | None, tmp_path: Path
+    name: str, changes: dict[str, Any], count: int, minibatch_size: int | None, tmp_path: Path
 ) -> None:
-    changes = {"train.minibatch_size": minibatch_size}
-    source = make(name, tmp_path, **WHOLE_ROUND)
+    source = make(name, tmp_path, **WHOLE_ROUND, **changes)
     source.make_experience()
     elements = source.store.elements[:count]
-    alone = steps_on(0, name, tmp_path, elements, {})
+    alone = steps_on(0, name, tmp_path, elements, changes)
+    changes = {**changes, "train.minibatch_size": minibatch_size}
     first, second = on_ranks(steps_on, name, tmp_path, elements, changes)
     assert len(alone["metrics"]) > 1
     assert_same(second, first)

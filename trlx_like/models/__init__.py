@@ -3,6 +3,7 @@
 from trlx_like.models.heads import ILQLHeads, ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
+    arch_type,
     checkpoint_activations,
     disable_dropout,
     load_model,
@@ -26,6 +27,7 @@ __all__ = [
     "LanguagePolicy",
     "PolicyOutput",
     "ValueHead",
+    "arch_type",
     "checkpoint_activations",
     "create_reference_model",
     "disable_dropout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -59,19 +59,23 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     return lm
 
 
-def is_encoder_decoder_at(path: str) -> bool:
-    """Whether a folder or hub name holds an encoder-decoder. ConfigError if it holds no model."""
+def arch_type(path: str) -> Literal["causal", "seq2seq"]:
+    """The `model.model_arch_type` of what a folder or hub name holds. ConfigError if that is no model."""
     try:
-        return bool(AutoConfig.from_pretrained(path).is_encoder_decoder)
+        return _kind(AutoConfig.from_pretrained(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
 
 
+def _kind(config: PretrainedConfig) -> Literal["causal", "seq2seq"]:
+    return "seq2seq" if config.is_encoder_decoder else "causal"
+
+
 def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None:
     """ConfigError for a model of the other kind. Some families would load, with half of their weights."""
-    kind = "seq2seq" if found.is_encoder_decoder else "causal"
+    kind = _kind(found)
     if kind != config.model_arch_type:
-        what = "an encoder-decoder" if found.is_encoder_decoder else "no encoder-decoder"
+        what = "an encoder-decoder" if kind == "seq2seq" else "no encoder-decoder"
         raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): {name} is {what}; set it to {kind!r}.")
 
 
