@@ -34,7 +34,7 @@ FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
 ODD_FAMILIES = ("gemma2", "cohere", "granite", "bloom", "falcon", "opt_projected")
 """Soft-capped logits, scaled logits (two), blocks that return tuples (two), a last hidden state of its own width."""
 SEQ2SEQ_FAMILIES = ("t5", "mt5", "umt5", "bart")
-"""Hidden states scaled before a tied head; a head of its own; a position bias in every block; absolute positions."""
+"""Hidden states scaled before the head; not scaled; a position bias in every block; absolute positions."""
 
 
 def tiny_tokenizer(pad: bool = True, bos: bool = False, ends: bool = False) -> PreTrainedTokenizerFast:
@@ -113,9 +113,10 @@ def _seq2seq_config(family: str, layers: int, common: dict[str, Any]) -> Pretrai
         "num_decoder_layers": layers,
     }
     kinds: dict[str, Any] = {"t5": T5Config, "mt5": MT5Config, "umt5": UMT5Config}
-    # Heads of their own start so large that rounding shows in log-probabilities.
-    numbers = {"relative_attention_num_buckets": 8, "initializer_factor": 1.0 if family == "t5" else 0.1}
-    config: PretrainedConfig = kinds[family](**{**sizes, **numbers, **common})
+    factor = 1.0 if family == "t5" else 0.1  # without T5's scale logits would start so large that rounding shows
+    config: PretrainedConfig = kinds[family](
+        **{**sizes, "relative_attention_num_buckets": 8, "initializer_factor": factor, **common}
+    )
     return config
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForSeq2SeqLM
 from typer.testing import CliRunner, Result
 
 import trlx_like
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, tiny_tokenizer
 from trlx_like.cli import KINDS, app
 from trlx_like.config import TRLConfig
 from trlx_like.presets import PRESETS, default_ppo_config
@@ -363,6 +365,18 @@ def test_the_best_checkpoint_is_what_a_run_stands_for(finished: Path, here: Path
         weights.write_bytes(content)
     finally:
         os.rename(best, finished / "run" / "checkpoint_2")
+
+
+def test_text_from_an_encoder_decoder(here: Path) -> None:
+    save_tiny(here / "model", "t5", seed=9)
+    tiny_tokenizer(ends=True).save_pretrained(here / "model")
+    words = ["--prompt", "ab", "--prompt", "the cat", "--max-new-tokens", 5, "--temperature", 0]
+    first, second = said(0, "generate", here / "model", *words).removesuffix("\n").split("\n\n")
+    lm = AutoModelForSeq2SeqLM.from_pretrained(here / "model")
+    for text, prompt in ((first, "ab"), (second, "the cat")):
+        ids = torch.tensor([tiny_tokenizer(ends=True)(prompt).input_ids])
+        made = lm.generate(ids, max_new_tokens=5, do_sample=False)[0]
+        assert text == f"{prompt}\n{tiny_tokenizer().decode(made, skip_special_tokens=True)}"
 
 
 def test_nothing_to_generate_from(here: Path, finished: Path) -> None:

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import disable_dropout, load_model, load_tokenizer, no_progress_bars
+from trlx_like.models import arch_type, disable_dropout, load_model, load_tokenizer, no_progress_bars
 
 # Every rate that a family knows.
 DROPOUTS: dict[str, dict[str, float]] = {
@@ -22,6 +22,8 @@ DROPOUTS: dict[str, dict[str, float]] = {
     "qwen3": {"attention_dropout": 0.5},
     "gpt_neox": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
     "opt": {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
+    "t5": {"dropout_rate": 0.5},
+    "bart": {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5, "decoder_layerdrop": 0.5},
     "bloom": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
 }
 
@@ -41,16 +43,17 @@ def test_without_dropout_training_mode_is_deterministic(family: str, rates: dict
     lm.set_attn_implementation(attention)
     lm.train()
     ids = torch.arange(2, 14).reshape(2, 6)
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if lm.config.is_encoder_decoder else {})}
 
     def outputs() -> list[torch.Tensor]:
-        return [lm(input_ids=ids).logits for _ in range(6)]
+        return [lm(**inputs).logits for _ in range(6)]
 
     first, *others = outputs()
     assert any(not torch.equal(first, other) for other in others), "this rate does nothing: the test would not see it"
     disable_dropout(lm)
     first, *others = outputs()
     assert all(torch.equal(first, other) for other in others)
-    assert torch.equal(lm.eval()(input_ids=ids).logits, first)
+    assert torch.equal(lm.eval()(**inputs).logits, first)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,6 +95,22 @@ def test_a_config_a_model_and_a_function() -> None:
 def test_what_cannot_be_loaded(path: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(path, **options)
+
+
+def test_an_encoder_decoder_has_to_be_asked_for(tmp_path: Path) -> None:
+    # Bart would load as a causal model, without its encoder.
+    tiny_lm("bart").save_pretrained(tmp_path)
+    for path, name in (
+        (str(tmp_path), str(tmp_path)),
+        (tiny_config("t5"), "T5Config"),
+        (tiny_lm("t5"), "T5ForConditionalGeneration"),
+    ):
+        with pytest.raises(ConfigError, match=rf"\('causal'\): .*{name}.* is an encoder-decoder; set it to 'seq2seq'"):
+            load(path)
+        assert load(path, model_arch_type="seq2seq").config.is_encoder_decoder
+    assert arch_type(str(tmp_path)) == "seq2seq" and arch_type(save_tiny(tmp_path / "causal")) == "causal"
+    with pytest.raises(ConfigError, match=r"model\.model_path \('/nowhere/at/all'\) cannot be loaded"):
+        arch_type("/nowhere/at/all")
 
 
 def test_a_tokenizer_from_the_folder_of_the_model(tmp_path: Path) -> None:

@@ -173,3 +173,44 @@ def test_packed_inputs_golden() -> None:
     assert set(inputs) == {"input_ids", "position_ids"}
     assert batch.target.tolist() == [[True, True, False, True], [True, False, False, False]]
     assert batch.scored is batch.target
+
+
+def pairs(*samples: Any, longest: int = 20, side: str = "right") -> list[tuple[list[int], list[int]]]:
+    """Prompts and outputs of an encoder-decoder whose tokenizer ends texts with EOS."""
+    tokenizer = tiny_tokenizer(ends=True)
+    tokenizer.truncation_side = side
+    return [dialogue.split() for dialogue in encode_dialogues(samples, tokenizer, longest, seq2seq=True)]
+
+
+def test_prompt_and_output_for_an_encoder_decoder() -> None:
+    assert pairs(["ab", "cd"], {"prompt": "a", "completion": ""}, ("", "b<eos>")) == [
+        ([A, B, EOS], [C, D, EOS]),
+        ([A, EOS], [EOS]),
+        ([EOS], [B, EOS]),
+    ]
+
+
+def test_prompts_or_outputs_of_an_encoder_decoder_are_cut() -> None:
+    sample = ("abc", "dab")  # 4 and 4 tokens with their EOS
+    assert pairs(sample, longest=7) == [([A, B, C, EOS], [D, A, B])]
+    assert pairs(sample, longest=5) == [([A, B, C, EOS], [D])]
+    assert pairs(sample, longest=7, side="left") == [([B, C, EOS], [D, A, B, EOS])]
+    assert pairs(sample, longest=5, side="left") == [([EOS], [D, A, B, EOS])]
+    assert pairs(sample, longest=3, side="left") == [([EOS], [D, A])]
+    with pytest.raises(DataError, match=r"samples\[0\]: no output is left within train.seq_length \(4 tokens\)"):
+        pairs(sample, longest=4)
+
+
+@pytest.mark.parametrize(
+    ("sample", "what"),
+    [
+        ("ab", "is plain text"),
+        (["a", "b", "c", "d"], "has 4 turns"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "is messages"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "is messages"),
+    ],
+)
+def test_what_an_encoder_decoder_cannot_learn_from(sample: Any, what: str) -> None:
+    message = rf"samples\[1\] {what}; model.model_arch_type: seq2seq needs one prompt and one output"
+    with pytest.raises(DataError, match=message):
+        pairs(("a", "b"), sample)

@@ -253,3 +253,12 @@ def test_properties(prompt: str, chosen: str, rejected: str, explicit: bool, lon
         assert cut.prompt == whole.prompt and all(long[: len(short)] == short for short, long in whole_pairs)
     else:
         assert all(long[-len(short) :] == short for short, long in whole_pairs)
+
+
+def test_preferences_of_an_encoder_decoder() -> None:
+    tokenizer = tiny_tokenizer(ends=True)
+    options: dict[str, Any] = {"max_length": 20, "seq2seq": True}
+    (row,) = encode_preferences([{"prompt": "ab", "chosen": "c", "rejected": "d"}], tokenizer, **options)
+    assert (row.prompt, row.chosen, row.rejected) == ([2, 3, 0], [4, 0], [5, 0])
+    with pytest.raises(DataError, match=r"preferences\[0\]: 'prompt' is missing; model.model_arch_type: seq2seq has"):
+        encode_preferences([{"chosen": "c", "rejected": "d"}], tokenizer, **options)

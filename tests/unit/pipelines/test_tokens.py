@@ -69,3 +69,47 @@ def test_cut(side: str, adds: bool, longest: int, kept: list[int]) -> None:
     tokenizer = with_bos(adds)
     tokenizer.truncation_side = side
     assert TextEncoder(tokenizer).cut([BOS, A, B, C], longest) == kept
+
+
+def with_language(language: str = "<pad>") -> PreTrainedTokenizerFast:
+    """A tokenizer that writes a language before and EOS after a text, as mBart's kin do."""
+    tokenizer = with_bos(adds=False)
+    template = processors.TemplateProcessing(
+        single=f"{language} $A <eos>", special_tokens=[("<pad>", PAD), ("<bos>", BOS), ("<eos>", EOS)]
+    )
+    tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
+
+
+def test_prompts_for_an_encoder_end_as_the_tokenizer_ends_them() -> None:
+    # One token a letter from 2 on: there is no BOS.
+    encoder = TextEncoder(tiny_tokenizer(ends=True), seq2seq=True)
+    assert encoder.opening(["ab", "ab<eos>", "", "<eos>"]) == [[2, 3, EOS], [2, 3, EOS], [EOS], [EOS]]
+    assert encoder.following(["ab", "", "a<eos>"]) == [[2, 3], [], [2, EOS]]
+    plain = TextEncoder(tiny_tokenizer(), seq2seq=True)
+    assert plain.opening(["ab", ""]) == [[2, 3], [EOS]]
+    causal = TextEncoder(tiny_tokenizer(ends=True))
+    assert causal.opening(["ab"]) == [[2, 3]]
+
+
+def test_both_sequences_of_an_encoder_decoder_begin_as_the_tokenizer_begins_them() -> None:
+    encoder = TextEncoder(with_language(), seq2seq=True)
+    assert encoder.opening(["ab", "<pad>ab<eos>"]) == [[PAD, A, B, EOS]] * 2
+    assert encoder.following(["ab", "<pad>ab", ""]) == [[PAD, A, B], [PAD, A, B], [PAD]]
+
+
+@pytest.mark.parametrize(
+    ("side", "longest", "kept"),
+    [
+        ("right", 5, [PAD, A, B, C, EOS]),
+        ("right", 4, [PAD, A, B, EOS]),
+        ("left", 4, [PAD, B, C, EOS]),
+        ("left", 3, [PAD, C, EOS]),
+        ("right", 2, [PAD, EOS]),
+        ("left", 1, [EOS]),
+    ],
+)
+def test_a_prompt_that_is_cut_keeps_its_ends(side: str, longest: int, kept: list[int]) -> None:
+    tokenizer = with_language()
+    tokenizer.truncation_side = side
+    assert TextEncoder(tokenizer, seq2seq=True).cut([PAD, A, B, C, EOS], longest) == kept

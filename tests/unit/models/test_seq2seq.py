@@ -1,0 +1,174 @@
+"""What is particular to encoder-decoders: what is read where, what k top layers are, and what trlX's T5 lost."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from tests.tiny import SEQ2SEQ_FAMILIES, tiny_config, tiny_lm
+from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
+from trlx_like.data import Completion, padded_right
+from trlx_like.errors import ConfigError
+from trlx_like.models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, LanguagePolicy
+from trlx_like.models.layout import TopBlocks, decoder_start, lm_head, run_base
+
+families = pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
+
+
+def test_inputs_golden() -> None:
+    # The prompts (5, 6) and (8), the second padded on the left; responses (7) and (9, 4). Decoders begin with 2.
+    batch = Completion(
+        torch.tensor([[5, 6], [3, 8]]),
+        torch.tensor([[True, True], [False, True]]),
+        torch.tensor([[7, 3], [9, 4]]),
+        torch.tensor([[True, False], [True, True]]),
+    )
+    assert {name: value.tolist() for name, value in batch.inputs(2).items()} == {
+        "input_ids": [[5, 6], [8, 3]],
+        "attention_mask": [[1, 1], [1, 0]],
+        "decoder_input_ids": [[2, 7, 3], [2, 9, 4]],
+    }
+    assert batch.previous(2).tolist() == [[2, 7], [2, 9]]
+
+
+def test_padding_moves_to_the_right_and_the_order_stays() -> None:
+    ids, mask = padded_right(
+        torch.tensor([[1, 1, 5, 6, 7], [2, 3, 4, 5, 6], [0, 0, 0, 0, 9]]),
+        torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]).bool(),
+    )
+    assert ids.tolist() == [[5, 6, 7, 1, 1], [2, 3, 4, 5, 6], [9, 0, 0, 0, 0]]
+    assert mask.sum(dim=1).tolist() == [3, 5, 1] and not (mask[:, 1:] & ~mask[:, :-1]).any()
+
+
+@families
+def test_heads_are_on_the_states_of_the_decoder(family: str) -> None:
+    lm = sharp_lm(family)
+    policy = valued_policy(lm)
+    out = policy(batch_of_ids())
+    assert out.heads["value"].shape == (3, 7)
+    for i, row in enumerate(rows_of_ids()):
+        decoder = torch.cat([torch.tensor([1]), row.response])[None]
+        with torch.no_grad():
+            plain = lm(input_ids=row.prompt[None], decoder_input_ids=decoder, output_hidden_states=True)
+            states = policy.heads["value"](plain.decoder_hidden_states[-1][0])
+        assert len(states) == len(row.response) + 1 and states.std() > 0.05
+        torch.testing.assert_close(out.heads["value"][i, : len(states)], states, rtol=0, atol=1e-5)
+
+
+@families
+def test_the_head_alone_gives_the_logits_of_the_whole(family: str) -> None:
+    # T5 with tied embeddings scales what goes into them, Bart adds a bias.
+    lm = sharp_lm(family)
+    if family == "bart":
+        torch.nn.init.normal_(lm.final_logits_bias)
+    inputs = batch_of_ids().inputs(1)
+    with torch.no_grad():
+        hidden, _ = run_base(lm, inputs)
+        logits = lm_head(lm)(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        torch.testing.assert_close(logits, lm(**inputs).logits, rtol=0, atol=1e-5)
+
+
+@families
+@pytest.mark.parametrize("unfrozen", [1, 2, 3, 7])
+def test_trained_are_the_top_blocks_of_the_decoder(family: str, unfrozen: int) -> None:
+    lm = sharp_lm(family)
+    LanguagePolicy(lm, num_layers_unfrozen=unfrozen)
+    trained = {name for name, parameter in lm.named_parameters() if parameter.requires_grad}
+    prefix = "model.decoder.layers." if family == "bart" else "decoder.block."
+    top = range(max(0, 3 - unfrozen), 3)
+    assert {name for name in trained if name.startswith(prefix)} == {
+        name for name, _ in lm.named_parameters() if any(name.startswith(f"{prefix}{n}.") for n in top)
+    }
+    norm = set() if family == "bart" else {"decoder.final_layer_norm.weight"}
+    assert {name for name in trained if not name.startswith(prefix)} == norm
+
+
+def test_a_head_of_its_own_is_trained_with_the_top() -> None:
+    lm = sharp_lm("bart", tie_word_embeddings=False)
+    policy = LanguagePolicy(lm, num_layers_unfrozen=1)
+    policy.add_reference()
+    assert lm.lm_head.weight.requires_grad
+    assert not any(p.requires_grad for p in lm.get_encoder().parameters())
+    out = policy(batch_of_ids(), reference=True)
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+@pytest.mark.parametrize("branch", [1, 2])
+def test_the_reference_would_be_another_model_without_what_blocks_hand_on(family: str, branch: int) -> None:
+    """T5's position bias is in its first block alone, which the reference does not have: trlX's starts without it."""
+    lm = sharp_lm(family)
+    top = TopBlocks(lm, branch).eval()
+    with torch.no_grad():
+        hidden, entering = run_base(lm, batch_of_ids().inputs(1), [branch])
+        whole = top(entering[branch])
+        assert torch.equal(whole, hidden)
+        lost = entering[branch]
+        lost.args = (*lost.args[:2], None, *lost.args[3:])
+        assert (top(lost) - whole).abs().max() > 0.01
+
+
+@families
+@pytest.mark.parametrize("unfrozen", [-1, 0, 1, 3])
+def test_the_reference_is_the_start_after_the_encoder_was_trained(family: str, unfrozen: int) -> None:
+    policy = LanguagePolicy(sharp_lm(family), num_layers_unfrozen=unfrozen)
+    start = copy.deepcopy(policy.lm)
+    policy.add_reference()
+    with torch.no_grad():
+        for parameter in policy.lm.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.1)
+    out = policy(batch_of_ids(), reference=True)
+    assert out.ref_logprobs is not None
+    for i, row in enumerate(rows_of_ids()):
+        expected = plain_logprobs(start, row).float()
+        torch.testing.assert_close(out.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+    assert torch.equal(out.logprobs, out.ref_logprobs) == (unfrozen == 0)
+
+
+def test_what_a_decoder_begins_with() -> None:
+    assert decoder_start(tiny_lm("gpt2")) is None
+    assert decoder_start(tiny_lm("t5")) == decoder_start(tiny_lm("bart")) == 1
+    lm = tiny_lm("t5")
+    lm.generation_config.decoder_start_token_id = 5
+    assert decoder_start(lm) == 5
+    lm = AutoModelForSeq2SeqLM.from_config(tiny_config("t5", decoder_start_token_id=None))
+    with pytest.raises(ConfigError, match="which token its decoder begins with; set decoder_start_token_id"):
+        LanguagePolicy(lm)
+
+
+@families
+def test_logits_and_values_of_a_model_with_a_value_head(family: str, tmp_path: Any) -> None:
+    lm = sharp_lm(family)
+    model = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(lm)
+    torch.nn.init.normal_(model.v_head.layers[2].weight)
+    inputs = batch_of_ids().inputs(1)
+    logits, loss, values = model(**inputs)
+    torch.testing.assert_close(logits, lm(**inputs).logits, rtol=0, atol=1e-5)
+    assert loss is None and values.shape == inputs["decoder_input_ids"].shape and values.std() > 0.05
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": inputs["attention_mask"]}
+    ids = inputs["input_ids"]
+    assert torch.equal(model.generate(input_ids=ids, **options), lm.generate(input_ids=ids, **options))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(
+        tmp_path, attn_implementation=lm.config._attn_implementation
+    )
+    for one, other in zip(again(**inputs)[::2], (logits, values), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path).get_output_embeddings().weight,
+        lm.get_output_embeddings().weight,
+    )
+
+
+def test_models_of_the_other_kind_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="AutoModelForSeq2SeqLMWithValueHead: GPT2LMHeadModel is a model of the other"
+    ):
+        AutoModelForSeq2SeqLMWithValueHead(tiny_lm("gpt2"))
+    with pytest.raises(ConfigError, match="CausalLMWithValueHead: T5ForConditionalGeneration is a model of the other"):
+        AutoModelForCausalLMWithValueHead(tiny_lm("t5"))
