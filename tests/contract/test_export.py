@@ -53,7 +53,8 @@ def test_plain_transformers_load_every_export(
     expected["own"] = logits(trainer.model.lm, trainer.tokenizer)
     config = trainer.model.lm.config
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else recipe.loads_as
-    assert {"own", "best_checkpoint", "checkpoint_002"} <= set(expected)
+    first = next(folder for folder in expected if folder.startswith("checkpoint_"))
+    assert "best_checkpoint" in expected
     for folder, scores in expected.items():
         path = tmp_path / folder if folder == "own" else tmp_path / folder / "hf_model"
         with caplog.at_level(logging.WARNING):
@@ -63,4 +64,4 @@ def test_plain_transformers_load_every_export(
         torch.testing.assert_close(logits(model, tokenizer), scores, rtol=0, atol=0)
         assert tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids
         assert not list(path.glob("*.bin")) and not list(path.glob("*.pt"))
-    assert not torch.equal(expected["checkpoint_002"], expected["own"])
+    assert not torch.equal(expected[first], expected["own"])
