@@ -47,13 +47,16 @@ class RewardNetwork(nn.Module):
         if score is None:  # an encoder reads a sequence off its first token, and pads on the right
             logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
             return logits[:, 0].float()
-        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        hidden, _ = run_base(self.lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions})
-        places = torch.arange(mask.shape[1], device=mask.device)
-        last = torch.where(mask, places, 0).argmax(dim=1)  # [B]
-        states = hidden[torch.arange(len(ids), device=ids.device), last]  # [B, H]
-        rewards: Tensor = score(states)[:, 0].float()
+        rewards: Tensor = score(last_states(self.lm, ids, mask))[:, 0].float()
         return rewards
+
+
+def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states [B, H] of a decoder at the last real tokens of sequences [B, T], padded on either side."""
+    positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    hidden, _ = run_base(lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions})
+    last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
+    return hidden[torch.arange(len(ids), device=ids.device), last]
 
 
 def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.model_path", **extra: Any) -> Any:

@@ -15,6 +15,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.models.heads import ValueHead
 from trlx_like.models.layout import hidden_size, is_encoder_decoder, lm_head, run_base
 from trlx_like.models.loading import no_progress_bars
+from trlx_like.models.reward_adapter import RewardAdapter
 
 HEADS_FILE = "heads.safetensors"
 """Heads beside an exported model, in a file of their own so that the model itself stays a plain one."""
@@ -78,6 +79,32 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
     """A causal model with a value head. `forward` returns (logits [B, T, V], None, values [B, T]), as TRL's does."""
 
     kind = AutoModelForCausalLM
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__(lm)
+        self.reward_adapter: RewardAdapter | None = None
+
+    def add_and_load_reward_modeling_adapter(
+        self, adapter_model_id: str | Path, adapter_name: str = "reward_model_adapter"
+    ) -> None:
+        """Loads a reward model that is an adapter on the policy's own base: a folder or hub name in peft's format.
+
+        It is frozen, and used by `compute_reward_score` only. ConfigError for a policy without an adapter of its own,
+        whose training would change what the reward adapter is for, and for an adapter without a head `score`.
+        """
+        self.reward_adapter = RewardAdapter(self.pretrained_model, str(adapter_model_id), adapter_name)
+
+    def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Scores [B, 1, L] of sequences [B, T] by the head of the reward adapter with L labels, read at the last token.
+
+        That is the last real one, on whichever side `attention_mask` pads; `[:, -1, 0]` are the rewards, as in TRL
+        (which scores all tokens, padding too). No gradient, no dropout; the policy's adapter is active again after it.
+        """
+        if self.reward_adapter is None:
+            raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        scores: Tensor = self.reward_adapter(self.pretrained_model, input_ids, mask.bool())
+        return scores[:, None]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None, Tensor]:
         inputs = {"input_ids": input_ids}

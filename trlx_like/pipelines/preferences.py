@@ -76,15 +76,9 @@ def encode_preferences(
         kept.append(preference)
     if cut_prompts or too_long_rows:
         done = "dropped" if too_long == "drop" else "cut"
-        logger.warning(
-            "Of %d %s %d are longer than max_length (%d tokens) and were %s%s.",
-            len(rows),
-            name,
-            too_long_rows,
-            max_length,
-            done,
-            f"; {cut_prompts} prompts were cut to max_prompt_length ({max_prompt_length})" if cut_prompts else "",
-        )
+        prompts = f"; {cut_prompts} prompts were cut to max_prompt_length ({max_prompt_length})" if cut_prompts else ""
+        text = "Of %d %s %d are longer than max_length (%d tokens) and were %s%s."
+        logger.warning(text, len(rows), name, too_long_rows, max_length, done, prompts)
     if not kept:
         raise DataError(f"{name}: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
     return kept
