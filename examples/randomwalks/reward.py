@@ -85,6 +85,6 @@ if __name__ == "__main__":
     for number in range(arguments.seed, arguments.seed + arguments.seeds):
         result = run(number, arguments.directory / f"seed{number}")
         print(
-            f"{number}  {result['eval/accuracy']:22.3f}  {result['correlation']:27.3f}  {result['seconds']:11.1f}",
+            f"{number}  {result['eval/rewards/accuracies']:22.3f}  {result['correlation']:27.3f}  {result['seconds']:11.1f}",
             flush=True,
         )

@@ -229,7 +229,7 @@ RECIPES = {
     ),
     "RewardTrainer": Recipe(
         method={"name": "RewardConfig", "center_rewards_coefficient": 0.1},
-        train={"epochs": 3, "total_steps": 100, "best_metric": "eval/margin"},
+        train={"epochs": 3, "total_steps": 100, "best_metric": "eval/rewards/margins"},
         arguments={"preferences": PAIRS, "eval_preferences": PAIRS[:3]},
         variants={
             "dropout": {
@@ -238,10 +238,10 @@ RECIPES = {
                 "train.eval_interval": 2,
                 "train.total_steps": 5,
             },
-            "top": {"model.num_layers_unfrozen": 1, "method.max_length": 8, "method.too_long": "truncate"},
+            "top": {"model.num_layers_unfrozen": 1, "train.seq_length": 8, "method.too_long": "truncate"},
         },
         loads_as=AutoModelForSequenceClassification,
-        evaluated="eval/margin",
+        evaluated="eval/rewards/margins",
     ),
     "SFTTrainer": Recipe(
         method={"name": "SFTConfig", "gen_kwargs": GENERATION},

@@ -88,8 +88,8 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         loss = pair_loss(chosen, rejected, batch.margin)
         loss = loss + self.method.center_rewards_coefficient * off_center(chosen, rejected)
         metrics = {
-            "rewards/accuracy": (chosen > rejected).float(),
-            "rewards/margin": chosen - rejected,
+            "rewards/accuracies": (chosen > rejected).float(),
+            "rewards/margins": chosen - rejected,
             "rewards/mean": (chosen + rejected) / 2,
         }
         return LossOutput(loss.sum(), {name: value.sum() for name, value in metrics.items()}), rewards.detach()
@@ -100,21 +100,21 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         metrics |= {"rewards/min": min(every), "rewards/max": max(every)}
 
     def evaluate(self) -> Metrics:
-        """Loss and metrics of the evaluation pairs, under the names of a step's with `eval/` in front."""
+        """The metrics of a step for the pairs that are held out, as `eval/<name>`."""
         sums: dict[str, float] = {}
         seen: list[float] = []
         for batch in self._eval_batches():
             with self.accelerator.autocast():
                 output, rewards = self._scored(batch)
             seen += rewards.tolist()
-            for name, value in {"loss": output.loss, **output.metrics}.items():
+            for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         if not self.eval_pairs:
             return {}
         every = self.group.gather(seen)
         means = {name: value / len(self.eval_pairs) for name, value in self.group.sum_by_name(sums).items()}
         metrics = {**means, "rewards/min": min(every), "rewards/max": max(every)}
-        return {f"eval/{name.rpartition('/')[2]}": value for name, value in metrics.items()}
+        return {f"eval/{name}": value for name, value in metrics.items()}
 
     def _eval_batches(self) -> Iterator[PreferencePair]:
         rows = sorted(self.group.share(self.eval_pairs), key=lambda pair: len(pair.chosen))  # of like length
@@ -135,18 +135,13 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         preferences = encode_preferences(
             self.data[name],
             tokenizer,
-            max_length=self.longest,
+            max_length=self.config.train.seq_length,
             max_prompt_length=method.max_prompt_length,
             truncation=method.truncation_mode,
             too_long=method.too_long,
             name=name,
         )
         return [_pair(preference) for preference in preferences]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a prompt and an answer, at most."""
-        return self.method.max_length or self.config.train.seq_length
 
     def _check(self) -> None:
         if "preferences" not in self.data:
@@ -160,9 +155,9 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def _check_length(self, config: Any) -> None:
         positions = getattr(config, "max_position_embeddings", None)
-        if positions is not None and self.longest > positions:
-            option = "method.max_length" if self.method.max_length else "train.seq_length"
-            raise ConfigError(f"{option} ({self.longest}) is longer than the {positions} positions of the model.")
+        longest = self.config.train.seq_length
+        if positions is not None and longest > positions:
+            raise ConfigError(f"train.seq_length ({longest}) is longer than the {positions} positions of the model.")
 
 
 def _pair(preference: Preference) -> PreferencePair:

@@ -157,7 +157,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
     }
     trainer = make("RewardTrainer", folder, preferences=pairs, eval_preferences=pairs, **changes)
     trainer.learn()
-    assert trainer.last_metrics["eval/accuracy"] > 0.95
+    assert trainer.last_metrics["eval/rewards/accuracies"] > 0.95
     trainer.save_pretrained(folder / "model")
     return str(folder / "model")
 

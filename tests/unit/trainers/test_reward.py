@@ -55,8 +55,8 @@ def test_loss_and_metrics_of_a_step(coefficient: float, tmp_path: Path) -> None:
     flat = [reward for pair in pairs for reward in pair]
     expected = {
         "losses/total_loss": sum(losses) / 5,
-        "rewards/accuracy": sum(chosen > rejected for chosen, rejected in pairs) / 5,
-        "rewards/margin": sum(chosen - rejected for chosen, rejected in pairs) / 5,
+        "rewards/accuracies": sum(chosen > rejected for chosen, rejected in pairs) / 5,
+        "rewards/margins": sum(chosen - rejected for chosen, rejected in pairs) / 5,
         "rewards/min": min(flat),
         "rewards/mean": sum(flat) / 10,
         "rewards/max": max(flat),
@@ -69,7 +69,7 @@ def test_loss_and_metrics_of_a_step(coefficient: float, tmp_path: Path) -> None:
         len(p.chosen) + len(p.rejected) for p in trainer.pairs
     )
     # What was evaluated before the step is what the step trained on.
-    evaluated = {f"eval/{name.split('/')[1].replace('total_loss', 'loss')}": value for name, value in expected.items()}
+    evaluated = {f"eval/{name}": value for name, value in expected.items()}
     assert {name: value for name, value in before.items() if name.startswith("eval/")} == pytest.approx(
         evaluated, abs=1e-5
     )
@@ -102,7 +102,7 @@ def test_it_learns_an_order(pad: bool, tmp_path: Path) -> None:
         **{"tokenizer.tokenizer_path": tiny_tokenizer(pad=pad)},
     )
     trainer.learn()
-    assert trainer.last_metrics["eval/accuracy"] > 0.9 > 0.7 > rows(tmp_path)[0]["eval/accuracy"]
+    assert trainer.last_metrics["eval/rewards/accuracies"] > 0.9 > 0.7 > rows(tmp_path)[0]["eval/rewards/accuracies"]
 
 
 def test_messages(tmp_path: Path) -> None:
@@ -118,7 +118,8 @@ LONG = [("abcdef", "b", "c"), ("a", "bcdefgh", "c")]
 
 def test_long_rows_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def kept(**method: Any) -> list[tuple[int, int]]:
-        changes = {f"method.{name}": value for name, value in method.items()}
+        longest = {"train.seq_length": method.pop("longest", 20)}
+        changes = {f"method.{name}": value for name, value in method.items()} | longest
         trainer = make(
             "RewardTrainer",
             tmp_path,
@@ -131,9 +132,9 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "trlx_like"):
         assert kept() == [(8, 8), (9, 3), (3, 3)]
         assert not caplog.records
-        assert kept(max_length=8) == [(8, 8), (3, 3)]
-        assert kept(max_length=6, too_long="truncate") == [(6, 6), (6, 3), (3, 3)]
-        assert kept(max_length=8, max_prompt_length=2) == [(4, 4), (3, 3)]
+        assert kept(longest=8) == [(8, 8), (3, 3)]
+        assert kept(longest=6, too_long="truncate") == [(6, 6), (6, 3), (3, 3)]
+        assert kept(longest=8, max_prompt_length=2) == [(4, 4), (3, 3)]
     assert [record.getMessage()[:58] for record in caplog.records] == [
         "Of 3 preferences 1 are longer than max_length (8 tokens) a",
         "Of 3 preferences 2 are longer than max_length (6 tokens) a",
@@ -148,7 +149,6 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureF
         (ConfigError, {"reward_fn": count_letters}, "reward_fn: RewardTrainer generates no text to score"),
         (ConfigError, {"metric_fn": lengths}, "metric_fn: RewardTrainer generates no text"),
         (ConfigError, {"train.seq_length": 65}, r"train\.seq_length \(65\) is longer than the 64 positions"),
-        (ConfigError, {"method.max_length": 65}, r"method\.max_length \(65\) is longer than the 64 positions"),
         (DataError, {"preferences": []}, "preferences is empty"),
         (
             DataError,
