@@ -84,7 +84,5 @@ if __name__ == "__main__":
     print("seed  held-out pairs in order  correlation with optimality  CPU seconds")
     for number in range(arguments.seed, arguments.seed + arguments.seeds):
         result = run(number, arguments.directory / f"seed{number}")
-        print(
-            f"{number}  {result['eval/rewards/accuracies']:22.3f}  {result['correlation']:27.3f}  {result['seconds']:11.1f}",
-            flush=True,
-        )
+        order, correlation = result["eval/rewards/accuracies"], result["correlation"]
+        print(f"{number}  {order:22.3f}  {correlation:27.3f}  {result['seconds']:11.1f}", flush=True)
