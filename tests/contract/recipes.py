@@ -57,6 +57,7 @@ def lengths(outputs: Sequence[str], **_: Any) -> dict[str, list[float]]:
 PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
+LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SEQ2SEQ = {
     "model.model_path": tiny_config("t5", dropout_rate=0.0),
@@ -189,6 +190,12 @@ RECIPES = {
                 "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
                 "reward_fn": weigh_letters,
             },
+            "adapter": {
+                "model.peft_config": LORA,
+                "train.eval_interval": 3,
+                "train.total_steps": 6,
+                "method.init_kl_coef": 1.0,
+            },
             "reference scale": {
                 "train.total_steps": 6,
                 "train.eval_interval": 2,
@@ -253,6 +260,7 @@ RECIPES = {
         },
         variants={
             "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5},
+            "adapter": {"model.peft_config": {**LORA, "lora_dropout": 0.1}, "train.total_steps": 5},
             "packed": {"method.packing": True, "train.batch_size": 2, "train.minibatch_size": 1, "train.epochs": 4},
             "seq2seq": {
                 **SEQ2SEQ,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import RECIPES, kinds, make
+from tests.contract.recipes import LORA, RECIPES, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
 
@@ -91,3 +91,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) 
         assert_same([got["shared"], got["own"]], [expected["shared"], expected["own"]])
     for file in ("metrics.jsonl", "samples.jsonl"):
         assert_same(rows(tmp_path / "parts", file), rows(tmp_path / "whole", file), file)
+
+
+@pytest.mark.parametrize("name", ["PPOTrainer", "SFTTrainer"])
+def test_an_adapter_is_the_same_on_both(name: str, tmp_path: Path) -> None:
+    first, second = on_ranks(learn, name, tmp_path, {"model.peft_config": LORA, "train.eval_interval": 2})
+    assert_same(second["shared"], first["shared"])
+    assert_same(second["metrics"], first["metrics"])

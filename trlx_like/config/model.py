@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -22,6 +24,21 @@ def _model_source(value: Any) -> Any:
     if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):
         raise ValueError
     return value
+
+
+def _adapter(value: Any) -> Any:
+    """A peft configuration becomes a mapping of the options that were changed, as a file would have it."""
+    if value is None or (isinstance(value, Mapping) and isinstance(value.get("peft_type"), str)):
+        return value
+    if not dataclasses.is_dataclass(value) or isinstance(value, type) or not hasattr(value, "peft_type"):
+        raise ValueError
+    changed = {}
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if field.init and given != made and field.name != "peft_version":
+            changed[field.name] = sorted(given) if isinstance(given, set) else getattr(given, "value", given)
+    return {**changed, "peft_type": getattr(value.peft_type, "value", value.peft_type)}
 
 
 def _tokenizer_source(value: Any) -> Any:
@@ -52,10 +69,18 @@ class ModelConfig(Section):
     """Top layers that are trained (of the decoder, if there is an encoder); -1: the whole model, 0: heads only."""
     ref_model_path: PathText | None = None
     """Folder or hub name of the reference model of the KL penalty; null: the model before training."""
-    peft_config: Any = None
-    """A peft configuration, or a mapping of its options; null: no adapter."""
+    peft_config: Annotated[
+        Any,
+        AfterValidator(_adapter),
+        Says("a peft configuration, a mapping of its options with peft_type, or null"),
+    ] = None
+    """Adapter (LoRA) to train in place of the model: a peft configuration, or a mapping of its options; null: none."""
     model_extra_configs: dict[str, Any] = {}
     """Further keyword arguments of `from_pretrained` or `from_config`."""
+
+    def inert(self) -> list[str]:
+        both = self.peft_config is not None and self.changed("num_layers_unfrozen")
+        return ["num_layers_unfrozen"] if both else []
 
 
 class TokenizerConfig(Section):

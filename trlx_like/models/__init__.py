@@ -1,14 +1,18 @@
 """Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
 
+from trlx_like.models.adapters import has_adapter
 from trlx_like.models.heads import ILQLHeads, ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
     arch_type,
+    check_folder,
     checkpoint_activations,
     disable_dropout,
     load_model,
     load_tokenizer,
+    load_trained_model,
     no_progress_bars,
+    save_model,
 )
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
@@ -28,14 +32,18 @@ __all__ = [
     "PolicyOutput",
     "ValueHead",
     "arch_type",
+    "check_folder",
     "checkpoint_activations",
     "create_reference_model",
     "disable_dropout",
+    "has_adapter",
     "hidden_size",
     "keeps_packed_apart",
     "last_hidden_module",
     "load_model",
     "load_tokenizer",
+    "load_trained_model",
     "no_progress_bars",
+    "save_model",
     "vocabulary_size",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,24 +22,42 @@ from transformers.utils import logging as transformers_logging
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
+from trlx_like.models.adapters import add_adapter, base_of, has_adapter, merged, read_adapter, train_adapter, unwrapped
 from trlx_like.models.layout import check_has_lm_head
 
 
 def check_model(config: ModelConfig) -> None:
-    """ConfigError for kinds of models that no trainer can train yet."""
+    """ConfigError for a model that cannot be trained, before it is loaded."""
     if config.peft_config is not None:
-        raise ConfigError("model.peft_config: adapters cannot be trained yet; leave it out.")
+        read_adapter(config.peft_config)
+
+
+def load_trained_model(config: ModelConfig) -> PreTrainedModel:
+    """The model of the configuration, ready to be trained: with an adapter, only that is.
+
+    There is one if `model.peft_config` asks for it, or if `model.model_path` came with one, which is then trained on.
+    """
+    path = config.model_path
+    if is_python_name(path):
+        path = import_name(path, "model.model_path")()
+    lm = load_model(path, config)
+    if config.peft_config is not None:
+        add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
+    elif has_adapter(lm):
+        train_adapter(lm)
+    return lm
 
 
 def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     """A `model.model_arch_type` language model in float32, unless `model.model_extra_configs` says otherwise.
 
-    path: a folder or hub name, a `PretrainedConfig` (random weights), a model (used as it is), or
-    `module:function` that returns one of these.
+    path: a folder or hub name of a model or of an adapter, a `PretrainedConfig` (random weights), a model (used as it
+    is), or `module:function` that returns one of these.
     """
     check_model(config)
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
+    path = unwrapped(path)
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
         check_has_lm_head(path)
@@ -51,7 +70,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
             _check_kind(path, config, _shown(path))
             lm = kind.from_config(path, **extra)
         else:
-            _check_kind(AutoConfig.from_pretrained(str(path), **extra), config, _shown(path))
+            _check_kind(AutoConfig.from_pretrained(base_of(str(path)) or str(path), **extra), config, _shown(path))
             with no_progress_bars():
                 lm = kind.from_pretrained(str(path), **extra)
     except (OSError, ValueError) as error:
@@ -59,10 +78,35 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     return lm
 
 
+def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
+    """A folder that transformers load. Of a model with an adapter it holds the adapter, in peft's format.
+
+    merge: the whole model with the adapter merged into it, as also where the adapter's folder could not say what it is
+    for: a model from random weights, or one that was given in memory.
+    """
+    check_folder(lm, directory, merge)
+    with no_progress_bars():
+        (lm if _alone(lm, merge) or not has_adapter(lm) else merged(lm)).save_pretrained(directory)
+
+
+def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
+    """ConfigError for a folder that holds the other kind, adapter or whole model: both would be loaded."""
+    alone = _alone(lm, merge)
+    if (directory / ("config.json" if alone else "adapter_config.json")).exists():
+        kinds = ("an adapter", "a whole model")
+        raise ConfigError(
+            f"{directory} holds {kinds[alone]}, which would be mixed with {kinds[not alone]}; name another folder."
+        )
+
+
+def _alone(lm: PreTrainedModel, merge: bool) -> bool:
+    return has_adapter(lm) and not merge and bool(lm.peft_config["default"].base_model_name_or_path)
+
+
 def arch_type(path: str) -> Literal["causal", "seq2seq"]:
     """The `model.model_arch_type` of what a folder or hub name holds. ConfigError if that is no model."""
     try:
-        return _kind(AutoConfig.from_pretrained(path))
+        return _kind(AutoConfig.from_pretrained(base_of(path) or path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
 

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.models.adapters import AdapterWeights, has_adapter
 from trlx_like.models.layout import Entering, Head, TopBlocks, base_model, blocks, lm_head, run_base
 
 
 class Reference(Protocol):
     """What scores tokens under the reference."""
 
-    head: Head
+    @property
+    def head(self) -> Head: ...
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
         """The reference's last hidden state [B, T, H].
@@ -108,6 +110,34 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
         yield parameter, twin
 
 
+class FrozenAdapter:
+    """The policy with its adapter as it was at the start, in place of a second model.
+
+    Of a new adapter that is the model without it. An adapter that was trained before is part of the policy's start,
+    where one switched off would not be.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self.lm = lm
+        self.weights = AdapterWeights(lm)
+        self._head = lm_head(lm)
+
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+        with self.weights.in_place():
+            return run_base(self.lm, inputs)[0]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        with self.weights.in_place():
+            return self._head(hidden)
+
+    def modules(self) -> list[nn.Module]:
+        return [self.weights]
+
+    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        # A share of each of two matrices is not that share of their product.
+        raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
+
+
 def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:
     """The cheapest reference that is exact. Call it after freezing and before the first update.
 
@@ -115,6 +145,8 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     """
     if other is not None:
         return FrozenCopy(other)
+    if has_adapter(lm):
+        return FrozenAdapter(lm)
     if num_layers_unfrozen == 0:
         return FrozenPolicy(lm)
     if num_layers_unfrozen < 0:
@@ -123,13 +155,14 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
 
 
 class Fingerprint:
-    """Two sums over a reference's weights, in every checkpoint in place of the weights themselves.
+    """Two sums over the weights of a reference, or of what an adapter is for, in place of the weights themselves.
 
-    The reference is made again when a run is resumed. If what it is made of has changed since, the KL would be to
+    They are made again when a run is resumed. If what they are made of has changed since, the run would go on with
     something else without a word.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], name: str = "the reference") -> None:
+        self.name = name
         weights = [parameter.detach().double() for module in modules for parameter in module.parameters()]
         self.sums = [float(sum(w.sum() for w in weights)), float(sum(w.abs().sum() for w in weights))]
 
@@ -140,7 +173,7 @@ class Fingerprint:
         pairs = zip(state["sums"], self.sums, strict=True)
         if not all(math.isclose(then, now, rel_tol=1e-5, abs_tol=1e-5) for then, now in pairs):
             raise CheckpointError(
-                "the reference is not the model that the run began with: model.model_path or model.ref_model_path has "
+                f"{self.name} is not the model that the run began with: model.model_path or model.ref_model_path has "
                 "other weights than then. Put them back, or start a new run."
             )
 

@@ -20,12 +20,15 @@ from trlx_like.models import (
     HEADS_FILE,
     Fingerprint,
     LanguagePolicy,
+    check_folder,
     checkpoint_activations,
     disable_dropout,
+    has_adapter,
     hidden_size,
     load_model,
     load_tokenizer,
-    no_progress_bars,
+    load_trained_model,
+    save_model,
     vocabulary_size,
 )
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
@@ -54,7 +57,11 @@ class TextTrainer(BaseRLTrainer[E]):
         tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
         self.read_data()
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
-            lm = load_model(model.model_path, model)
+            lm = load_trained_model(model)
+        if has_adapter(lm):  # the model beside it is not in checkpoints
+            lm.to(self.device)
+            self.group.same_weights([*lm.parameters(), *lm.buffers()])
+            self.state.register("base", Fingerprint([lm], "what the adapter is for"))
         if not self.keep_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
@@ -64,7 +71,7 @@ class TextTrainer(BaseRLTrainer[E]):
             lm,
             heads=self.heads(hidden_size(lm), vocabulary_size(lm)),
             head_blocks=self.head_blocks(),
-            num_layers_unfrozen=model.num_layers_unfrozen,
+            num_layers_unfrozen=-1 if has_adapter(lm) else model.num_layers_unfrozen,
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
@@ -207,18 +214,19 @@ class TextTrainer(BaseRLTrainer[E]):
 
     # Export.
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
         """A folder that plain `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load; heads beside it.
 
+        Of a model with an adapter it holds the adapter alone; merged: the whole model with the adapter merged into it.
         Called by every process; the main one writes.
         """
+        check_folder(self.model.lm, Path(directory), merged)
         if self.group.main:
-            self._write_pretrained(Path(directory))
+            self._write_pretrained(Path(directory), merged)
         self.group.barrier()
 
-    def _write_pretrained(self, directory: Path) -> None:
-        with no_progress_bars():
-            self.model.lm.save_pretrained(directory)
+    def _write_pretrained(self, directory: Path, merged: bool) -> None:
+        save_model(self.model.lm, directory, merged)
         self.tokenizer.save_pretrained(directory)
         heads = {
             f"{part}.{name}": value.contiguous()

@@ -1,0 +1,205 @@
+"""LoRA and its kin: few trained weights beside a frozen model, by peft.
+
+peft puts its layers into the model where it stands, so a model with an adapter is the family's own class still, and
+whatever works on a model works on it. Left out on purpose: prompt tuning, which is not a part of layers, and AdaLoRA,
+which wants to be told of every step.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from trlx_like.errors import ConfigError
+from trlx_like.registry import nearest
+
+logger = logging.getLogger(__name__)
+
+OPTION = "model.peft_config"
+KINDS = ("LORA", "IA3", "LOHA", "LOKR")
+"""Values of `peft_type` that are tested."""
+
+_NAME = "default"  # peft's own name for the only adapter of a model
+
+
+def import_peft() -> Any:
+    """The module. ConfigError names the extra where it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f'{OPTION}: adapters need peft ({error}): pip install "trlx-like[peft]".') from error
+    return peft
+
+
+def read_adapter(given: Any) -> Any:
+    """`model.peft_config`, a `PeftConfig` or a mapping with its options and `peft_type`, as a `PeftConfig` of its own.
+
+    ConfigError for kinds that cannot be trained here, and for options that the kind does not have.
+    """
+    peft = import_peft()
+    if isinstance(given, peft.PeftConfig):
+        made = copy.deepcopy(given)
+    elif isinstance(given, Mapping):
+        made = _from_mapping(peft, given)
+    else:
+        raise ConfigError(f"{OPTION} must be a peft configuration or a mapping of its options, not {given!r}.")
+    kind = _kind(made.peft_type)
+    if kind not in KINDS:
+        raise ConfigError(f"{OPTION}: {kind} is not supported; peft_type may be {', '.join(KINDS)}.")
+    if getattr(made, "bias", "none") != "none":
+        raise ConfigError(f"{OPTION}.bias ({made.bias!r}): biases are not part of an adapter here; use 'none'.")
+    if getattr(made, "init_lora_weights", True) not in (True, False, "gaussian"):
+        raise ConfigError(
+            f"{OPTION}.init_lora_weights ({made.init_lora_weights!r}) changes the weights of the model, which the "
+            "adapter's folder does not hold; use true, false or 'gaussian'."
+        )
+    made.inference_mode = False
+    return made
+
+
+def _from_mapping(peft: Any, given: Mapping[str, Any]) -> Any:
+    kinds = {_kind(kind): cls for kind, cls in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    kind = _kind(given.get("peft_type"))
+    if kind not in kinds:
+        raise ConfigError(f"{OPTION}.peft_type ({given.get('peft_type')!r}) must be one of {', '.join(KINDS)}.")
+    names = [field.name for field in dataclasses.fields(kinds[kind]) if field.init]
+    for name in given:
+        if name not in names:
+            close = nearest(str(name), names)
+            raise ConfigError(
+                f"{OPTION}.{name}: {kind} has no such option.{f' Did you mean {close}?' if close else ''}"
+            )
+    try:
+        return kinds[kind](**{**given, "peft_type": kind})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{OPTION}: {error}") from error
+
+
+def _kind(value: Any) -> str:
+    return str(getattr(value, "value", value)).upper()
+
+
+def has_adapter(lm: nn.Module) -> bool:
+    return bool(getattr(lm, "_hf_peft_config_loaded", False))
+
+
+def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
+    """Puts a new adapter into a model. From then on only the adapter is trained.
+
+    given: as `read_adapter`. source: where the model can be loaded from again (None: nowhere), which the adapter's own
+    folder has to say. Random numbers of torch are drawn.
+    """
+    if has_adapter(lm):
+        raise ConfigError(
+            f"{OPTION}: model.model_path has an adapter already, which is trained on when {OPTION} is left out; for a "
+            "new one, start from a folder that save_pretrained(..., merged=True) wrote."
+        )
+    config = read_adapter(given)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # of GPT-2; peft sets it right
+            lm.add_adapter(config, _NAME)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{OPTION} does not fit {type(lm).__name__}: {error}") from error
+    is_folder = source is not None and Path(source).is_dir()
+    config.base_model_name_or_path = str(Path(source).resolve()) if source is not None and is_folder else source
+    config.task_type = config.task_type or ("SEQ_2_SEQ_LM" if lm.config.is_encoder_decoder else "CAUSAL_LM")
+    _say(lm)
+
+
+def train_adapter(lm: PreTrainedModel) -> None:
+    """Lets the adapter that a model came with be trained on, and nothing else."""
+    if list(lm.peft_config) != [_NAME]:
+        names = ", ".join(lm.peft_config)
+        raise ConfigError(f"model.model_path has adapters named {names}; the only one must be {_NAME!r} to be trained.")
+    lm.requires_grad_(False)
+    lm.set_adapter(_NAME)
+    for config in lm.peft_config.values():
+        config.inference_mode = False
+    _say(lm)
+
+
+def _say(lm: PreTrainedModel) -> None:
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in lm.parameters()]
+    trained, all_of_them = sum(n for n, trains in counts if trains), sum(n for n, _ in counts)
+    logger.info("Training an adapter: %d of %d weights (%.2f %%).", trained, all_of_them, 100 * trained / all_of_them)
+
+
+def unwrapped(model: Any) -> Any:
+    """A `PeftModel`'s own model, with the adapter in it; any other model as it is."""
+    if not hasattr(model, "peft_config") or isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
+        return model
+    for config in model.peft_config.values():
+        read_adapter(config)
+    lm = model.get_base_model()
+    lm.peft_config = model.peft_config
+    lm._hf_peft_config_loaded = True  # what transformers' own add_adapter sets, so that it saves the adapter
+    return lm
+
+
+def base_of(path: str) -> str | None:
+    """Where the model is that the adapter in a folder (or hub repository) is for; None if it holds no adapter."""
+    try:
+        found = find_adapter_config_file(path)
+    except (OSError, ValueError):  # of a name that cannot be one, `from_pretrained` has more to say
+        return None
+    if found is None:
+        return None
+    import_peft()
+    base: str | None = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if base is None:
+        raise ConfigError(f"model.model_path ({path!r}): its adapter_config.json does not name the model it is for.")
+    return base
+
+
+def merged(lm: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with its adapter added into its weights: one without an adapter that says the same."""
+    whole = copy.deepcopy(lm)
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for name, module in list(whole.named_modules()):
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            part = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+            whole.set_submodule(name, part)
+        elif isinstance(module, BaseTunerLayer):
+            module.merge()
+            whole.set_submodule(name, module.get_base_layer())
+    whole._hf_peft_config_loaded = False
+    del whole.peft_config
+    return whole
+
+
+class AdapterWeights(nn.Module):
+    """A frozen copy of what is trained of a model, that can stand in for it."""
+
+    def __init__(self, lm: nn.Module) -> None:
+        super().__init__()
+        held = [(module, name, value) for module in lm.modules() for name, value in module._parameters.items()]
+        trained = [(module, name, value) for module, name, value in held if value is not None and value.requires_grad]
+        # In a list, so that the model is not a part of this one.
+        self._places = [[(module, name) for module, name, _ in trained]]
+        self.frozen = nn.ParameterList([value.detach().clone() for *_, value in trained]).requires_grad_(False)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model is what it was when this copy was made. What was computed before keeps its gradient."""
+        before = [(module, name, module._parameters[name]) for module, name in self._places[0]]
+        try:
+            for (module, name, _), value in zip(before, self.frozen, strict=True):
+                module._parameters[name] = value
+            yield
+        finally:
+            for module, name, value in before:
+                module._parameters[name] = value
