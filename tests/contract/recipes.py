@@ -88,6 +88,7 @@ RECIPES = {
         train={"epochs": 3, "total_steps": 100},
         arguments={"preferences": PREFERENCES, "eval_prompts": PROMPTS[:3], "reward_fn": count_letters},
         variants={
+            "adapter": {"model.peft_config": LORA, "method.precompute_ref_log_probs": False},
             "moving reference": {
                 "method.sync_ref_model": True,
                 "method.ref_model_sync_steps": 2,
