@@ -9,6 +9,7 @@ five times.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import trlx_like
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
@@ -25,14 +26,14 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory, measured(directory), {"ILQL": watch.lap()})
 
 
-def train_ilql(directory: Path, seed: int) -> None:
-    """ILQL whose evaluation decodes with one beta."""
+def train_ilql(directory: Path, seed: int) -> Any:
+    """The trainer of an ILQL run whose evaluation decodes with one beta."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
     )
-    trlx_like.train(
+    return trlx_like.train(
         config,
         samples=task.samples,
         rewards=task.optimality(task.samples),

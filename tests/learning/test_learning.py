@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,19 @@ def test_rft_learns_to_say_a_letter(seed: int, tmp_path: Path) -> None:
     assert metrics["rollout/score_mean"] > 0.9
     assert metrics["reward/mean"] > 0.9
     assert trainer.progress.round == 24
+
+
+def test_ilql_writes_the_best_of_what_it_has_read(seed: int, tmp_path: Path) -> None:
+    """Of all strings of four a's and b's, rewarded for a's, it writes "aaaa"; imitation writes any of them."""
+    outputs = ["".join(letters) for letters in product("ab", repeat=4)]
+    options = {"max_new_tokens": 4, "eos_token_id": 0, "beta": [0, 30]}
+    changes = {
+        **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 150, "train.epochs": 300},
+        **{"method.alpha": 0.3, "method.steps_for_target_q_sync": 2, "method.tau": 0.9, "method.beta": 0.0},
+        **{"method.gen_kwargs": options, "optimizer.kwargs": {"lr": 0.01}},
+    }
+    data = {"samples": [("c", output) for output in outputs], "rewards": share_of_a(outputs)}
+    trainer = make("ILQLTrainer", tmp_path, **data, eval_prompts=["c"] * 32, reward_fn=share_of_a, **changes)
+    metrics = trainer.learn()
+    assert rows(tmp_path)[0]["reward/mean@beta=30"] < 0.2
+    assert metrics["reward/mean@beta=30"] > 0.95 > 0.7 > metrics["reward/mean@beta=0"] > 0.3
