@@ -151,6 +151,7 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
 
 def _check_sources(config: TRLConfig) -> list[str]:
     """What data and functions there are, in words. ConfigError with a line for each that cannot be used."""
+    from trlx_like.models.reward_model import check_reward_model
     from trlx_like.pipelines.sources import check_source, load_function
 
     found, problems = [], []
@@ -163,6 +164,8 @@ def _check_sources(config: TRLConfig) -> list[str]:
             elif section == "data" and name != "stop_sequences":
                 if name != "reward_fn" or not api.names_reward_model(spec):
                     load_function(spec, option)
+                elif Path(spec).expanduser().is_dir():  # of a hub name the network would be asked
+                    check_reward_model(os.path.expanduser(spec), option)
                 found.append(f"{name}: {spec}")
             elif option in functions and is_python_name(spec):
                 load_function(spec, option)

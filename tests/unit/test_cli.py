@@ -284,7 +284,12 @@ def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
 
 def test_a_check_takes_a_folder_for_a_reward_model(here: Path) -> None:
     (here / "judge").mkdir()
-    assert said(0, "check", ppo_file(here, reward_fn="judge")).endswith("reward_fn: judge.\n")
+    file = ppo_file(here, reward_fn="judge")
+    assert said(2, "check", file).startswith("data.reward_fn ('judge') cannot be loaded as a reward model: ")
+    for kind, code in (("GPT2LMHeadModel", 2), ("GPT2ForSequenceClassification", 0)):
+        (here / "judge" / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": [kind]}))
+        line = said(code, "check", file)
+    assert line.endswith("reward_fn: judge.\n")
 
 
 def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:

@@ -73,9 +73,7 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
         with no_progress_bars():
             model = _load(path, trained, option, extra)
     except (OSError, ValueError, RuntimeError) as error:
-        shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}") from error
+        raise _unloadable(option, path, error) from error
     if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
         raise ConfigError(
             f"{option}: a reward model is a classifier with one label, such as AutoModelForSequenceClassification "
@@ -103,9 +101,18 @@ def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTr
     return model
 
 
+def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
+    shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
+    reason = str(error).partition("\n")[0]
+    return ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}")
+
+
 def check_reward_model(path: str, option: str) -> None:
     """ConfigError unless a folder or hub name has a classifier, as its configuration says. Loads no weights."""
-    saved = AutoConfig.from_pretrained(path).architectures or ["a model that does not say its class"]
+    try:
+        saved = AutoConfig.from_pretrained(path).architectures or ["a model that does not say its class"]
+    except (OSError, ValueError) as error:
+        raise _unloadable(option, path, error) from error
     if not saved[0].endswith(CLASSIFIER):
         raise ConfigError(f"{option} ({path!r}) holds {saved[0]}, which has no trained head for rewards.")
 

@@ -44,8 +44,8 @@ def encode_preferences(
 
     rows: mappings with "chosen" and "rejected" and, if they like, "prompt", "margin" and (for a chat template) "tools";
     or (prompt, chosen, rejected). All of a row is strings or all is lists of messages; chosen and rejected may repeat
-    a prompt of messages. Without a prompt it is what both begin with: messages, or tokens of text. Answers of text end
-    with EOS, those of messages as the chat template ends them.
+    a prompt of messages, and a prompt of text a user's message in both. Without a prompt it is what both begin with:
+    messages, or tokens of text. Answers of text end with EOS, those of messages as the chat template ends them.
 
     max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
     an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
@@ -87,6 +87,10 @@ def encode_preferences(
 def _encode(values: Any, place: str, encoder: TextEncoder) -> Preference:
     row = _columns(values, place)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    if isinstance(prompt, str) and is_messages(chosen) and is_messages(rejected):
+        # Some data sets say once more as text what the user asks in both conversations.
+        asked = {"role": "user", "content": prompt}
+        prompt = None if asked in chosen and asked in rejected else prompt
     margin = _margin(row.get("margin"), place)
     if isinstance(chosen, str) and isinstance(rejected, str) and (prompt is None or isinstance(prompt, str)):
         preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin)

@@ -69,6 +69,7 @@ ASKED = [user("a"), assistant("b"), user("c")]
         row([*ASKED, assistant("d")], [*ASKED, assistant("e")], prompt=ASKED),
         row([assistant("d")], [assistant("e")], prompt=ASKED),
         (ASKED, [assistant("d")], [*ASKED, assistant("e")]),
+        row([*ASKED, assistant("d")], [*ASKED, assistant("e")], prompt="a"),
     ],
 )
 @pytest.mark.parametrize("template", [CHATML, LLAMA])
@@ -175,6 +176,10 @@ def test_nothing_is_said_where_all_fits(caplog: pytest.LogCaptureFixture) -> Non
             r"preferences\[0\]: all must be strings, or all lists of messages, not chosen a str, rejected a",
         ),
         ([row("a", [user("a")])], r"preferences\[0\]: all must be strings"),
+        (
+            [row([user("a"), assistant("b")], [user("a"), assistant("c")], prompt="z")],
+            r"preferences\[0\]: all must be strings.* prompt a str, chosen a list",
+        ),
         ([row("a", "b", prompt=[user("a")])], r"preferences\[0\]: all must be strings.* prompt a list"),
         ([row("a", "b", margin=math.nan)], r"preferences\[0\]: margin must be a finite number, not nan"),
         ([row("a", "b", margin=True)], r"preferences\[0\]: margin must be a finite number, not True"),
