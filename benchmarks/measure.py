@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from trlx_like.data import Experience
 from trlx_like.trainers.callbacks import Callback
 
 
@@ -28,7 +30,13 @@ class Counter(Callback):
 
     def on_experience(self, trainer: Any, metrics: Any) -> None:
         self.sequences += len(trainer.store)
-        self.tokens += sum(int(element.mask.sum()) for element in trainer.store.elements)
+        self.tokens += sum(_learned(element) for element in trainer.store.elements)
+
+
+def _learned(element: Experience) -> int:
+    """Real tokens of an element that are no prompt."""
+    masks = {column.metadata["mask"] for column in fields(element) if "mask" in column.metadata} - {"prompt_mask"}
+    return sum(int(getattr(element, mask).sum()) for mask in masks)
 
 
 def peak_rss_mib() -> float:

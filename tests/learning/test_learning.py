@@ -91,3 +91,29 @@ def test_ilql_writes_the_best_of_what_it_has_read(seed: int, tmp_path: Path) -> 
     metrics = trainer.learn()
     assert rows(tmp_path)[0]["reward/mean@beta=30"] < 0.2
     assert metrics["reward/mean@beta=30"] > 0.95 > 0.7 > metrics["reward/mean@beta=0"] > 0.3
+
+
+def test_dpo_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
+    """A judge prefers ab to cde and cde to f as if each were better by 1.5; so are then their rewards."""
+    wins = {("ab", "cde"): 16, ("cde", "f"): 16, ("ab", "f"): 19}  # of 20: 20 sigmoid(1.5), 20 sigmoid(3)
+    preferences = [
+        ("best: ", *(pair if verdict < won else pair[::-1])) for pair, won in wins.items() for verdict in range(20)
+    ]
+    changes = {
+        **{"train.seed": seed, "train.batch_size": 60, "train.total_steps": 60, "train.epochs": 100},
+        **{"method.loss_type": "sigmoid", "method.loss_weights": None, "optimizer.kwargs": {"lr": 0.01}},
+    }
+    trainer = make(
+        "DPOTrainer",
+        tmp_path,
+        preferences=preferences,
+        eval_preferences=[("best: ", "ab", "cde"), ("best: ", "cde", "f")],
+        eval_prompts=None,
+        reward_fn=None,
+        **changes,
+    )
+    metrics = trainer.learn()
+    first = rows(tmp_path)[0]
+    assert abs(first["eval/rewards/margins"]) < 1e-4
+    assert metrics["eval/rewards/accuracies"] == 1
+    assert abs(metrics["eval/rewards/margins"] - 1.45) < 0.15
