@@ -247,6 +247,7 @@ RECIPES = {
                 "train.total_steps": 5,
             },
             "top": {"model.num_layers_unfrozen": 1, "train.seq_length": 8, "method.too_long": "truncate"},
+            "adapter": {"model.peft_config": LORA},
         },
         loads_as=AutoModelForSequenceClassification,
         evaluated="eval/rewards/margins",

@@ -21,6 +21,7 @@ from transformers import (
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
+from trlx_like.models.adapters import add_adapter, read_adapter
 from trlx_like.models.layout import blocks, freeze_below, run_base
 from trlx_like.models.loading import no_progress_bars
 
@@ -115,6 +116,17 @@ def check_reward_model(path: str, option: str) -> None:
         raise _unloadable(option, path, error) from error
     if not saved[0].endswith(CLASSIFIER):
         raise ConfigError(f"{option} ({path!r}) holds {saved[0]}, which has no trained head for rewards.")
+
+
+def add_reward_adapter(lm: PreTrainedModel, given: Any, path: Any) -> None:
+    """Puts a new adapter into a classifier; it is trained with the head, and nothing else is.
+
+    given: `model.peft_config`. path: `model.model_path`, which the adapter's folder has to name.
+    """
+    config = read_adapter(given)
+    config.task_type = "SEQ_CLS"
+    config.modules_to_save = [*(config.modules_to_save or []), "score" if hasattr(lm, "score") else "classifier"]
+    add_adapter(lm, config, path if isinstance(path, str) and not is_python_name(path) else None)
 
 
 def with_own_pad_token(tokenizer: PreTrainedTokenizerBase, lm: PreTrainedModel) -> PreTrainedTokenizerBase:

@@ -20,8 +20,8 @@ from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import off_center, pair_loss
-from trlx_like.models import checkpoint_activations, disable_dropout, load_tokenizer, no_progress_bars
-from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
+from trlx_like.models import checkpoint_activations, disable_dropout, has_adapter, load_tokenizer, save_model
+from trlx_like.models.reward_model import RewardNetwork, add_reward_adapter, load_reward_model, with_own_pad_token
 from trlx_like.pipelines.preferences import Preference, encode_preferences
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
 
@@ -64,11 +64,14 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             lm = load_reward_model(options.model_path, **options.model_extra_configs)
         self._check_length(lm.config.get_text_config())
         self.tokenizer = with_own_pad_token(tokenizer, lm)
+        if options.peft_config is not None:
+            with isolated_rng(self.config.train.seed):
+                add_reward_adapter(lm, options.peft_config, options.model_path)
         if self.method.disable_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
-        self.model = RewardNetwork(lm, options.num_layers_unfrozen)
+        self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
         self.seen: list[float] = []  # rewards of this process in the running step
 
     def make_experience(self) -> Metrics:
@@ -122,11 +125,14 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         for start in range(0, len(rows), size):
             yield PreferencePair.collate(rows[start : start + size]).to(self.device)
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """A folder that plain `AutoModelForSequenceClassification` and `AutoTokenizer` load."""
+    def save_pretrained(self, directory: str | Path, *, merged: bool = True) -> None:
+        """A folder that plain `AutoModelForSequenceClassification` and `AutoTokenizer` load.
+
+        merged: with an adapter, the whole model with it merged in; otherwise the adapter and the head alone, for
+        `add_and_load_reward_modeling_adapter`. Called by every process; the main one writes.
+        """
         if self.group.main:
-            with no_progress_bars():
-                self.model.lm.save_pretrained(directory)
+            save_model(self.model.lm, Path(directory), merged)
             self.tokenizer.save_pretrained(directory)
         self.group.barrier()
 
@@ -150,8 +156,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         for argument in ("reward_fn", "metric_fn"):
             if getattr(self, argument) is not None:
                 raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
-        if self.config.model.peft_config is not None:
-            raise ConfigError("model.peft_config: reward models are trained without adapters; leave it out.")
 
     def _check_length(self, config: Any) -> None:
         positions = getattr(config, "max_position_embeddings", None)

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
 
 from tests.contract.recipes import PAIRS, count_letters, lengths, make
 from tests.contract.runs import rows
-from tests.tiny import tiny_config, tiny_tokenizer
+from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from tests.unit.pipelines.templates import CHATML, assistant, chat_tokenizer, user
+from trlx_like import AutoModelForCausalLMWithValueHead, RewardModel
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.trainers.reward import PreferencePair, RewardTrainer
 
@@ -111,6 +114,33 @@ def test_messages(tmp_path: Path) -> None:
     changes = {"model.model_path": tiny_config(vocabulary=len(tokenizer)), "tokenizer.tokenizer_path": tokenizer}
     trainer = make("RewardTrainer", tmp_path, preferences=[row], eval_preferences=None, **changes)
     assert tokenizer.decode(trainer.pairs[0].chosen) == "<|user|>a<eos> <|assistant|>b<eos>"
+
+
+def test_an_adapter_with_a_head(tmp_path: Path) -> None:
+    """Only these are trained; merged they are a plain reward model, alone they sit beside a policy's own adapter."""
+    base = save_tiny(tmp_path / "base", "llama")
+    lora = {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": ["q_proj", "v_proj"]}
+    changes = {"model.model_path": base, "tokenizer.tokenizer_path": None, "model.peft_config": lora}
+    trainer = make("RewardTrainer", tmp_path / "run", **changes, **{"train.total_steps": 4})
+    trainer.learn()
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert trained and all("lora_" in name or ".score." in name for name in trained)
+    assert any(".score." in name for name in trained)
+    trainer.save_pretrained(tmp_path / "whole")
+    trainer.save_pretrained(tmp_path / "adapter", merged=False)
+    assert not (tmp_path / "adapter" / "config.json").exists()
+
+    trainer.model.eval()
+    pair = trainer.pairs[0]
+    with torch.no_grad():
+        expected = float(trainer.model(pair.chosen[None], pair.chosen_mask[None]))
+    whole = RewardModel(tmp_path / "whole")
+    assert whole(prompts=["the cat"], outputs=[" sat."]) == pytest.approx([expected], abs=1e-5)
+    policy = AutoModelForCausalLM.from_pretrained(base)
+    policy.add_adapter(LoraConfig(**{**lora, "init_lora_weights": False}), adapter_name="default")
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy)
+    model.add_and_load_reward_modeling_adapter(tmp_path / "adapter")
+    assert float(model.compute_reward_score(pair.chosen[None])) == pytest.approx(expected, abs=1e-5)
 
 
 LONG = [("abcdef", "b", "c"), ("a", "bcdefgh", "c")]
