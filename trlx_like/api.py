@@ -128,6 +128,7 @@ def make_trainer(
 ) -> Any:
     """The trainer that `train` would run, ready to `learn`, `generate` or `step`."""
     from trlx_like.pipelines.sources import load_function, load_rows
+    from trlx_like.trainers.run import require
 
     check(config)
     named = config.data
@@ -144,6 +145,7 @@ def make_trainer(
     trainer_class = TRAINERS.get(config.train.trainer)
     given = {name: value for name, value in data.items() if value is not None}
     _refuse_unused(trainer_class, given)
+    require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})
     if data.get("eval_prompts") is None and given.get("prompts") is not None:
         given["eval_prompts"] = given["prompts"][: config.train.batch_size]
     for key in config.inert():

@@ -147,6 +147,10 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
         f"steps of {read.train.batch_size} samples, into {read.train.checkpoint_dir}. "
         f"{'; '.join(data) or 'All data comes from Python'}."
     )
+    needs = getattr(TRAINERS.get(read.train.trainer), "needs", ())
+    missing = [name for name in needs if getattr(read.data, name, None) is None]
+    if missing:
+        typer.echo(f"It trains from Python only: train() has to be given {' and '.join(missing)}.")
 
 
 def _check_sources(config: TRLConfig) -> list[str]:

@@ -241,6 +241,18 @@ def test_a_file_is_completed(here: Path, plugin: Path) -> None:
     assert said(2, "show-config", "pop") == f"pop: there is no such preset ({', '.join(PRESETS)}) and no such file.\n"
 
 
+def test_a_file_that_only_python_can_run_is_told_apart(here: Path) -> None:
+    file = write_yaml(
+        here / "ppo.yml",
+        model={"model_path": "no/model"},
+        train={**TRAIN, "trainer": "PPOTrainer"},
+        method={"name": "PPOConfig"},
+    )
+    assert said(0, "check", str(file)).endswith(
+        "All data comes from Python.\nIt trains from Python only: train() has to be given reward_fn and prompts.\n"
+    )
+
+
 def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = here / "packages" / f"trlx_like-{trlx_like.__version__}.dist-info"
     folder.mkdir(parents=True)

@@ -32,7 +32,7 @@ from trlx_like.tracking import Trackers
 from trlx_like.trainers.callbacks import Callback
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest, stop_requests
-from trlx_like.trainers.run import Progress, RunFolder
+from trlx_like.trainers.run import Progress, RunFolder, announcement, require
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class BaseRLTrainer(ABC, Generic[E]):
     """True: experience is made once, from data, and `train.epochs` are passes over it."""
     uses: ClassVar[frozenset[str]] = frozenset()
     """The data arguments of `train` that this trainer takes."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What `learn` cannot do without, of those and `reward_fn`; an offline trainer is not made without it either."""
     counted: ClassVar[tuple[str, ...]] = ()
     """Names of `counts`. Their totals over the global batch, and that of the units, are in `totals` during `loss`."""
 
@@ -96,11 +98,14 @@ class BaseRLTrainer(ABC, Generic[E]):
         if unused := sorted(set(self.data) - self.uses):
             known = ", ".join(sorted(self.uses)) or "no data"
             raise ConfigError(f"{type(self).__name__} cannot use {', '.join(unused)}; it takes {known}.")
+        if self.offline:
+            self._check_needs()
         self.accelerator = make_accelerator(config.backend)
         self.group = Group(self.accelerator)
         self.device = self.accelerator.device
         self.local_batch_size = self.group.part(config.train.batch_size, "train.batch_size")
-        self._announce()
+        if self.group.main:
+            logger.info(announcement(config.train, type(self).__name__, self.group.size, self.device))
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()
@@ -181,6 +186,7 @@ class BaseRLTrainer(ABC, Generic[E]):
 
         Ctrl-C and SIGTERM end it after the running step: the run is saved and the process exits with 130 or 143.
         """
+        self._check_needs()
         if not self.progress.step and not self.run.resumed:
             self._seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.resume(self.state)
@@ -376,18 +382,9 @@ class BaseRLTrainer(ABC, Generic[E]):
             self.state.register("store", self.store, local=True, small=False)
         self._seed()
 
+    def _check_needs(self) -> None:
+        require(self.config, self.needs, {"reward_fn": self.reward_fn, **self.data})
+
     def _seed(self) -> None:
         """Starts this process's random numbers."""
         seed_everything(self.config.train.seed + self.group.rank)
-
-    def _announce(self) -> None:
-        if self.group.main:
-            logger.info(
-                "%s: %d process%s on %s, at most %d steps of %d samples.",
-                type(self).__name__,
-                self.group.size,
-                "es" * (self.group.size > 1),
-                self.device.type,
-                self.config.train.total_steps,
-                self.config.train.batch_size,
-            )

@@ -26,7 +26,7 @@ from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs, pair_loss
 from trlx_like.trainers.evaluation import evaluate_text, texts
-from trlx_like.trainers.text import TextTrainer, require
+from trlx_like.trainers.text import TextTrainer
 
 
 class DPOTrainer(TextTrainer[PreferenceExperience]):
@@ -36,11 +36,11 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     experience_class = PreferenceExperience
     offline = True
     uses = frozenset({"preferences", "eval_preferences", "eval_prompts"})
+    needs = ("preferences",)
     counted = ("chosen_tokens", "tokens")
     method: DPOConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        require(self.config, "preferences", self.data.get("preferences"))
         self._check_sorting()
         self.keep_dropout = not self.method.disable_dropout
         super().build(tokenizer)

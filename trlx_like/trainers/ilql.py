@@ -32,7 +32,7 @@ from trlx_like.pipelines.returns import check_rewards, standardized
 from trlx_like.samplers.generators import Generator
 from trlx_like.samplers.guided import GuidedGenerator
 from trlx_like.trainers.base import LossOutput, Metrics
-from trlx_like.trainers.text import TextTrainer, require
+from trlx_like.trainers.text import TextTrainer
 
 
 @dataclass
@@ -54,13 +54,12 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
     experience_class = ILQLExperience
     offline = True
     uses = frozenset({"samples", "rewards", "eval_prompts"})
+    needs = ("samples", "rewards")
     counted = ("tokens",)
     heads_kind = "ILQLHeads"
     method: ILQLConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        for name in ("samples", "rewards"):
-            require(self.config, name, self.data.get(name))
         if self.config.sampler.engine != "transformers":
             raise ConfigError(f"sampler.engine ({self.config.sampler.engine}): ILQL decodes with 'transformers' only.")
         super().build(tokenizer)

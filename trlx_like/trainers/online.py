@@ -19,7 +19,7 @@ from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.scoring import score
-from trlx_like.trainers.text import TextTrainer, require
+from trlx_like.trainers.text import TextTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,7 @@ class OnlineTextTrainer(TextTrainer[E]):
     """A text trainer that makes its experience with its own policy and a reward function."""
 
     uses = frozenset({"prompts", "eval_prompts"})
-
-    def build(self, tokenizer: Any = None) -> None:
-        require(self.config, "reward_fn", self.reward_fn)
-        require(self.config, "prompts", self.data.get("prompts"))
-        super().build(tokenizer)
+    needs = ("reward_fn", "prompts")
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:

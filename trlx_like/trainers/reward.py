@@ -51,6 +51,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
     experience_class = PreferencePair
     offline = True
     uses = frozenset({"preferences", "eval_preferences"})
+    needs = ("preferences",)
     method: RewardConfig
     model: RewardNetwork
 
@@ -150,9 +151,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         return [_pair(preference) for preference in preferences]
 
     def _check(self) -> None:
-        if "preferences" not in self.data:
-            name = self.config.train.trainer
-            raise ConfigError(f"{name} needs preferences: pass train(preferences=...) or set data.preferences.")
         for argument in ("reward_fn", "metric_fn"):
             if getattr(self, argument) is not None:
                 raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from trlx_like.checkpoint import CheckpointStore, TrainState
-from trlx_like.config import TRLConfig
+from trlx_like.config import TrainConfig, TRLConfig
 from trlx_like.distributed import Group
 from trlx_like.errors import ConfigError
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
@@ -156,3 +158,18 @@ def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
     if name is not None:
         raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
     return None
+
+
+def announcement(train: TrainConfig, trainer: str, processes: int, device: torch.device) -> str:
+    """The first line of a run."""
+    return (
+        f"{trainer}: {processes} process{'es' * (processes > 1)} on {device.type}, "
+        f"at most {train.total_steps} steps of {train.batch_size} samples."
+    )
+
+
+def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:
+    """ConfigError that says which argument of `train` the trainer cannot do without, if it is not there."""
+    for name in names:
+        if given.get(name) is None:
+            raise ConfigError(f"{config.train.trainer} needs {name}: pass train({name}=...) or set data.{name}.")

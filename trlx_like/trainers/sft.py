@@ -20,7 +20,7 @@ from trlx_like.imports import import_name
 from trlx_like.models import LanguagePolicy, keeps_packed_apart
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
 from trlx_like.trainers.base import LossOutput, Metrics
-from trlx_like.trainers.text import TextTrainer, require
+from trlx_like.trainers.text import TextTrainer
 
 
 @dataclass
@@ -57,10 +57,10 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     offline = True
     keep_dropout = True
     uses = frozenset({"samples", "eval_prompts"})
+    needs = ("samples",)
     method: SFTConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        require(self.config, "samples", self.data.get("samples"))
         if self.seq2seq and self.method.packing:
             raise ConfigError("method.packing: an encoder-decoder would mix packed samples; set it to false.")
         super().build(tokenizer)

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trlx_like.checkpoint import isolated_rng
-from trlx_like.config import TRLConfig
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, DataError
@@ -268,10 +267,3 @@ class TextTrainer(BaseRLTrainer[E]):
             row = int((~allowed.any(dim=1)).nonzero()[0])
             raise DataError(f"logit_mask[{row}] allows nothing after token {row}; True means allowed.")
         return allowed
-
-
-def require(config: TRLConfig, name: str, value: Any) -> Any:
-    """`value`, or a ConfigError that says which argument of `train` the trainer cannot do without."""
-    if value is None:
-        raise ConfigError(f"{config.train.trainer} needs {name}: pass train({name}=...) or set data.{name}.")
-    return value

@@ -17,7 +17,8 @@ from tests.contract.runs import assert_same, rows
 from tests.unit.trainers import ppo_numpy
 from tests.unit.trainers.test_ppo_experience import kls, shaken
 from trlx_like import Callback
-from trlx_like.errors import DataError
+from trlx_like.api import make_trainer
+from trlx_like.errors import ConfigError, DataError
 from trlx_like.trainers.ppo import PPOExperience, PPOTrainer
 
 OLD = ("old_logprobs", "old_values", "advantages", "returns")
@@ -303,3 +304,16 @@ def test_a_step_by_hand_refuses_what_does_not_fit(tmp_path: Path) -> None:
         trainer.step(["a"], [torch.tensor([3]), torch.tensor([3])], [1.0])
     with pytest.raises(DataError, match=r"responses\[1\] is empty"):
         trainer.step(["a", "b"], [torch.tensor([3]), torch.tensor([], dtype=torch.int64)], [1.0, 1.0])
+
+
+def test_a_loop_by_hand_needs_no_reward_function_and_no_prompts(tmp_path: Path) -> None:
+    config = make("PPOTrainer", tmp_path).config
+    trainer = PPOTrainer(config)
+    responses = trainer.generate(["ab", "c"])
+    assert trainer.step(["ab", "c"], responses, [1.0, 0.0])["policy/ratio_deviation"] < 1
+    for given, name in (({}, "reward_fn"), ({"reward_fn": len}, "prompts")):
+        sentence = rf"PPOTrainer needs {name}: pass train\({name}=...\) or set data.{name}."
+        with pytest.raises(ConfigError, match=sentence):
+            PPOTrainer(config, **given).learn()
+        with pytest.raises(ConfigError, match=sentence):
+            make_trainer(config.evolve(model={"model_path": "no/model"}), **given)
