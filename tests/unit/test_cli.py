@@ -242,12 +242,9 @@ def test_a_file_is_completed(here: Path, plugin: Path) -> None:
 
 
 def test_a_file_that_only_python_can_run_is_told_apart(here: Path) -> None:
-    file = write_yaml(
-        here / "ppo.yml",
-        model={"model_path": "no/model"},
-        train={**TRAIN, "trainer": "PPOTrainer"},
-        method={"name": "PPOConfig"},
-    )
+    method = {"name": "PPOConfig", "gen_kwargs": TOKENS}
+    train = {**TRAIN, "trainer": "PPOTrainer"}
+    file = write_yaml(here / "ppo.yml", model={"model_path": "no/model"}, train=train, method=method)
     assert said(0, "check", str(file)).endswith(
         "All data comes from Python.\nIt trains from Python only: train() has to be given reward_fn and prompts.\n"
     )
