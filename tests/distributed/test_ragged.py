@@ -184,3 +184,30 @@ def draws(rank: int, folder: Path) -> list[list[int]]:
 def test_processes_draw_different_numbers(tmp_path: Path) -> None:
     first, second = on_ranks(draws, tmp_path)
     assert first[0] != second[0] and first[-1] != second[-1]
+
+
+def grown(rank: int, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """The pool and the metrics of a run of RFT, and how many responses this process has to learn from."""
+    trainer = make("RFTTrainer", folder, **{**TWO_STEPS, **changes})
+    trainer.learn()
+    metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
+    return {"pool": trainer.pool.state_dict(), "metrics": metrics, "held": len(trainer.store)}
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_a_pool_is_the_same_on_both(count: int, tmp_path: Path) -> None:
+    """One response to each of three prompts, of which the second process makes one; and to one, so that it has none."""
+    changes = {"prompts": PROMPTS[:count], "eval_prompts": PROMPTS[:1], "method.n_generations_per_prompt": 1}
+    first, second = on_ranks(grown, tmp_path, {**changes, "method.n_improve_steps": 2, "train.epochs": 2})
+    assert_same([second["pool"], second["metrics"]], [first["pool"], first["metrics"]])
+    assert len(first["pool"]["scores"]) == count
+    assert first["held"] + second["held"] == first["metrics"]["pool/selected"]
+    assert first["held"] - second["held"] in (0, 1)
+
+
+def test_a_pool_without_what_one_process_made(tmp_path: Path) -> None:
+    changes = {"reward_fn": only_from_the_first, "train.total_steps": 1}
+    first, second = on_ranks(grown, tmp_path, changes)
+    assert_same([second["pool"], second["metrics"]], [first["pool"], first["metrics"]])
+    assert len(first["pool"]["scores"]) == 8  # of fifteen
+    assert second["held"] > 0

@@ -163,8 +163,11 @@ class Fingerprint:
 
     def __init__(self, modules: Iterable[nn.Module], name: str = "the reference") -> None:
         self.name = name
-        weights = [parameter.detach().double() for module in modules for parameter in module.parameters()]
-        self.sums = [float(sum(w.sum() for w in weights)), float(sum(w.abs().sum() for w in weights))]
+        self.sums = [0.0, 0.0]
+        for weight in (parameter.detach() for module in modules for parameter in module.parameters()):
+            # One after the other: a second copy of a large model, and in float64, would not fit.
+            self.sums[0] += float(weight.sum(dtype=torch.float64))
+            self.sums[1] += float(weight.abs().sum(dtype=torch.float64))
 
     def state_dict(self) -> dict[str, list[float]]:
         return {"sums": self.sums}
