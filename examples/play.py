@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import argparse
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+import torch
+
+import trlx_like
+from trlx_like import TRLConfig
 
 Respond = Callable[[list[str]], list[str]]
 """What is said next, for each text so far."""
@@ -13,11 +21,17 @@ Respond = Callable[[list[str]], list[str]]
 class Episode(Protocol):
     """One game that is being played."""
 
-    text: str
-    """Everything that has been said so far: the prompt of the next turn."""
-    score: float
-    """Sum of the rewards so far."""
     over: bool
+
+    @property
+    def text(self) -> str:
+        """Everything that has been said so far: the prompt of the next turn."""
+        ...
+
+    @property
+    def score(self) -> float:
+        """Sum of the rewards so far."""
+        ...
 
     def say(self, words: str) -> None:
         """Takes a turn: `words` and the game's answer go to the text, the reward to the score."""
@@ -32,7 +46,7 @@ def play(respond: Respond, episodes: Sequence[Episode]) -> list[float]:
     return [episode.score for episode in episodes]
 
 
-def responder(trainer: Any, batch_size: int = 128, **gen_kwargs: Any) -> Respond:
+def responder(trainer: Any, gen_kwargs: Mapping[str, Any], batch_size: int = 128) -> Respond:
     """A trained policy as it plays: `trainer.generate_eval` under its generation options, changed by `gen_kwargs`."""
 
     def respond(texts: list[str]) -> list[str]:
@@ -70,3 +84,70 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         )
         for line in lines
     )
+
+
+@dataclass
+class Result:
+    """How a policy played, and the CPU seconds that its training and its playing took."""
+
+    name: str
+    score: Score
+    training: float
+    playing: float
+
+
+def cloning(config: TRLConfig) -> TRLConfig:
+    """The same run as behaviour cloning: SFT, with model, optimizer, steps and batches as they are."""
+    values = config.to_dict()
+    options = {name: value for name, value in values["method"]["gen_kwargs"].items() if name != "beta"}
+    values["method"] = {"name": "SFTConfig", "gen_kwargs": options}
+    values["train"]["trainer"] = "SFTTrainer"
+    values["data"]["rewards"] = None
+    return TRLConfig.from_dict(values)
+
+
+def play_trained(
+    name: str,
+    config: TRLConfig,
+    samples: Sequence[Any],
+    rewards: Sequence[Any] | None,
+    episodes: Callable[[], list[Episode]],
+    betas: Sequence[float] = (),
+) -> list[Result]:
+    """Trains, then plays `episodes()`: once, or once under each decoding beta. Scores vary with `config.train.seed`."""
+    began = time.process_time()
+    trainer = trlx_like.train(config, samples=samples, rewards=rewards)
+    training = time.process_time() - began
+    results = []
+    for options in [{"beta": beta} for beta in betas] or [{}]:
+        began = time.process_time()
+        torch.manual_seed(config.train.seed)
+        score = Score.of(play(responder(trainer, options), episodes()))
+        label = ", ".join([name, *(f"{option} {value:g}" for option, value in options.items())])
+        results.append(Result(label, score, training, time.process_time() - began))
+    return results
+
+
+def main(
+    doc: str | None,
+    run: Callable[[int, Path], list[Result]],
+    bounds: Callable[[], dict[str, float]],
+    directory: Path,
+) -> None:
+    """`--seeds` runs, one after the other on one thread, and a table of them beside the bounds."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="of training and playing; task and data stay the same")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
+    parser.add_argument("--directory", type=Path, default=directory, help="where the runs go")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(given.seed, given.seed + given.seeds)
+    runs = [run(seed, given.directory / f"seed{seed}") for seed in seeds]
+    rows = [[name, *[f"{value:.2f}"] * len(seeds), "", ""] for name, value in bounds().items()]
+    for results in zip(*runs, strict=True):
+        scores = [f"{result.score.mean:.2f} +- {result.score.error:.2f}" for result in results]
+        seconds = [sum(values) / len(runs) for values in zip(*((r.training, r.playing) for r in results), strict=True)]
+        rows.append([results[0].name, *scores, *(f"{value:.0f}" for value in seconds)])
+    rows.sort(key=lambda row: float(row[1].split()[0]))
+    print("\n" + table(["mean score", *(f"seed {seed}" for seed in seeds), "CPU s training", "playing"], rows))
+    print(f"\nrun folders: {given.directory}")

@@ -47,7 +47,7 @@ LIMIT = 100
 EPISODES = 640
 SKILL = 0.15
 DATA_SEED = 1
-BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+BOS, EOS, PAD, UNKNOWN = "<|bos|>", "<|eos|>", "<|pad|>", "<|unknown|>"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -163,22 +163,34 @@ def wander(maze: Maze, episodes: int = EPISODES, skill: float = SKILL, seed: int
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a line: 25 observations, 4 moves, and `BOS`, `EOS`, `PAD`. Nothing is added; pads left."""
+    """One token a line: 25 observations, 4 moves, and the special tokens. Nothing is added; pads left."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    lines = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}))
+    lines = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}, UNKNOWN))
     lines.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_previous")
     lines.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=lines, bos_token=BOS, eos_token=EOS, pad_token=PAD, padding_side="left"
+        tokenizer_object=lines,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        padding_side="left",
     )
 
 
 def tokens() -> list[str]:
     """The vocabulary in the order of its ids."""
     maze = default_maze()
-    return [*(f"{move}\n" for move in MOVES), *(maze.observations[cell] for cell in maze.starts), BOS, EOS, PAD]
+    return [
+        *(f"{move}\n" for move in MOVES),
+        *(maze.observations[cell] for cell in maze.starts),
+        BOS,
+        EOS,
+        PAD,
+        UNKNOWN,
+    ]
 
 
 def model_config() -> GPT2Config:

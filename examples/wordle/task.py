@@ -46,7 +46,7 @@ COLOURS = "byg"
 EPISODES = 20000
 SMART = 0.34
 DATA_SEED = 1
-BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+BOS, EOS, PAD, UNKNOWN = "<|bos|>", "<|eos|>", "<|pad|>", "<|unknown|>"
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -177,17 +177,23 @@ def tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}))
+    letters = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}, UNKNOWN))
     letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^ \n]*[ \n]"), "isolated")
     letters.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=letters, bos_token=BOS, eos_token=EOS, pad_token=PAD, padding_side="left"
+        tokenizer_object=letters,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        padding_side="left",
     )
 
 
 def tokens() -> list[str]:
     """The vocabulary in the order of its ids: letters inside a line and at its end, the opening, specials."""
-    return [*(a + " " for a in ascii_lowercase), *(a + "\n" for a in ascii_lowercase), OPENING, "\n", BOS, EOS, PAD]
+    letters = [letter + end for end in " \n" for letter in ascii_lowercase]
+    return [*letters, OPENING, "\n", BOS, EOS, PAD, UNKNOWN]
 
 
 def model_config() -> GPT2Config:

@@ -110,7 +110,8 @@ def test_a_line_is_a_token(tmp_path: Path) -> None:
         ids = tokenizer.encode("".join(longest))
         assert len(ids) == len(longest) == 2 * (LIMIT + 1)
         assert tokenizer.decode(ids) == "".join(longest)
-        assert len(tokenizer) == 4 + 25 + 3
+        assert tokenizer.encode("to the left, please\n" + longest[0]) == [tokenizer.unk_token_id, ids[0]]
+        assert len(tokenizer) == 4 + 25 + 4
     config = task.model_config()
     assert config.vocab_size == len(task.tokenizer()) and config.n_positions > len(longest)
 

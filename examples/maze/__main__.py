@@ -1,0 +1,55 @@
+"""Behaviour cloning and ILQL on the maze, beside what bounds them.
+
+    python -m examples.maze [--seed 1] [--seeds 3] [--directory runs/maze]
+
+The configuration is configs/ilql_maze.yml; cloning is SFT with the same model, data, steps and optimizer. Policies play
+from each start `PLAYS` times, sampling at temperature 1. The scores of random moves, of the data's policy, of the table
+and of shortest paths are exact.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trlx_like
+from examples.maze import tabular
+from examples.maze.task import SKILL, Walk, default_data, default_maze
+from examples.play import Episode, Result, cloning, main, play_trained
+
+CONFIG = Path(__file__).parents[2] / "configs" / "ilql_maze.yml"
+BETA = 64
+PLAYS = 4
+
+
+def episodes() -> list[Episode]:
+    """One from each start, `PLAYS` times."""
+    maze = default_maze()
+    return [Walk(maze, cell) for cell in maze.starts for _ in range(PLAYS)]
+
+
+def run(seed: int, directory: Path) -> list[Result]:
+    """BC and ILQL under one seed."""
+    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    data = default_data()
+    results = []
+    for name, options, rewards, betas in (("BC", cloning(config), None, []), ("ILQL", config, data.rewards, [0, BETA])):
+        changes = {"seed": seed, "checkpoint_dir": str(directory / name.lower()), "resume_from_checkpoint": None}
+        results += play_trained(name, options.evolve(train=changes), data.samples, rewards, episodes, betas)
+    return results
+
+
+def bounds() -> dict[str, float]:
+    """Exact scores of policies that need no network, by name."""
+    maze, method = default_maze(), trlx_like.TRLConfig.load_yaml(CONFIG).method
+    assert isinstance(method, trlx_like.ILQLConfig)
+    table = tabular.solve(maze, default_data(), method.gamma, method.tau)
+    return {
+        "random moves": maze.expected_score(maze.policy(0)),
+        "data": maze.expected_score(maze.policy(SKILL)),
+        f"tabular ILQL, beta {BETA}": maze.expected_score(table.policy(BETA)),
+        "shortest paths": maze.expected_score(maze.policy(1)),
+    }
+
+
+if __name__ == "__main__":
+    main(__doc__, run, bounds, Path("runs/maze"))
