@@ -13,11 +13,11 @@ from pathlib import Path
 
 import trlx_like
 from examples.maze import tabular
-from examples.maze.task import SKILL, Walk, default_data, default_maze
+from examples.maze.task import REWARD_UNIT, SKILL, Walk, default_data, default_maze, rewards
 from examples.play import Episode, Result, cloning, main, play_trained
 
 CONFIG = Path(__file__).parents[2] / "configs" / "ilql_maze.yml"
-BETA = 64
+BETA = 80  # to a reward of ten moves
 PLAYS = 4
 
 
@@ -32,9 +32,9 @@ def run(seed: int, directory: Path) -> list[Result]:
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     data = default_data()
     results = []
-    for name, options, rewards, betas in (("BC", cloning(config), None, []), ("ILQL", config, data.rewards, [0, BETA])):
+    for name, options, given, betas in (("BC", cloning(config), None, []), ("ILQL", config, rewards(), [0, BETA])):
         changes = {"seed": seed, "checkpoint_dir": str(directory / name.lower()), "resume_from_checkpoint": None}
-        results += play_trained(name, options.evolve(train=changes), data.samples, rewards, episodes, betas)
+        results += play_trained(name, options.evolve(train=changes), data.samples, given, episodes, betas)
     return results
 
 
@@ -46,7 +46,7 @@ def bounds() -> dict[str, float]:
     return {
         "random moves": maze.expected_score(maze.policy(0)),
         "data": maze.expected_score(maze.policy(SKILL)),
-        f"tabular ILQL, beta {BETA}": maze.expected_score(table.policy(BETA)),
+        f"tabular ILQL, beta {BETA}": maze.expected_score(table.policy(BETA / REWARD_UNIT)),
         "shortest paths": maze.expected_score(maze.policy(1)),
     }
 

@@ -85,7 +85,9 @@ def test_a_policy_of_texts_plays_shortest_paths() -> None:
 
 def test_the_data() -> None:
     data, maze = default_data(), default_maze()
-    assert task.samples() is data.samples and task.rewards() is data.rewards
+    assert task.samples() is data.samples
+    assert [len(rewards) for rewards in task.rewards()] == [len(rewards) for rewards in data.rewards]
+    assert sum(task.rewards()[0]) * task.REWARD_UNIT == pytest.approx(sum(data.rewards[0]))
     assert len(data.samples) == task.EPISODES
     assert all(len(turns) == 2 * len(rewards) for turns, rewards in zip(data.samples, data.rewards, strict=True))
     assert 33_000 < sum(map(len, data.rewards)) < 36_000
@@ -113,7 +115,7 @@ def test_a_line_is_a_token(tmp_path: Path) -> None:
         assert tokenizer.encode("to the left, please\n" + longest[0]) == [tokenizer.unk_token_id, ids[0]]
         assert len(tokenizer) == 4 + 25 + 4
     config = task.model_config()
-    assert config.vocab_size == len(task.tokenizer()) and config.n_positions > len(longest)
+    assert config.vocab_size == len(task.tokenizer()) and config.max_position_embeddings > len(longest)
 
 
 def test_expectiles_by_hand() -> None:
