@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,6 +26,12 @@ class PreferenceExperience(Experience):
     rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, J] bool
     ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
     ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], chosen: Sequence[int], rejected: Sequence[int]) -> Self:
+        """An element, of token ids."""
+        columns = [torch.tensor(ids) for ids in (prompt, chosen, rejected)]
+        return cls(*(part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))))
 
     def completions(self) -> Completion:
         """2B rows, the chosen ones first, so that one forward pass scores both."""

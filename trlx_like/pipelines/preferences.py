@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -27,6 +29,26 @@ class Preference:
     rejected: list[int]
     margin: float = 0.0
     """By how much the chosen one is better, where the data says so."""
+
+
+class SamePreferences:
+    """A digest of preferences, for checkpoints that hold what was made of them: other ones would go unread."""
+
+    def __init__(self, preferences: Sequence[Preference]) -> None:
+        digest = hashlib.sha256()
+        for pair in preferences:
+            digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
+        self.state = {"pairs": len(preferences), "sha256": digest.hexdigest()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if dict(state) != self.state:
+            raise DataError(
+                f"preferences: the run that is resumed had {state['pairs']} pairs, and these {self.state['pairs']} are "
+                "others. Give it the same ones, or start a new run from its hf_model."
+            )
 
 
 def encode_preferences(

@@ -20,7 +20,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_sums
 from trlx_like.models import load_model
 from trlx_like.models.policy import PolicyOutput
-from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.pipelines.preferences import Preference, SamePreferences, encode_preferences
 from trlx_like.samplers.generators import GENERATORS
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -46,6 +46,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         super().build(tokenizer)
         self.eval_store = RolloutStore(PreferenceExperience)
         if self.method.precomputes:
+            self.state.register("preferences", SamePreferences(self.preferences))
             # Saved, because by the time of a resume the policy is no longer its own reference.
             self.state.register("store", self.store, local=True, small=False)
             self.state.register("eval_store", self.eval_store, local=True, small=False)
@@ -152,7 +153,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
         """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
-        elements = [_element(preference) for preference in self.group.share(preferences)]
+        elements = [
+            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected) for pair in self.group.share(preferences)
+        ]
         return self.observe(elements) if self.method.precomputes else elements
 
     @torch.no_grad()
@@ -237,14 +240,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
                 f"method.loss_type ({names[0]}) sorts the whole batch, which {self.group.size} processes do not have "
                 "in one place; run it on one."
             )
-
-
-def _element(preference: Preference) -> PreferenceExperience:
-    prompt, chosen, rejected = (
-        torch.tensor(ids) for ids in (preference.prompt, preference.chosen, preference.rejected)
-    )
-    columns = [(ids, torch.ones_like(ids, dtype=torch.bool)) for ids in (prompt, chosen, rejected)]
-    return PreferenceExperience(*(column for pair in columns for column in pair))
 
 
 def _tokens(element: PreferenceExperience) -> int:

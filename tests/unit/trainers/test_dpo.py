@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import NO_DROPOUT, PREFERENCES, make
+from tests.contract.recipes import LORA, NO_DROPOUT, PREFERENCES, make
 from tests.contract.runs import rows
-from tests.tiny import save_tiny, tiny_config, tiny_lm
+from tests.tiny import save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from tests.unit.functional import preference_numpy as twin
 from trlx_like.config.methods.dpo import LOSS_TYPES
 from trlx_like.data import PreferenceExperience
@@ -254,16 +254,18 @@ def test_a_loaded_model_is_its_own_reference_whatever_is_on_disk(tmp_path: Path)
         assert first["losses/total_loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
-@pytest.mark.parametrize("unfrozen", [-1, 1])
+@pytest.mark.parametrize(
+    "trained", [{}, {"model.num_layers_unfrozen": 1}, {"model.peft_config": LORA}], ids=["all", "top", "adapter"]
+)
 @pytest.mark.parametrize("other", [True, False])
-def test_a_precomputed_reference_is_the_frozen_one(unfrozen: int, other: bool, tmp_path: Path) -> None:
+def test_a_precomputed_reference_is_the_frozen_one(trained: dict[str, Any], other: bool, tmp_path: Path) -> None:
     path = save_tiny(tmp_path / "other", seed=7) if other else None
     runs = []
     for precompute in (True, False):
         changes = {
             "method.precompute_ref_log_probs": precompute,
-            "model.num_layers_unfrozen": unfrozen,
             "model.ref_model_path": path,
+            **trained,
         }
         make("DPOTrainer", tmp_path / str(precompute), **PLAIN, **changes).learn()
         runs.append(rows(tmp_path / str(precompute)))
@@ -394,6 +396,37 @@ def test_the_samples_show_policy_and_reference_side_by_side(other: bool, tmp_pat
         assert [row["reference"] for row in steps[number]] == reference
         assert [row["output"] for row in steps[number]] != reference
     assert list(shown[0])[2:5] == ["prompt", "output", "reference"]
+
+
+def test_rows_of_messages(tmp_path: Path) -> None:
+    """By the chat template, with a prompt or with what both conversations begin with."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}a {% endif %}"
+    )
+    asked = [{"role": "user", "content": "who"}]
+    good, bad = ([{"role": "assistant", "content": text}] for text in ("me", "not me"))
+    pairs = [
+        {"prompt": asked, "chosen": good, "rejected": bad},
+        {"chosen": asked + good, "rejected": asked + bad},
+    ]
+    changes = {"tokenizer.tokenizer_path": tokenizer, "train.total_steps": 2}
+    trainer = make("DPOTrainer", tmp_path, preferences=pairs, **changes)
+    first, second = trainer.preferences
+    assert first == second
+    assert tokenizer.decode(first.prompt) == "u who<eos>a "
+    assert [tokenizer.decode(ids) for ids in (first.chosen, first.rejected)] == ["me<eos>", "not me<eos>"]
+    assert trainer.learn()["rewards/margins"] > 0
+
+
+def test_a_resumed_run_wants_the_same_pairs(tmp_path: Path) -> None:
+    """Their log-probabilities under the reference are in the checkpoint; other pairs would go unread."""
+    make("DPOTrainer", tmp_path, **{"train.total_steps": 2}).learn()
+    others = [*PREFERENCES[:-1], ("abcdefg", "h", "x y")]
+    resumed = make("DPOTrainer", tmp_path, preferences=others, **{"train.resume_from_checkpoint": "auto"})
+    with pytest.raises(DataError, match=r"preferences: the run that is resumed had 5 pairs, and these 5 are others"):
+        resumed.learn()
 
 
 def test_bad_rows_are_found_before_a_model_is_loaded(tmp_path: Path) -> None:

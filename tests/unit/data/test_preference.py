@@ -1,0 +1,44 @@
+"""Pairs as elements and as batches, and as the 2B rows that go through a model together."""
+
+from __future__ import annotations
+
+import torch
+
+from trlx_like.data import PreferenceExperience
+
+
+def batch() -> PreferenceExperience:
+    """Prompts of two and one tokens, chosen ones of one and three, rejected ones of two and one."""
+    rows = [PreferenceExperience.of([5, 6], [7], [8, 9]), PreferenceExperience.of([4], [1, 2, 3], [0])]
+    for row in rows:
+        row.ref_chosen, row.ref_rejected = -row.chosen.float(), -row.rejected.float()
+    return PreferenceExperience.collate(rows)
+
+
+def test_a_batch_pads_prompts_left_and_completions_right() -> None:
+    pairs = batch()
+    assert pairs.prompt.tolist() == [[5, 6], [0, 4]]
+    assert pairs.prompt_mask.tolist() == [[True, True], [False, True]]
+    assert pairs.chosen.tolist() == [[7, 0, 0], [1, 2, 3]]
+    assert pairs.rejected.tolist() == [[8, 9], [0, 0]]
+    assert pairs.rejected_mask.tolist() == [[True, True], [True, False]]
+    assert pairs.ref_chosen is not None and pairs.ref_chosen.tolist() == [[-7, 0, 0], [-1, -2, -3]]
+
+
+def test_completions_are_the_chosen_above_the_rejected() -> None:
+    both = batch().completions()
+    assert both.prompt.tolist() == [[5, 6], [0, 4]] * 2
+    assert both.response.tolist() == [[7, 0, 0], [1, 2, 3], [8, 9, 0], [0, 0, 0]]
+    assert both.mask.sum(dim=1).tolist() == [1, 3, 2, 1]
+
+
+def test_sides_are_the_inverse_of_completions() -> None:
+    pairs = batch()
+    chosen, rejected = pairs.sides(pairs.completions().response)
+    assert torch.equal(chosen, pairs.chosen) and torch.equal(rejected, pairs.rejected)
+
+
+def test_elements_come_back_from_a_batch() -> None:
+    first, second = batch().split()
+    assert (first.prompt.tolist(), first.chosen.tolist(), first.rejected.tolist()) == ([5, 6], [7], [8, 9])
+    assert second.ref_rejected is not None and second.ref_rejected.tolist() == [0]
