@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.contract.recipes import LORA, PROMPTS, make
 from tests.contract.runs import StopAfter, run_until_stopped
 from tests.tiny import save_tiny, tiny_config, tiny_lm, tiny_tokenizer
+from trlx_like import AutoModelForCausalLMWithValueHead
 from trlx_like.config import TRLConfig
+from trlx_like.data import Completion
 from trlx_like.errors import CheckpointError
 
 ADAPTER = {"model.peft_config": LORA}
@@ -153,3 +155,17 @@ def test_an_exported_adapter_is_a_start_for_another_trainer(tmp_path: Path) -> N
         expected = tuned.model.lm.eval()(ids).logits
         assert torch.equal(trainer.model.lm.eval()(ids).logits, expected)
         assert not torch.allclose(AutoModelForCausalLM.from_pretrained(tmp_path / "base")(ids).logits, expected)
+
+
+def test_the_value_head_beside_an_exported_adapter(tmp_path: Path) -> None:
+    changes = {"model.model_path": save_tiny(tmp_path / "base"), "train.total_steps": 3}
+    trainer = make("PPOTrainer", tmp_path / "run", **ADAPTER, **changes)
+    trainer.learn()
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "run" / "checkpoint_3" / "hf_model").eval()
+    batch = Completion.collate(trainer.store.elements)
+    with torch.no_grad():
+        values = model(input_ids=batch.inputs()["input_ids"], attention_mask=batch.inputs()["attention_mask"])[2]
+        expected = trainer.model.eval()(batch).heads["value"]
+    width = batch.response.shape[1]
+    real = torch.cat([torch.ones_like(batch.mask[:, :1]), batch.mask], dim=1)
+    torch.testing.assert_close(values[:, -width - 1 :][real], expected[real], rtol=0, atol=1e-6)
