@@ -62,6 +62,23 @@ def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) 
         torch.testing.assert_close(later.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("unfrozen", [-1, 0, 1, LAYERS + 2])
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
+def test_a_reference_that_moved_all_the_way_is_the_policy(family: str, unfrozen: int) -> None:
+    """And one that moved by nothing stays what it was."""
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=unfrozen)
+    policy.add_reference()
+    batch = batch_of_ids()
+    start = policy(batch, reference=True).ref_logprobs
+    move(policy)
+    policy.move_reference(0.0)
+    assert torch.equal(policy(batch, reference=True).ref_logprobs, start)
+    policy.move_reference(1.0)
+    moved = policy(batch, reference=True)
+    assert torch.equal(moved.ref_logprobs, moved.logprobs)
+    assert torch.equal(moved.logprobs, start) == (unfrozen == 0)
+
+
 @pytest.mark.parametrize("unfrozen", [-1, 0, 1, LAYERS])
 @pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_kl_is_exactly_zero_in_bfloat16_and_with_checkpointing(family: str, unfrozen: int) -> None:
