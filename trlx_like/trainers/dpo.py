@@ -213,13 +213,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             return self.sampler
         lm = load_model(path, self.config.model).to(self.device).eval()
         engine = GENERATORS.get(self.config.sampler.engine)(lm, self.tokenizer, self.model.allowed)
-        return TextSampler(
-            engine,
-            self.tokenizer,
-            stop_sequences=self.stop_sequences,
-            batch_size=self.config.sampler.batch_size,
-            device=self.device,
-        )
+        return self.sampler_of(engine)
 
     def _encoded(self, name: str) -> list[Preference]:
         return encode_preferences(

@@ -74,16 +74,20 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
-        self.sampler = TextSampler(
-            self.make_generator(),
-            tokenizer,
+        self.sampler = self.sampler_of(self.make_generator())
+        self.eval_pipeline: PromptPipeline | None = None
+        self._add_prompts()
+
+    def sampler_of(self, generator: Generator) -> TextSampler:
+        """What samples with an engine, by the configuration."""
+        return TextSampler(
+            generator,
+            self.tokenizer,
             stop_sequences=self.stop_sequences,
             separator=SEPARATOR if self.seq2seq else None,
             batch_size=self.config.sampler.batch_size,
             device=self.device,
         )
-        self.eval_pipeline: PromptPipeline | None = None
-        self._add_prompts()
 
     @property
     def seq2seq(self) -> bool:
