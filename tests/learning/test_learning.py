@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import PROMPTS, make
+from tests.contract.recipes import PROMPTS, SEQ2SEQ, make
 from tests.contract.runs import rows
 
 pytestmark = [pytest.mark.learning, pytest.mark.parametrize("seed", [1, 2, 3])]
@@ -21,17 +21,18 @@ def share_of_a(outputs: Sequence[str], **_: Any) -> list[float]:
     return [output.count("a") / 4 for output in outputs]
 
 
-def test_ppo_learns_to_say_a_letter(seed: int, tmp_path: Path) -> None:
-    """Within 72 steps on 576 responses."""
+@pytest.mark.parametrize("model", [{}, SEQ2SEQ], ids=["causal", "seq2seq"])
+def test_ppo_learns_to_say_a_letter(seed: int, model: dict[str, Any], tmp_path: Path) -> None:
+    """Within 120 steps on 960 responses."""
     changes = {
-        **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 72, "train.epochs": 100},
-        **{"method.num_rollouts": 32, "method.chunk_size": 32, "method.init_kl_coef": 0.01},
+        **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 120, "train.epochs": 100},
+        **{"method.num_rollouts": 32, "method.chunk_size": 32, "method.init_kl_coef": 0.01, "method.ent_coef": 0.01},
         **{
             "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "temperature": 1.0},
             "optimizer.kwargs": {"lr": 0.006},
         },
     }
-    trainer = make("PPOTrainer", tmp_path, reward_fn=share_of_a, metric_fn=None, **changes)
+    trainer = make("PPOTrainer", tmp_path, reward_fn=share_of_a, metric_fn=None, **model, **changes)
     metrics = trainer.learn()
     first = rows(tmp_path)[1]
     assert first["rollout/score_mean"] < 0.2

@@ -18,15 +18,17 @@ from trlx_like.trainers.sft import SFTExperience
 PAIRS = [("ab", " cd"), ("the cat", " sat."), ("b", "")]
 
 
-@pytest.mark.parametrize("unfrozen", [-1, 0, 1, 2])
-def test_ppo_begins_at_a_kl_of_zero_and_ratios_of_one(unfrozen: int, tmp_path: Path) -> None:
-    changes = {**SEQ2SEQ, "model.num_layers_unfrozen": unfrozen, "train.minibatch_size": 1}
-    trainer = make("PPOTrainer", tmp_path, **changes)
+ADAPTER = {"model.peft_config": {"peft_type": "LORA", "r": 2, "target_modules": ["q", "v"]}}
+
+
+@pytest.mark.parametrize("trained", [*({"model.num_layers_unfrozen": k} for k in (-1, 0, 1, 2)), ADAPTER], ids=str)
+def test_ppo_begins_at_a_kl_of_zero_and_ratios_of_one(trained: dict[str, Any], tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{**SEQ2SEQ, **trained, "train.minibatch_size": 1})
     trainer.learn()
     first, *later = [row for row in rows(tmp_path) if "policy/ratio_deviation" in row]
     assert first["policy/kl"] == first["policy/sqrt_kl"] == 0.0
     assert first["policy/ratio_deviation"] < 1e-6
-    if unfrozen:
+    if trained != {"model.num_layers_unfrozen": 0}:
         assert max(row.get("policy/kl", 0) for row in later) > 0
         assert max(row["policy/ratio_deviation"] for row in later) > 1e-4
 
