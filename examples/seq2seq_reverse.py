@@ -1,4 +1,4 @@
-"""A T5 learns to reverse words: first from examples of which about half are wrong, then from a reward for what is right.
+"""A T5 learns to reverse words: from examples of which about half are wrong, then from a reward for what is right.
 
     python -m examples.seq2seq_reverse [--seeds 3] [--directory runs/reverse]
 
