@@ -300,7 +300,7 @@ def generate(
 
 def _weights(name: str) -> str:
     """The folder or hub name of the model that a run, a checkpoint or a model's own name stands for."""
-    from trlx_like.checkpoint import CheckpointStore
+    from trlx_like.checkpoint import MANIFEST, CheckpointStore
 
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -311,7 +311,7 @@ def _weights(name: str) -> str:
         return str(folder)
     store = CheckpointStore(folder)
     chosen: Path | None = next(
-        (place for place in (folder, folder / "best_checkpoint") if (place / "hf_model").is_dir()), None
+        (place for place in (folder, folder / "best_checkpoint") if (place / MANIFEST).is_file()), None
     )
     if chosen is not None:
         store.verify(chosen)

@@ -34,5 +34,7 @@ def start() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help=f"run folder (default {DIRECTORY})")
-    trainer = train_start(parser.parse_args().directory)
+    folder = parser.parse_args().directory
+    trainer = train_start(folder)
+    trainer.save_pretrained(folder / "hf_model")  # where `start` looks for it
     print(f"optimality {trainer.last_metrics['metrics/optimality']:.2f}")

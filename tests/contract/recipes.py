@@ -158,6 +158,7 @@ RECIPES = {
                 "train.total_steps": 5,
                 "rewards": [[0.1] * 5, -0.5, 0.0, [1.0, 2.0], 0.3],
             },
+            "adapter": {"model.peft_config": LORA},
             "seq2seq": {
                 **SEQ2SEQ,
                 "model.num_layers_unfrozen": 1,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trlx_like.checkpoint.rng import RngState, isolated_rng, rng_state, seed_everything, set_rng_state
     from trlx_like.checkpoint.state import Fields, Stateful, TrainState, fields
-    from trlx_like.checkpoint.store import CheckpointStore
+    from trlx_like.checkpoint.store import MANIFEST, CheckpointStore
     from trlx_like.checkpoint.tree import load_tree, save_tree
 
 __all__ = [
+    "MANIFEST",
     "CheckpointStore",
     "Fields",
     "RngState",
@@ -34,7 +35,7 @@ __all__ = [
 _MODULES = {
     "rng": ("RngState", "isolated_rng", "rng_state", "seed_everything", "set_rng_state"),
     "state": ("Fields", "Stateful", "TrainState", "fields"),
-    "store": ("CheckpointStore",),
+    "store": ("MANIFEST", "CheckpointStore"),
     "tree": ("load_tree", "save_tree"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
