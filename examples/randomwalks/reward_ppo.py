@@ -1,0 +1,70 @@
+"""PPO on a learned reward: what it finds in the gaps of a reward model, and two ways to keep it out of them.
+
+    python -m examples.randomwalks.reward_ppo [--seed 1000] [--directory runs/randomwalks/reward_ppo]
+
+The reward model of `examples.randomwalks.reward` has seen walks along edges only, so it cannot know that a walk along
+edges that do not exist is worthless: a short fake looks best of all. Left alone, PPO finds the fakes. A penalty on
+leaving the model that imitates walks holds it back, and a table of the edges leaves nothing else to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trlx_like
+from examples.randomwalks.ppo import CONFIG
+from examples.randomwalks.reward import run
+from examples.randomwalks.seeds import WALKS
+from examples.randomwalks.start import train_start
+from examples.randomwalks.task import default_task
+from trlx_like import RewardModel
+
+WAYS: dict[str, tuple[float, bool]] = {
+    "reward model alone": (0.0, False),
+    "with a KL penalty of .3": (0.3, False),
+    "with edges only": (0.0, True),
+}
+"""The weight of the KL penalty, and whether only edges of the graph may be taken."""
+
+
+def tune(start: Path, reward: Path, directory: Path, seed: int, kl: float, edges_only: bool) -> dict[str, Any]:
+    """PPO from `start` on the reward model in `reward`; returns the last metrics."""
+    task = default_task()
+    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
+        model={"model_path": str(start)},
+        method={"init_kl_coef": kl},
+        train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
+    )
+    trainer = trlx_like.train(
+        config,
+        RewardModel(reward),
+        task.prompts,
+        eval_prompts=task.eval_prompts * WALKS,
+        metric_fn=task.metric_fn,
+        logit_mask=task.logit_mask() if edges_only else None,
+    )
+    metrics: dict[str, Any] = trainer.last_metrics
+    return metrics
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1000, help="of everything random in training")
+    parser.add_argument("--directory", type=Path, default=Path("runs/randomwalks/reward_ppo"), help="for the runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = arguments.directory / f"seed{arguments.seed}"
+    run(arguments.seed, folder / "reward")
+    start = folder / "start" / "hf_model"
+    train_start(folder / "start", seed=arguments.seed).save_pretrained(start)
+    for number, (name, (kl, edges_only)) in enumerate(WAYS.items()):
+        found = tune(start, folder / "reward" / "hf_model", folder / f"ppo{number}", arguments.seed, kl, edges_only)
+        print(
+            f"seed {arguments.seed}, {name:<23}: learned reward {found['reward/mean']:5.2f}, "
+            f"optimality {found['metrics/optimality']:.3f}",
+            flush=True,
+        )
