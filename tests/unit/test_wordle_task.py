@@ -17,11 +17,11 @@ from examples.wordle.task import LETTERS, OPENING, TRIES, WORDS, Data, Game, Wor
 @pytest.mark.parametrize(
     ("guess", "hidden", "clue"),
     [
-        ("apple", "apple", "g g g g g\n"),
-        ("apple", "about", "g b b b b\n"),
-        ("apple", "peach", "y y y b y\n"),  # both p are yellow: the one p is not counted
-        ("peach", "apple", "y y y b b\n"),
-        ("about", "actor", "g b y b y\n"),
+        ("apple", "apple", "ag pg pg lg eg\n"),
+        ("apple", "about", "ag pb pb lb eb\n"),
+        ("apple", "peach", "ay py py lb ey\n"),  # both p are yellow: the one p is not counted
+        ("peach", "apple", "py ey ay cb hb\n"),
+        ("about", "actor", "ag bb oy ub ty\n"),
     ],
 )
 def test_clues_by_hand(guess: str, hidden: str, clue: str) -> None:
@@ -32,11 +32,11 @@ def test_clues_by_hand(guess: str, hidden: str, clue: str) -> None:
 def test_a_game_by_hand() -> None:
     wordle = Wordle(["about", "actor", "apple"])
     game = Game(wordle, 0)
-    for said in ["a p p l e\n", "a p p l\n", "apple\n", "x x x x x\nmore", "a b o u t"]:
+    for said in ["a p p l e\n", "a p p l\n", "apple", "ap p l e", "a b o u t"]:
         assert not game.over
         game.say(said)
     assert (game.over, game.rewards) == (True, [-1, -1, -1, -1, 0])
-    assert game.text == "Wordle:\na p p l e\ng b b b b\na p p l\n\napple\n\nx x x x x\n\na b o u t\n"
+    assert game.text == "Wordle:\na p p l e\nag pb pb lb eb\na p p l\nnone\napple\nnone\nap p l e\nnone\na b o u t\n"
     lost = Game(wordle, 0)
     for _ in range(TRIES):
         lost.say("a c t o r\n")
@@ -70,7 +70,7 @@ def test_the_anchors_of_the_benchmark() -> None:
 
 
 def test_the_most_telling_word() -> None:
-    # Of three words, "about" tells the other two apart (g b b b b, g b y b y): 0 + 1 + 1 wrong guesses over 3 words.
+    # Of three words, "about" tells the other two apart (gbbbb, gbyby): 0 + 1 + 1 wrong guesses over 3 words.
     assert Wordle(["about", "actor", "apple"]).informed_score() == pytest.approx(-2 / 3)
 
 
@@ -105,13 +105,14 @@ def test_a_letter_is_a_token(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     task.tokenizer().save_pretrained(tmp_path)
-    text = OPENING + line("stone") + line("bybbg") + "x\n\n" + line("zebra")
+    text = OPENING + line("stone") + "sb ty ob nb eg\n" + "z e\nnone\n" + line("zebra")
     for tokenizer in (task.tokenizer(), AutoTokenizer.from_pretrained(tmp_path)):
         ids = tokenizer.encode(text)
-        assert len(ids) == 1 + 5 + 5 + 2 + 5
-        assert tokenizer.decode(ids) == text
+        assert len(ids) == 1 + 5 + 5 + 3 + 5
+        assert tokenizer.decode(ids) == " ".join(text.split())
+        assert tokenizer.unk_token_id not in ids
     longest = 1 + TRIES * LETTERS + (TRIES - 1) * LETTERS
-    assert task.model_config().n_positions > longest
+    assert task.model_config().max_position_embeddings > longest
     assert task.model_config().vocab_size == len(task.tokenizer())
 
 
