@@ -35,8 +35,14 @@ class Completion(Experience):
         """
         if start is not None:
             ids, mask = padded_right(self.prompt, self.prompt_mask)
-            decoder_ids = torch.cat([torch.full_like(self.prompt[:, :1], start), self.response], dim=1)  # [B, 1 + R]
-            return {"input_ids": ids, "attention_mask": mask.long(), "decoder_input_ids": decoder_ids}
+            first = torch.full_like(self.prompt[:, :1], start)
+            decoder_mask = torch.cat([torch.ones_like(first), self.mask.long()], dim=1)  # [B, 1 + R]
+            return {
+                "input_ids": ids,
+                "attention_mask": mask.long(),
+                "decoder_input_ids": torch.cat([first, self.response], dim=1),
+                "decoder_attention_mask": decoder_mask,  # without it some families take the first token for padding
+            }
         attention_mask = torch.cat([self.prompt_mask, self.mask], dim=1)  # [B, P + R]
         return {
             "input_ids": torch.cat([self.prompt, self.response], dim=1),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput
 
 from trlx_like.errors import ConfigError
 
@@ -95,8 +95,8 @@ def _find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-class _GivenOutput(BaseModelOutputWithPast):
-    """Answers None for what else a family's head looks up (cross attentions, router logits)."""
+class _GivenOutput(BaseModelOutput):
+    """Answers None for what else a family's head looks up (a cache, cross attentions, router logits)."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -106,12 +106,16 @@ class _GivenOutput(BaseModelOutputWithPast):
 class _Given(nn.Module):
     """Stands in for the base model and returns the hidden states that it is handed."""
 
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.config = getattr(base, "config", None)
+
     @property
     def decoder(self) -> _Given:
         """What OPT and Bart call in place of their base model."""
         return self
 
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutputWithPast:
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
         return _GivenOutput(last_hidden_state=inputs_embeds)
 
 
@@ -121,7 +125,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
     It is the model's own forward around a base model that returns what it is given, so soft-caps and logit scales
     are applied. Parameters are shared with `lm`, but for those of `output`, which replaces the output embeddings.
     """
-    shell = _with(lm, base_model(lm), _Given())
+    shell = _with(lm, base_model(lm), _Given(base_model(lm)))
     if output is not None:
         shell = _with(shell, lm.get_output_embeddings(), output)
 
@@ -129,7 +133,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
         states = hidden[None]
         given: dict[str, Any] = {"inputs_embeds": states}
         if is_encoder_decoder(lm):
-            given = {"decoder_inputs_embeds": states, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+            given = {"decoder_inputs_embeds": states, "encoder_outputs": _GivenOutput(last_hidden_state=states)}
         logits: Tensor = shell(**given, use_cache=False).logits[0]
         return logits
 
@@ -208,6 +212,7 @@ def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[s
     encoder: Any = lm.get_encoder()
     return {
         "input_ids": inputs["decoder_input_ids"],
+        "attention_mask": inputs["decoder_attention_mask"],
         "encoder_hidden_states": encoder(input_ids=ids, attention_mask=mask).last_hidden_state,
         "encoder_attention_mask": mask,
     }
@@ -258,7 +263,13 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
 def _probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     ids = torch.zeros(1, 2, dtype=torch.int64, device=lm.device)
     if is_encoder_decoder(lm):
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
+        ones = torch.ones_like(ids)
+        return {
+            "input_ids": ids,
+            "attention_mask": ones,
+            "decoder_input_ids": ids,
+            "decoder_attention_mask": ones,
+        }
     return {"input_ids": ids}
 
 

@@ -124,7 +124,20 @@ class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
     kind = AutoModelForSeq2SeqLM
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, decoder_input_ids: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        decoder_input_ids: Tensor,
+        decoder_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, None, Tensor]:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return self._outputs({"input_ids": input_ids, "attention_mask": mask, "decoder_input_ids": decoder_input_ids})
+        ones = torch.ones_like
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": ones(input_ids) if attention_mask is None else attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": ones(decoder_input_ids)
+            if decoder_attention_mask is None
+            else decoder_attention_mask,
+        }
+        return self._outputs(inputs)

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig, T5GemmaConfig
 
 from tests.tiny import SEQ2SEQ_FAMILIES, tiny_config, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion, padded_right
 from trlx_like.errors import ConfigError
-from trlx_like.models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, LanguagePolicy
+from trlx_like.models import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    LanguagePolicy,
+    disable_dropout,
+)
 from trlx_like.models.layout import TopBlocks, decoder_start, lm_head, run_base
 
 families = pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
@@ -31,6 +36,7 @@ def test_inputs_golden() -> None:
         "input_ids": [[5, 6], [8, 3]],
         "attention_mask": [[1, 1], [1, 0]],
         "decoder_input_ids": [[2, 7, 3], [2, 9, 4]],
+        "decoder_attention_mask": [[1, 1, 0], [1, 1, 1]],
     }
     assert batch.previous(2).tolist() == [[2, 7], [2, 9]]
 
@@ -172,3 +178,37 @@ def test_models_of_the_other_kind_are_refused() -> None:
         AutoModelForSeq2SeqLMWithValueHead(tiny_lm("gpt2"))
     with pytest.raises(ConfigError, match="CausalLMWithValueHead: T5ForConditionalGeneration is a model of the other"):
         AutoModelForCausalLMWithValueHead(tiny_lm("t5"))
+
+
+_STACK = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+_GEMMA: dict[str, Any] = {"vocab_size": 32, "num_hidden_layers": 3, "pad_token_id": 1, "eos_token_id": 0, **_STACK}
+_SWITCH = {"d_model": 16, "num_heads": 2, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_experts": 2}
+_IDS = {"vocab_size": 32, "pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 1}
+OTHERS = {
+    # A decoder that takes its first token for padding unless it is told, and a soft-cap after the head.
+    "t5gemma": lambda: T5GemmaConfig(
+        encoder=dict(_GEMMA), decoder=dict(_GEMMA), vocab_size=32, decoder_start_token_id=1
+    ),
+    # A head that looks up what the experts said.
+    "switch": lambda: SwitchTransformersConfig(
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **_SWITCH, **_IDS
+    ),
+}
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 1, 3])
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_with_ways_of_their_own(family: str, unfrozen: int) -> None:
+    torch.manual_seed(0)
+    lm = AutoModelForSeq2SeqLM.from_config(OTHERS[family]()).eval()
+    disable_dropout(lm)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    policy = valued_policy(lm, num_layers_unfrozen=unfrozen, head_blocks={"value": 1})
+    policy.add_reference()
+    out = policy(batch_of_ids(), reference=True)
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+    for i, row in enumerate(rows_of_ids()):
+        expected = plain_logprobs(lm, row).float()
+        torch.testing.assert_close(out.logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
