@@ -34,7 +34,8 @@ class Preference:
 class SamePreferences:
     """A digest of preferences, for checkpoints that hold what was made of them: other ones would go unread."""
 
-    def __init__(self, preferences: Sequence[Preference]) -> None:
+    def __init__(self, preferences: Sequence[Preference], name: str = "preferences") -> None:
+        self.name = name
         digest = hashlib.sha256()
         for pair in preferences:
             digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
@@ -46,7 +47,7 @@ class SamePreferences:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if dict(state) != self.state:
             raise DataError(
-                f"preferences: the run that is resumed had {state['pairs']} pairs, and these {self.state['pairs']} are "
+                f"{self.name}: the run that is resumed had {state['pairs']} pairs, and these {self.state['pairs']} are "
                 "others. Give it the same ones, or start a new run from its hf_model."
             )
 

@@ -46,7 +46,8 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         super().build(tokenizer)
         self.eval_store = RolloutStore(PreferenceExperience)
         if self.method.precomputes:
-            self.state.register("preferences", SamePreferences(self.preferences))
+            for name in ("preferences", "eval_preferences"):
+                self.state.register(name, SamePreferences(getattr(self, name), name))
             # Saved, because by the time of a resume the policy is no longer its own reference.
             self.state.register("store", self.store, local=True, small=False)
             self.state.register("eval_store", self.eval_store, local=True, small=False)

@@ -438,6 +438,9 @@ def test_a_resumed_run_wants_the_same_pairs(tmp_path: Path) -> None:
     resumed = make("DPOTrainer", tmp_path, preferences=others, **{"train.resume_from_checkpoint": "auto"})
     with pytest.raises(DataError, match=r"preferences: the run that is resumed had 5 pairs, and these 5 are others"):
         resumed.learn()
+    resumed = make("DPOTrainer", tmp_path, eval_preferences=others, **{"train.resume_from_checkpoint": "auto"})
+    with pytest.raises(DataError, match=r"eval_preferences: the run that is resumed had 0 pairs, and these 5 are"):
+        resumed.learn()
 
 
 def test_bad_rows_are_found_before_a_model_is_loaded(tmp_path: Path) -> None:
