@@ -5,6 +5,9 @@
 The configuration is configs/ilql_maze.yml; cloning is SFT with the same model, data, steps and optimizer. Policies play
 from each start `PLAYS` times, sampling at temperature 1. The scores of random moves, of the data's policy, of the table
 and of shortest paths are exact.
+
+Seeds 1, 2 and 3 have -7.45, -6.88 and -7.42 with ILQL at beta 80, standard errors .3 to .6, and -50 to -52 at beta 0;
+cloning has -55.5 with seed 1. The table and shortest paths have -6.84. Training takes 50 to 60 CPU seconds.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@
 
 The configuration is configs/ilql_wordle.yml; cloning is SFT with the same model, data, steps and optimizer. Policies
 play one game about each word, sampling at temperature 1.
+
+These few minutes are too short for this task. A run of 1800 steps (170 CPU seconds, 1.4 passes) knows the words and
+hardly reads the clues: -5.84 at beta 0 and -5.68 at beta 16, standard error .05, where the data has -4.06. The
+benchmark trains a pretrained GPT-2 on a million games.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ scores go from -6 to 0.
     sb ty ob nb eg
     ...
 
-A clue line has each letter with its colour, one token for both. The benchmark has the colours alone, "b y b b g": a
-model would first have to learn to look five tokens back, which takes one as small as ours most of its training.
+A clue line has each letter with its colour, one token for both. The benchmark has the colours alone, "b y b b g", for
+which a model first has to learn to look five tokens back.
 
 The words are our own list of common ones, not the benchmark's, so scores are near its scores and not the same. There
 the hidden word is drawn anew each turn among those that fit all clues; here it stays, which to a player is the same
@@ -21,8 +21,8 @@ game.
 The data (`samples`, `rewards`) are games of a player that with probability `SMART` says a random word that fits all
 clues, and else any word. A whole game is one dialogue, with a reward a turn.
 
-A YAML run needs no script: `data.samples: examples/wordle/task.py:samples` and likewise `rewards`, `eval_prompts` and
-`metric_fn` refer to the functions at the end.
+A YAML run needs no script: `data.samples: examples/wordle/task.py:samples` and likewise `rewards` refer to the
+functions at the end.
 """
 
 from __future__ import annotations
