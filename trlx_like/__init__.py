@@ -49,6 +49,10 @@ if TYPE_CHECKING:
         default_rft_config as default_rft_config,
         default_sft_config as default_sft_config,
     )
+    from trlx_like.rewards.judges import (
+        WinRate as WinRate,
+        register_judge as register_judge,
+    )
     from trlx_like.rewards.models import (
         RewardModel as RewardModel,
         WeightedRewards as WeightedRewards,
@@ -116,6 +120,8 @@ _NAMES = {
     "register_trainer": "config",
     "register_datapipeline": "pipelines.prompts",
     "register_tracker": "tracking",
+    "register_judge": "rewards.judges",
+    "WinRate": "rewards.judges",
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.models",
     "default_dpo_config": "presets",

@@ -41,6 +41,7 @@ REGISTRIES = {
     "pipelines": "trlx_like.pipelines.prompts:DATAPIPELINES",
     "engines": "trlx_like.samplers.generators:GENERATORS",
     "trackers": "trlx_like.tracking:TRACKERS",
+    "judges": "trlx_like.rewards.judges:JUDGES",
 }
 KINDS = [*REGISTRIES, "presets"]
 

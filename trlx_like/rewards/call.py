@@ -12,6 +12,9 @@ from trlx_like.errors import RewardError
 Reward = float | list[float] | None
 """Of one sample: a score for the whole, one a response token, or None for "I abstain"."""
 
+GIVEN = ("samples", "prompts", "outputs", "tokenizer")
+"""What a reward function may ask for whatever the prompts are."""
+
 
 class RewardFn(Protocol):
     """Called with keywords, those that it accepts: samples, prompts, outputs, tokenizer and the prompts' metadata."""
@@ -34,11 +37,11 @@ def call_reward(
     most that a per-token reward may have. Raises RewardError that names the function and shows the sample.
     """
     count = len(texts["samples"])
-    returned = _call(function, {**texts, "tokenizer": tokenizer, **_columns(metadata)}, texts)
+    returned = _call(function, {**texts, "tokenizer": tokenizer, **columns(metadata)}, texts)
     values = _as_list(returned, function)
     if len(values) != count:
         raise RewardError(
-            f"{_name(function)} returned {len(values)} rewards for {count} samples, {_short(values)}; it must return "
+            f"{name_of(function)} returned {len(values)} rewards for {count} samples, {_short(values)}; it must return "
             f"one a sample.{_shown(texts, 0)}"
         )
     rewards = []
@@ -47,7 +50,7 @@ def call_reward(
             rewards.append(_read(value, None if lengths is None else lengths[row]))
         except (TypeError, ValueError, OverflowError) as error:
             raise RewardError(
-                f"{_name(function)} returned {_short(value)} for sample {row}: {error}{_shown(texts, row)}"
+                f"{name_of(function)} returned {_short(value)} for sample {row}: {error}{_shown(texts, row)}"
             ) from error
     return rewards
 
@@ -59,10 +62,10 @@ def call_metric(
     tokenizer: Any = None,
 ) -> dict[str, list[float]]:
     """The metrics of a `metric_fn`: a name to one number a sample, or to a single number (a list of one here)."""
-    returned = _call(function, {**texts, "tokenizer": tokenizer, **_columns(metadata)}, texts)
+    returned = _call(function, {**texts, "tokenizer": tokenizer, **columns(metadata)}, texts)
     if not isinstance(returned, Mapping):
         raise RewardError(
-            f"{_name(function)} returned a {type(returned).__name__}; a metric_fn returns a dict from a name to "
+            f"{name_of(function)} returned a {type(returned).__name__}; a metric_fn returns a dict from a name to "
             "numbers."
         )
     count = len(texts["samples"])
@@ -71,18 +74,18 @@ def call_metric(
         values = list(_plain(value)) if _is_list(value) else [value]
         if len(values) not in (1, count):
             raise RewardError(
-                f"{_name(function)}: metric {name!r} has {len(values)} values for {count} samples; give one a "
+                f"{name_of(function)}: metric {name!r} has {len(values)} values for {count} samples; give one a "
                 "sample or a single number."
             )
         try:
             metrics[str(name)] = [_number(v) for v in values]
         except (TypeError, ValueError, OverflowError) as error:
-            raise RewardError(f"{_name(function)}: metric {name!r} is not made of numbers: {error}") from error
+            raise RewardError(f"{name_of(function)}: metric {name!r} is not made of numbers: {error}") from error
     return metrics
 
 
 def _call(function: Callable[..., Any], keywords: Mapping[str, Any], texts: Mapping[str, list[str]]) -> Any:
-    given = dict(_accepted(function, keywords))
+    given = dict(accepted(function, keywords))
     # Copies: a function that sorts or pops its arguments must not change what is trained on.
     given = {name: list(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
@@ -90,13 +93,19 @@ def _call(function: Callable[..., Any], keywords: Mapping[str, Any], texts: Mapp
         return list(returned) if isinstance(returned, Iterator) else returned  # a generator has not run yet
     except Exception as error:
         raise RewardError(
-            f"{_name(function)} raised {type(error).__name__}: {error}\n"
+            f"{name_of(function)} raised {type(error).__name__}: {error}\n"
             f"  on {len(texts['samples'])} samples, of which this is the first:{_shown(texts, 0)}"
         ) from error
 
 
-def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keywords that the function takes: all of them when it has **kwargs."""
+def accepted(
+    function: Callable[..., Any], keywords: Mapping[str, Any], own: Sequence[str] = GIVEN
+) -> Mapping[str, Any]:
+    """The keywords that the function takes: all of them when it has **kwargs.
+
+    own: those that it is given with any prompts; the others are keys of the prompts. RewardError for one that it wants
+    and nobody has.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature
@@ -108,16 +117,13 @@ def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> Mapp
     missing = required - set(keywords)
     if missing:
         raise RewardError(
-            f"{_name(function)} wants {', '.join(sorted(missing))}, which is neither samples, prompts, outputs or "
-            f"tokenizer nor a key of the prompts ({', '.join(sorted(set(keywords) - _GIVEN)) or 'they have none'})."
+            f"{name_of(function)} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "
+            f"{own[-1]} nor a key of the prompts ({', '.join(sorted(set(keywords) - set(own))) or 'they have none'})."
         )
     return {name: value for name, value in keywords.items() if name in names}
 
 
-_GIVEN = {"samples", "prompts", "outputs", "tokenizer"}
-
-
-def _columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Rows of metadata as one list a key; None where a prompt does not have it."""
     names = {name: None for row in metadata for name in row}
     return {name: [row.get(name) for row in metadata] for name in names}
@@ -126,7 +132,7 @@ def _columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _as_list(returned: Any, function: Callable[..., Any]) -> list[Any]:
     if not _is_list(returned):
         raise RewardError(
-            f"{_name(function)} returned a {type(returned).__name__}, {_short(returned)}; it must return a list with "
+            f"{name_of(function)} returned a {type(returned).__name__}, {_short(returned)}; it must return a list with "
             "one entry a sample."
         )
     return list(_plain(returned))
@@ -170,7 +176,8 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """How an error calls it."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 
