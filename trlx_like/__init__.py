@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ILQLConfig as ILQLConfig,
         MethodConfig as MethodConfig,
         ModelConfig as ModelConfig,
+        OnlineDPOConfig as OnlineDPOConfig,
         OptimizerConfig as OptimizerConfig,
         PPOConfig as PPOConfig,
         RewardConfig as RewardConfig,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from trlx_like.presets import (
         default_dpo_config as default_dpo_config,
         default_ilql_config as default_ilql_config,
+        default_online_dpo_config as default_online_dpo_config,
         default_ppo_config as default_ppo_config,
         default_reward_config as default_reward_config,
         default_rft_config as default_rft_config,
@@ -80,6 +82,9 @@ if TYPE_CHECKING:
     from trlx_like.trainers.online import (
         OnlineTextTrainer as OnlineTextTrainer,
     )
+    from trlx_like.trainers.online_dpo import (
+        OnlineDPOTrainer as OnlineDPOTrainer,
+    )
     from trlx_like.trainers.ppo import (
         PPOTrainer as PPOTrainer,
     )
@@ -112,6 +117,7 @@ _NAMES = {
     "MethodConfig": "config",
     "DPOConfig": "config",
     "ILQLConfig": "config",
+    "OnlineDPOConfig": "config",
     "PPOConfig": "config",
     "RFTConfig": "config",
     "SFTConfig": "config",
@@ -126,6 +132,7 @@ _NAMES = {
     "WeightedRewards": "rewards.models",
     "default_dpo_config": "presets",
     "default_ilql_config": "presets",
+    "default_online_dpo_config": "presets",
     "default_ppo_config": "presets",
     "default_rft_config": "presets",
     "default_sft_config": "presets",
@@ -137,6 +144,7 @@ _NAMES = {
     "Callback": "trainers.callbacks",
     "DPOTrainer": "trainers.dpo",
     "ILQLTrainer": "trainers.ilql",
+    "OnlineDPOTrainer": "trainers.online_dpo",
     "PPOTrainer": "trainers.ppo",
     "RFTTrainer": "trainers.rft",
     "SFTTrainer": "trainers.sft",

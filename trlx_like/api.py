@@ -33,6 +33,7 @@ def train(
     rewards: Sequence[float] | None = None,
     preferences: Sequence[Any] | None = None,
     eval_preferences: Sequence[Any] | None = None,
+    judge: Any = None,
     stop_sequences: Sequence[str] | None = None,
     logit_mask: Any = None,
     model_path: Any = None,
@@ -51,6 +52,8 @@ def train(
     samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output".
     rewards: of the samples, for trainers that learn from them.
     preferences, eval_preferences: rows with "chosen" and "rejected", and "prompt" and "margin" if they have them.
+    judge: says which responses are better, for trainers that learn from that: a judge (`rewards/judges.py`), a reward
+        function, a registered name, or a mapping of "name" and options.
     stop_sequences: strings at which a response ends. They are not part of what the reward function sees.
     logit_mask: bool [V, V]: whether the second token may follow the first. True = allowed.
     model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model.
@@ -71,8 +74,9 @@ def train(
         "eval_preferences": eval_preferences,
     }
     trainer = make_trainer(
-        read_config(config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, data=data),
+        read_config(config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, data=data),
         reward_fn=reward_fn,
+        judge=judge,
         metric_fn=metric_fn,
         stop_sequences=stop_sequences,
         logit_mask=logit_mask,
@@ -90,6 +94,7 @@ def read_config(
     model_path: Any = None,
     plugins: Sequence[str] = (),
     reward_fn: Any = None,
+    judge: Any = None,
     data: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> TRLConfig:
@@ -100,7 +105,7 @@ def read_config(
     if config is None:
         given = data or {}
         sources = {name: given.get(name) for name in ("samples", "rewards", "preferences")}
-        name, chosen = preset_for(reward_fn=reward_fn, **sources)
+        name, chosen = preset_for(reward_fn=reward_fn, judge=judge, **sources)
         logger.info("No config was given: using the preset %r.", name)
     elif isinstance(config, TRLConfig):
         chosen = config
@@ -120,6 +125,7 @@ def make_trainer(
     *,
     reward_fn: Callable[..., Any] | None = None,
     metric_fn: Callable[..., Any] | None = None,
+    judge: Any = None,
     stop_sequences: Sequence[str] | None = None,
     logit_mask: Any = None,
     tokenizer: Any = None,
@@ -140,6 +146,9 @@ def make_trainer(
         reward_fn = _reward_function(named.reward_fn)
     if metric_fn is None and named.metric_fn is not None:
         metric_fn = load_function(named.metric_fn, "data.metric_fn")
+    judge = named.judge if judge is None else judge
+    if judge is not None:
+        data["judge"] = _judge(judge)
     if logit_mask is None and named.logit_mask is not None:
         logit_mask = load_function(named.logit_mask, "data.logit_mask")()
     trainer_class = TRAINERS.get(config.train.trainer)
@@ -174,6 +183,15 @@ def _reward_function(spec: str) -> Callable[..., Any]:
     return RewardModel(os.path.expanduser(spec), option="data.reward_fn")
 
 
+def _judge(spec: Any) -> Any:
+    """What `judge` or `data.judge` stands for."""
+    from trlx_like.rewards.judges import JUDGES, make_judge
+
+    if isinstance(spec, str) and spec not in JUDGES and names_reward_model(spec):
+        spec = {"name": "reward_model", "model": os.path.expanduser(spec), "option": "judge"}
+    return make_judge(spec)
+
+
 def names_reward_model(spec: str) -> bool:
     """Whether a reward function is named as a model is: as a folder, or as owner/name of the hub."""
     hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
@@ -198,7 +216,7 @@ def check(config: TRLConfig) -> None:
             f"train.trainer ({config.train.trainer}) needs method.name: {trainer_class.method_class.__name__}, not "
             f"{config.method.name}."
         )
-    _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in DATA})
+    _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
     for name in ("gen_kwargs", "gen_experience_kwargs"):
         own = getattr(config.method, "generation_options", ())
         check_options(getattr(config.method, name, None) or {}, f"method.{name}", own)

@@ -149,7 +149,7 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
         f"{'; '.join(data) or 'All data comes from Python'}."
     )
     needs = getattr(TRAINERS.get(read.train.trainer), "needs", ())
-    missing = [name for name in needs if getattr(read.data, name, None) is None]
+    missing = [name for name in needs if all(getattr(read.data, one, None) is None for one in name.split(" or "))]
     if missing:
         typer.echo(f"It trains from Python only: train() has to be given {' and '.join(missing)}.")
 
@@ -158,6 +158,7 @@ def _check_sources(config: TRLConfig) -> list[str]:
     """What data and functions there are, in words. ConfigError with a line for each that cannot be used."""
     from trlx_like.models.reward_model import check_reward_model
     from trlx_like.pipelines.sources import check_source, load_function
+    from trlx_like.rewards.judges import check_judge
 
     found, problems = [], []
     functions = {"model.model_path", "tokenizer.tokenizer_path", "method.formatting_func"}
@@ -166,8 +167,10 @@ def _check_sources(config: TRLConfig) -> list[str]:
         try:
             if section == "data" and name in api.DATA:
                 found.append(f"{name}: {check_source(spec, option)}")
+            elif option == "data.judge" and not (isinstance(spec, str) and api.names_reward_model(spec)):
+                found.append(f"judge: {check_judge(spec, option)}")
             elif section == "data" and name != "stop_sequences":
-                if name != "reward_fn" or not api.names_reward_model(spec):
+                if name not in ("reward_fn", "judge") or not api.names_reward_model(spec):
                     load_function(spec, option)
                 elif Path(spec).expanduser().is_dir():  # of a hub name the network would be asked
                     check_reward_model(os.path.expanduser(spec), option)

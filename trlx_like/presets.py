@@ -10,6 +10,7 @@ from trlx_like.config import (
     ILQLConfig,
     MethodConfig,
     ModelConfig,
+    OnlineDPOConfig,
     OptimizerConfig,
     PPOConfig,
     RewardConfig,
@@ -82,6 +83,17 @@ def default_dpo_config() -> TRLConfig:
     )
 
 
+def default_online_dpo_config() -> TRLConfig:
+    """Online DPO on GPT-2, with the rate, batch size and lengths of TRL."""
+    return _preset(
+        OnlineDPOConfig(),
+        ModelConfig(model_path="gpt2"),
+        lr=5.0e-7,
+        train={"trainer": "OnlineDPOTrainer", "total_steps": 10000, "epochs": 10000, "batch_size": 8}
+        | {"seq_length": 512},
+    )
+
+
 def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[str, Any]) -> TRLConfig:
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     return TRLConfig(
@@ -100,6 +112,7 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
 PRESETS: dict[str, Callable[[], TRLConfig]] = {
     "dpo": default_dpo_config,
     "ilql": default_ilql_config,
+    "online_dpo": default_online_dpo_config,
     "ppo": default_ppo_config,
     "rft": default_rft_config,
     "sft": default_sft_config,
@@ -108,12 +121,23 @@ PRESETS: dict[str, Callable[[], TRLConfig]] = {
 
 
 def preset_for(
-    *, reward_fn: object = None, samples: object = None, rewards: object = None, preferences: object = None
+    *,
+    reward_fn: object = None,
+    judge: object = None,
+    samples: object = None,
+    rewards: object = None,
+    preferences: object = None,
 ) -> tuple[str, TRLConfig]:
     """The name and configuration of the preset that fits what `train` was given.
 
     Raises `ConfigError` if nothing says what to learn from, or two things do.
     """
+    if judge is not None:
+        if samples is not None or preferences is not None:
+            raise ConfigError(
+                "a judge fits Online DPO, which makes its own samples: leave samples and preferences out."
+            )
+        return "online_dpo", default_online_dpo_config()
     if rewards is not None and samples is None:
         raise ConfigError("rewards (for ILQL) need samples that they are of.")
     if samples is not None and preferences is not None:
@@ -122,8 +146,8 @@ def preset_for(
         raise ConfigError("reward_fn fits PPO and samples fit SFT; pass one of them, or a config.")
     if reward_fn is None and samples is None and preferences is None:
         raise ConfigError(
-            "train() needs a config, a reward_fn (for PPO), samples (for SFT), samples and rewards (for ILQL) or "
-            "preferences (for DPO)."
+            "train() needs a config, a reward_fn (for PPO), a judge (for Online DPO), samples (for SFT), samples and "
+            "rewards (for ILQL) or preferences (for DPO)."
         )
     # A reward function beside preferences, or beside samples and rewards, scores what evaluation writes.
     offline = "dpo" if preferences is not None else "ilql" if rewards is not None else None

@@ -54,6 +54,13 @@ def lengths(outputs: Sequence[str], **_: Any) -> dict[str, list[float]]:
     return {"length": [float(len(output)) for output in outputs]}
 
 
+class Longest:
+    """A judge that compares by length."""
+
+    def compare(self, pairs: Sequence[tuple[str, str]], **_: Any) -> list[int | None]:
+        return [None if len(a) == len(b) else int(len(a) < len(b)) for a, b in pairs]
+
+
 PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
@@ -165,6 +172,29 @@ RECIPES = {
                 "train.total_steps": 5,
                 "samples": [("ab", "cd"), ("the cat", " sat."), ("a", "b"), ("b", "bcd"), ("zz", "top.")],
             },
+        },
+    ),
+    "OnlineDPOTrainer": Recipe(
+        method={"name": "OnlineDPOConfig", "beta": 0.5, "num_prompts": 7, "chunk_size": 3, "gen_kwargs": GENERATION}
+        | {"n_generations_per_prompt": 3},
+        train={"epochs": 3, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "judged": {
+                "method.n_generations_per_prompt": 4,
+                "method.loss_type": "ipo",
+                "method.beta": [0.5, 0.25],
+                "method.missing_eos_penalty": 0.5,
+                "method.disable_dropout": False,
+                "model.model_path": tiny_config(),
+                "model.num_layers_unfrozen": 1,
+                "train.eval_interval": 2,
+                "judge": Longest(),
+                "reward_fn": None,
+                "eval_prompts": [{"prompt": text, "reference": "abc"} for text in PROMPTS[:3]],
+            },
+            "adapter": {"model.peft_config": LORA, "train.eval_interval": 3},
+            "seq2seq": {**SEQ2SEQ, "model.num_layers_unfrozen": 1},
         },
     ),
     "PPOTrainer": Recipe(

@@ -10,6 +10,7 @@ from trlx_like.presets import (
     PRESETS,
     default_dpo_config,
     default_ilql_config,
+    default_online_dpo_config,
     default_ppo_config,
     default_reward_config,
     default_rft_config,
@@ -88,7 +89,14 @@ def test_the_preset_that_fits_the_arguments() -> None:
     assert preset_for(samples=[]) == ("sft", default_sft_config())
     assert preset_for(preferences=[]) == ("dpo", default_dpo_config())
     assert preset_for(preferences=[], reward_fn=len) == ("dpo", default_dpo_config())
+    assert preset_for(judge=len, reward_fn=len) == ("online_dpo", default_online_dpo_config())
     assert preset_for(samples=[], rewards=[]) == ("ilql", default_ilql_config())
+
+
+def test_online_dpo_has_the_values_of_trl() -> None:
+    config = default_online_dpo_config()
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (5e-7, 8, 512)
+    assert (config.train.trainer, config.method.name) == ("OnlineDPOTrainer", "OnlineDPOConfig")
 
 
 def test_ilql_has_the_values_of_trlx() -> None:
@@ -108,8 +116,8 @@ def test_ilql_has_the_values_of_trlx() -> None:
     [
         (
             {},
-            "train() needs a config, a reward_fn (for PPO), samples (for SFT), samples and rewards (for ILQL) or "
-            "preferences (for DPO).",
+            "train() needs a config, a reward_fn (for PPO), a judge (for Online DPO), samples (for SFT), samples and "
+            "rewards (for ILQL) or preferences (for DPO).",
         ),
         (
             {"samples": [], "preferences": []},
@@ -118,6 +126,10 @@ def test_ilql_has_the_values_of_trlx() -> None:
         (
             {"reward_fn": len, "samples": ["a"]},
             "reward_fn fits PPO and samples fit SFT; pass one of them, or a config.",
+        ),
+        (
+            {"judge": len, "preferences": []},
+            "a judge fits Online DPO, which makes its own samples: leave samples and preferences out.",
         ),
         (
             {"rewards": [1.0]},

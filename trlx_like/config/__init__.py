@@ -4,6 +4,7 @@ from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
 from trlx_like.config.methods.dpo import DPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig
+from trlx_like.config.methods.online_dpo import OnlineDPOConfig
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.config.methods.rft import RFTConfig
@@ -34,6 +35,7 @@ __all__ = [
     "MethodConfig",
     "ModelConfig",
     "OnlineTextMethodConfig",
+    "OnlineDPOConfig",
     "OptimizerConfig",
     "PPOConfig",
     "Problem",

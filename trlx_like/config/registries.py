@@ -17,6 +17,7 @@ METHODS: Registry[type[MethodConfig]] = Registry(
     {
         "DPOConfig": "trlx_like.config.methods.dpo:DPOConfig",
         "ILQLConfig": "trlx_like.config.methods.ilql:ILQLConfig",
+        "OnlineDPOConfig": "trlx_like.config.methods.online_dpo:OnlineDPOConfig",
         "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
         "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
         "RewardConfig": "trlx_like.config.methods.reward:RewardConfig",
@@ -30,6 +31,7 @@ TRAINERS: Registry[type[Any]] = Registry(
     {
         "DPOTrainer": "trlx_like.trainers.dpo:DPOTrainer",
         "ILQLTrainer": "trlx_like.trainers.ilql:ILQLTrainer",
+        "OnlineDPOTrainer": "trlx_like.trainers.online_dpo:OnlineDPOTrainer",
         "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
         "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",
         "RewardTrainer": "trlx_like.trainers.reward:RewardTrainer",

@@ -127,6 +127,8 @@ class DataConfig(Section):
     """Pairs to evaluate on, in the same forms; null: none."""
     reward_fn: PathText | None = None
     """What scores generated text: "module:function", "file.py:function", or folder or hub name of a reward model."""
+    judge: PathText | dict[str, Any] | None = None
+    """What says which text is better: a registered judge ("name", or a mapping of it and options), or as reward_fn."""
     metric_fn: str | None = None
     """Function that measures what evaluation generates, in the same forms."""
     stop_sequences: list[str] = []

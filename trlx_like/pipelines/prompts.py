@@ -50,6 +50,11 @@ class PromptBatch:
     def __getitem__(self, rows: slice) -> PromptBatch:
         return PromptBatch(self.ids[rows], self.metadata[rows])
 
+    def repeated(self, times: int) -> PromptBatch:
+        """Each prompt `times` times, one after the other."""
+        rows = [row for row in range(len(self)) for _ in range(times)]
+        return PromptBatch([self.ids[row] for row in rows], [self.metadata[row] for row in rows])
+
 
 class PromptPipeline:
     """Prompts that a text trainer generates from.
@@ -127,6 +132,11 @@ class PromptStream:
             self.position += len(order)
             rows.extend(order)
         return self.pipeline[rows]
+
+    @property
+    def next_epoch(self) -> int:
+        """The pass that the next prompt belongs to, from 0."""
+        return self.epoch + (self.position == len(self.pipeline))
 
     def _order(self) -> list[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)

@@ -96,11 +96,11 @@ def make_judge(spec: Any, option: str = "judge") -> Any:
     it. ConfigError or RegistryError for anything else.
     """
     options: dict[str, Any] = {}
+    if isinstance(spec, (str, Mapping)):
+        check_judge(spec, option)
     if isinstance(spec, Mapping):
         options = dict(spec)
-        spec = options.pop("name", None)
-        if not isinstance(spec, str):
-            raise ConfigError(f"{option}: a mapping needs the registered name of a judge under 'name'.")
+        spec = options.pop("name")
     if isinstance(spec, str):
         made = import_name(spec, option) if is_python_name(spec) else JUDGES.get(spec)
         spec = _constructed(made, options, option) if isinstance(made, type) or spec in JUDGES else made
@@ -112,6 +112,17 @@ def make_judge(spec: Any, option: str = "judge") -> Any:
         f"{option} must be an object with a method {', '.join(KINDS[:-1])} or {KINDS[-1]}, a reward function, or a "
         f"name for one, not {spec!r}."
     )
+
+
+def check_judge(spec: Any, option: str = "judge") -> str:
+    """The name of what `make_judge` would make, found without making it. Raises as that does."""
+    name = spec.get("name") if isinstance(spec, Mapping) else spec
+    if not isinstance(name, str):
+        raise ConfigError(f"{option}: a mapping needs the registered name of a judge under 'name'.")
+    if is_python_name(name):
+        import_name(name, option)
+        return name
+    return JUDGES.canonical(name)
 
 
 def kind_of(judge: Any) -> str | None:

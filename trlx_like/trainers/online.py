@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trlx_like.data import Completion
+from trlx_like.data import Experience
 from trlx_like.errors import RewardError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 from trlx_like.pipelines.prompts import PromptBatch
@@ -23,7 +23,7 @@ from trlx_like.trainers.text import TextTrainer
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=Completion)
+E = TypeVar("E", bound=Experience)
 
 
 @dataclass
@@ -62,12 +62,21 @@ class OnlineTextTrainer(TextTrainer[E]):
     def scored_samples(
         self, count: int, chunk_size: int, given: PromptBatch | None = None
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
-        """`count` samples over all processes with their rewards, this process's share, `chunk_size` at a time.
+        """As `all_samples`, without the samples whose reward is None."""
+        for samples, rewards in self.all_samples(count, chunk_size, given):
+            kept = [row for row, reward in enumerate(rewards) if reward is not None]
+            if kept:
+                yield samples[kept], [rewards[row] for row in kept]
 
-        given: the `count` prompts of all processes; None: the next of the run's own. Samples whose reward is None are
-        left out. RewardError when none of the round is left.
+    def all_samples(
+        self, count: int, chunk_size: int, given: PromptBatch | None = None
+    ) -> Iterator[tuple[TextSamples, list[Reward]]]:
+        """Samples to `count` prompts over all processes with their rewards, this process's share, chunk by chunk.
+
+        chunk_size: prompts of a chunk and process. given: the `count` prompts of all processes; None: the next of the
+        run's own. RewardError when no sample of the round has a reward.
         """
-        left, scored = count, 0
+        left, made, scored = count, 0, 0
         self._start_rollouts()
         while left > 0:
             self.check_stop()
@@ -84,17 +93,23 @@ class OnlineTextTrainer(TextTrainer[E]):
             if samples is None:
                 continue
             self._write_rollouts(samples, rewards)
-            kept = [row for row, reward in enumerate(rewards) if reward is not None]
-            scored += len(kept)
-            if kept:
-                yield samples[kept], [rewards[row] for row in kept]
-        if not self.group.sum([scored])[0]:
-            raise RewardError(f"reward_fn abstained (None) from all {count} samples; there is nothing to train on.")
+            made += len(samples)
+            scored += sum(reward is not None for reward in rewards)
+            yield samples, rewards
+        made, scored = map(int, self.group.sum([made, scored]))
+        if not scored:
+            raise RewardError(f"reward_fn abstained (None) from all {made} samples; there is nothing to train on.")
+
+    @property
+    def scorer(self) -> Callable[..., Any] | None:
+        """The reward function of what is trained on."""
+        return self.reward_fn
 
     def _rewards(self, samples: TextSamples | None) -> list[Reward]:
-        assert self.reward_fn is not None
+        scorer = self.scorer
+        assert scorer is not None
         rows = [] if samples is None else samples.rows()
-        return score(self.group, self.reward_fn, rows, self.tokenizer, on_main=self.config.train.reward_on_main_process)
+        return score(self.group, scorer, rows, self.tokenizer, on_main=self.config.train.reward_on_main_process)
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""

@@ -169,7 +169,13 @@ def announcement(train: TrainConfig, trainer: str, processes: int, device: torch
 
 
 def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """ConfigError that says which argument of `train` the trainer cannot do without, if it is not there."""
+    """ConfigError that says which argument of `train` the trainer cannot do without, if it is not there.
+
+    A name may be two, "reward_fn or judge": then one of them will do.
+    """
     for name in names:
-        if given.get(name) is None:
-            raise ConfigError(f"{config.train.trainer} needs {name}: pass train({name}=...) or set data.{name}.")
+        either = name.split(" or ")
+        if all(given.get(one) is None for one in either):
+            ways = " or ".join(f"train({one}=...)" for one in either)
+            keys = " or ".join(f"data.{one}" for one in either)
+            raise ConfigError(f"{config.train.trainer} needs {name}: pass {ways} or set {keys}.")

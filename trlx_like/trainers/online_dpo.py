@@ -1,0 +1,213 @@
+"""Online DPO (Guo et al. 2024, arXiv:2402.04792): preference learning on pairs that the policy writes itself.
+
+A round: sample several responses to each prompt, let a judge or a reward function say which are better, and make a step
+of DPO on the best and the worst of each prompt. Documented in docs/algorithms/online_dpo.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.checkpoint import fields
+from trlx_like.config.methods.online_dpo import OnlineDPOConfig
+from trlx_like.data import Completion, PreferenceExperience
+from trlx_like.functional.kl import kl_k3
+from trlx_like.functional.preference import ipo_loss, sigmoid_loss
+from trlx_like.functional.sequences import sequence_sums
+from trlx_like.models.policy import PolicyOutput
+from trlx_like.pipelines.prompts import PromptBatch
+from trlx_like.rewards.call import Reward
+from trlx_like.rewards.judges import GroupReward, WinRate, make_judge
+from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.dpo_losses import Pairs
+from trlx_like.trainers.online import OnlineTextTrainer, whole
+
+logger = logging.getLogger(__name__)
+
+REFERENCE_KEY = "reference"
+"""Key of the evaluation prompts under which there is a completion to be compared with."""
+
+
+@dataclass
+class JudgedPair(PreferenceExperience):
+    """The best and the worst response to a prompt, and what was thought of them. In this order: [2] each."""
+
+    scores: Tensor | None = None  # [B, 2] float, after `missing_eos_penalty`
+    finished: Tensor | None = None  # [B, 2] float: 1 for a response that ended by itself
+
+
+@dataclass
+class Tally:
+    """What this process's share of a round's responses is like."""
+
+    scores: list[float] = field(default_factory=list)  # of those that have one
+    lengths: list[int] = field(default_factory=list)  # in tokens
+    finished: list[bool] = field(default_factory=list)
+    ties: int = 0  # prompts whose best response is no better than the worst
+    unjudged: int = 0  # prompts with fewer than two responses that have a score
+
+
+class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
+    """DPO on the best and the worst of the policy's own responses to each prompt."""
+
+    method_class = OnlineDPOConfig
+    experience_class = JudgedPair
+    uses = frozenset({"prompts", "eval_prompts", "judge"})
+    needs = ("prompts", "reward_fn or judge")
+    method: OnlineDPOConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        self.keep_dropout = not self.method.disable_dropout
+        self.judge = make_judge(self.data["judge"]) if "judge" in self.data else None
+        super().build(tokenizer)
+        self.add_reference()
+        self.beta = self.method.beta_of(0)
+        self.state.register("online_dpo", fields(self, "beta"))
+        self._add_win_rate()
+
+    # A round.
+
+    def make_experience(self) -> Metrics:
+        method = self.method
+        self.beta = method.beta_of(self.prompts.next_epoch)
+        tally = Tally()
+        for samples, rewards in self.all_samples(method.num_prompts or self.config.train.batch_size, method.chunk_size):
+            scores = self.penalized(rewards, samples.finished)
+            tally.scores += [score for score in scores if score is not None]
+            tally.lengths += samples.completion.mask.sum(dim=1).tolist()
+            tally.finished += samples.finished
+            self.push_to_store(list(self.pairs_of(samples, scores, tally)))
+        return self.rollout_metrics(tally)
+
+    def rollout_metrics(self, tally: Tally) -> Metrics:
+        """Of the responses of a round, over all processes."""
+        pairs, ties, unjudged = self.group.sum([len(self.store), tally.ties, tally.unjudged])
+        if not pairs:
+            logger.warning(
+                "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
+                "round passes without a step.",
+                ties + unjudged,
+            )
+        scores = torch.tensor(self.group.gather(tally.scores), dtype=torch.float64)
+        lengths, finished = self.group.gather(tally.lengths), self.group.gather(tally.finished)
+        return {
+            "rollout/score_mean": float(scores.mean()),
+            "rollout/score_std": float(scores.std()) if len(scores) > 1 else 0.0,
+            "rollout/length_mean": sum(lengths) / len(lengths),
+            "rollout/finished_fraction": sum(finished) / len(finished),
+            "rollout/pairs": pairs,
+            "rollout/ties": ties,
+            "rollout/unjudged": unjudged,
+        }
+
+    def take_prompts(self, count: int) -> PromptBatch:
+        """This process's share of the next `count` prompts, each as often as it is to be answered."""
+        return super().take_prompts(count).repeated(self.method.n_generations_per_prompt)
+
+    @property
+    def scorer(self) -> Callable[..., Any] | None:
+        if self.judge is None:
+            return self.reward_fn
+        return GroupReward(self.judge, self.method.n_generations_per_prompt)
+
+    def penalized(self, rewards: Sequence[Reward], finished: Sequence[bool]) -> list[float | None]:
+        """Scores of responses, less `missing_eos_penalty` where they do not end by themselves."""
+        penalty = self.method.missing_eos_penalty or 0.0
+        rows = zip(rewards, finished, strict=True)
+        return [None if reward is None else whole(reward) - (not ended) * penalty for reward, ended in rows]
+
+    def pairs_of(self, samples: TextSamples, scores: Sequence[float | None], tally: Tally) -> Iterator[JudgedPair]:
+        """The best and the worst response to each prompt; none of a prompt whose best is no better than its worst."""
+        size = self.method.n_generations_per_prompt
+        responses = samples.completion.to("cpu").split()
+        for start in range(0, len(responses), size):
+            judged = [(score, row) for row in range(start, start + size) if (score := scores[row]) is not None]
+            if len(judged) < 2:
+                tally.unjudged += 1
+                continue
+            # Of several that are equally good the one that was made first.
+            best, worst = max(judged, key=lambda s: s[0]), min(judged, key=lambda s: s[0])
+            if best[0] == worst[0]:
+                tally.ties += 1
+                continue
+            ended = [float(samples.finished[row]) for _, row in (best, worst)]
+            yield _pair(responses[best[1]], responses[worst[1]], [best[0], worst[0]], ended)
+
+    # The loss.
+
+    def loss(self, batch: JudgedPair) -> LossOutput:
+        return self.loss_of(batch, self.model(batch.completions(), reference=True))
+
+    def loss_of(self, batch: JudgedPair, out: PolicyOutput) -> LossOutput:
+        """The loss of pairs whose log-probabilities are known."""
+        pairs = _sums(batch, out)
+        chosen, rejected = pairs.ratios
+        margin = chosen - rejected
+        sigmoid = self.method.loss_type == "sigmoid"
+        losses = sigmoid_loss(self.beta * margin) if sigmoid else ipo_loss(margin, self.beta)
+        return LossOutput(losses.sum(), self.watched(batch, out, pairs))
+
+    @torch.no_grad()
+    def watched(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
+        """Metrics, summed over pairs. What is of single responses is the mean of a pair's two."""
+        assert out.ref_logprobs is not None and batch.scores is not None and batch.finished is not None
+        chosen, rejected = (self.beta * ratio for ratio in pairs.ratios)
+        kl = (chosen + rejected) / (2 * self.beta)  # [B]
+        scores = batch.scores.mean(dim=1)
+        divergence = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), batch.completions().mask)  # [2B]
+        columns = {
+            "objective/kl": kl,
+            "objective/entropy": -(pairs.chosen + pairs.rejected) / 2,
+            "objective/non_score_reward": -self.beta * kl,
+            "objective/rlhf_reward": scores - self.beta * kl,
+            "objective/scores": scores,
+            "objective/scores_margin": batch.scores[:, 0] - batch.scores[:, 1],
+            "policy/kl": divergence / 2,
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/margins": chosen - rejected,
+            "rewards/accuracies": (chosen > rejected).float(),
+            "logps/chosen": pairs.chosen,
+            "logps/rejected": pairs.rejected,
+            "val/contain_eos_token": batch.finished.mean(dim=1),
+            "beta": torch.full_like(scores, self.beta),
+        }
+        return {name: column.sum() for name, column in columns.items()}
+
+    # Evaluation.
+
+    def _add_win_rate(self) -> None:
+        """With references to the evaluation prompts: how often the judge prefers what the policy writes."""
+        judge = self.reward_fn if self.judge is None else self.judge
+        rows = [] if self.eval_pipeline is None else self.eval_pipeline.metadata
+        if judge is not None and rows and all(isinstance(row.get(REFERENCE_KEY), str) for row in rows):
+            self.metric_fn = WinRate(judge, key=REFERENCE_KEY, also=self.metric_fn)
+
+
+def _pair(best: Completion, worst: Completion, scores: list[float], finished: list[float]) -> JudgedPair:
+    return JudgedPair(
+        best.prompt,
+        best.prompt_mask,
+        best.response,
+        best.mask,
+        worst.response,
+        worst.mask,
+        scores=torch.tensor(scores),
+        finished=torch.tensor(finished),
+    )
+
+
+def _sums(batch: JudgedPair, out: PolicyOutput) -> Pairs:
+    """Log-probabilities of whole responses."""
+    assert out.ref_logprobs is not None
+    masks = batch.chosen_mask, batch.rejected_mask
+    policy = [sequence_sums(*side) for side in zip(batch.sides(out.logprobs), masks, strict=True)]
+    reference = [sequence_sums(*side) for side in zip(batch.sides(out.ref_logprobs), masks, strict=True)]
+    return Pairs(*policy, *reference, *(mask.sum(dim=1) for mask in masks))
