@@ -199,6 +199,8 @@ class BaseRLTrainer(ABC, Generic[E]):
                     self._log(self._evaluated())
                 while not self.finished:
                     self._run_round()
+                if self.round_steps == 0 and self.progress.step:
+                    self._end_without_step()
                 self._call("on_train_end")
             finally:
                 self.tracker.close()
@@ -318,6 +320,13 @@ class BaseRLTrainer(ABC, Generic[E]):
             self.save()
         if stop:
             raise Interrupted(self.stop_request.code or 143)
+
+    def _end_without_step(self) -> None:
+        """The last round had nothing to learn from: what the last step would have done, had it been known as such."""
+        if self.progress.step % self.config.train.eval_interval:
+            self._log(self._evaluated())
+        if self.progress.step % self.config.train.checkpoint_interval:
+            self.save()
 
     def _evaluated(self) -> Metrics:
         """Metrics of an evaluation; the best checkpoint is kept. Its random numbers are not the training's."""

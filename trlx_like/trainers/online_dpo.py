@@ -89,10 +89,10 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     def rollout_metrics(self, tally: Tally) -> Metrics:
         """Of the responses of a round, over all processes."""
         pairs, ties, unjudged = self.group.sum([len(self.store), tally.ties, tally.unjudged])
-        if not pairs:
+        if not pairs and self.round_steps != 0:  # of many such rounds in a row it is said once
             logger.warning(
                 "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
-                "round passes without a step.",
+                "round passes without a step, as will others like it.",
                 ties + unjudged,
             )
         scores = torch.tensor(self.group.gather(tally.scores), dtype=torch.float64)
