@@ -53,7 +53,13 @@ Judge = PairwiseJudge | RankingJudge | BinaryJudge
 KINDS = ("rank", "compare", "check")
 """The methods that make a judge. One that has several is asked by the first of these."""
 
-JUDGES: Registry[Callable[..., Any]] = Registry("judge", {"reward_model": "trlx_like.rewards.judges:RewardModelJudge"})
+JUDGES: Registry[Callable[..., Any]] = Registry(
+    "judge",
+    {
+        "llm": "trlx_like.rewards.llm_judge:LLMJudge",
+        "reward_model": "trlx_like.rewards.judges:RewardModelJudge",
+    },
+)
 register_judge = JUDGES.register
 
 

@@ -1,0 +1,223 @@
+"""The judge over HTTP, against a real server on loopback that behaves as real ones do: well, badly, or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.recipes import make
+from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.judges import judged, make_judge
+from trlx_like.rewards.llm_judge import LLMJudge
+
+Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
+
+
+class Server:
+    """Answers with what `reply` makes of a question's text; keeps the requests."""
+
+    def __init__(self) -> None:
+        self.reply: Callable[[str], str | Reply] = longer
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append({"path": self.path, **body})
+                server.headers.append(dict(self.headers))
+                made = server.reply(body["messages"][0]["content"])
+                status, text, headers = (200, made, {}) if isinstance(made, str) else made
+                answer = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+                data = text if isinstance(text, bytes) else json.dumps(answer).encode()
+                try:
+                    self.send_response(status)
+                    for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:
+                    pass  # whoever asked has given up
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def answers_in(text: str) -> tuple[str, str]:
+    found = re.search(r"Answer A:\n(.*)\n\nAnswer B:\n(.*)\n\nReply", text, re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+def longer(text: str) -> str:
+    a, b = answers_in(text)
+    return "A" if len(a) > len(b) else "B"
+
+
+def judge_of(server: Server, **options: Any) -> LLMJudge:
+    return LLMJudge(server.url, "judge", **{"backoff": 0.01, "retries": 2, **options})
+
+
+PAIRS = [("aaa", "b"), ("a", "bbb"), ("{a} or {b}", "x")]
+PROMPTS = ["p", "{b}", "r"]
+
+
+def test_pairs_are_asked_about_in_both_orders(server: Server) -> None:
+    """Fields in the texts themselves stay as they are; an answer may have letters of markup around it."""
+    judge = judge_of(server, body={"max_tokens": 5})
+    assert judge.compare(prompts=PROMPTS, pairs=PAIRS) == [0, 1, 0]
+    assert len(server.requests) == judge.counts["asked"] == 6
+    assert {answers_in(r["messages"][0]["content"]) for r in server.requests} == {*PAIRS, *(p[::-1] for p in PAIRS)}
+    assert all("Prompt:\n{b}\n" in r["messages"][0]["content"] for r in server.requests if "bbb" in str(r))
+    expected = {"path": "/v1/chat/completions", "model": "judge", "temperature": 0, "max_tokens": 5}
+    assert all({**r, "messages": None} == {**expected, "messages": None} for r in server.requests)
+    server.reply = lambda text: f"Both are good.\n**{longer(text)}**."
+    assert judge_of(server).compare(prompts=PROMPTS, pairs=PAIRS) == [0, 1, 0]
+
+
+def test_a_preference_for_a_place_is_no_preference(server: Server) -> None:
+    server.reply = lambda text: "A"
+    judge = judge_of(server)
+    assert judge.compare(prompts=PROMPTS, pairs=PAIRS) == [None] * 3
+    assert judge.counts["swayed"] == 3
+    assert judge_of(server, swap=False).compare(prompts=PROMPTS, pairs=PAIRS) == [0] * 3
+
+
+@pytest.mark.parametrize("answer", ["Neither.", "", "A or B", "C", "A better answer is B", "Answer: A"])
+def test_what_is_neither_a_nor_b_abstains_and_is_counted(server: Server, answer: str) -> None:
+    server.reply = lambda text: answer if "aaa" in text else longer(text)
+    judge = judge_of(server)
+    assert judge.compare(prompts=PROMPTS, pairs=PAIRS) == [None, 1, 0]
+    assert judge.counts["unparsed"] == 2
+    assert judged(judge, ["p"], [["aaa", "b"]]) == [[0.5, 0.5]]  # a tie, which Online DPO skips
+
+
+def test_a_failure_that_passes_is_retried_with_longer_waits(server: Server) -> None:
+    times: list[float] = []
+
+    def busy(text: str) -> str | Reply:
+        times.append(time.monotonic())
+        return longer(text) if len(times) > 2 else (503, "busy", {})
+
+    server.reply = busy
+    judge = judge_of(server, swap=False, backoff=0.05)
+    assert judge.compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+    assert judge.counts["retried"] == 2
+    assert times[1] - times[0] >= 0.05 and times[2] - times[1] >= 0.1
+
+
+def test_a_server_may_say_how_long_to_wait(server: Server) -> None:
+    times: list[float] = []
+
+    def limited(text: str) -> str | Reply:
+        times.append(time.monotonic())
+        return longer(text) if len(times) > 1 else (429, "slow down", {"Retry-After": "1"})
+
+    server.reply = limited
+    assert judge_of(server, swap=False).compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+    assert times[1] - times[0] >= 1
+
+
+def test_a_failure_that_stays_is_an_error(server: Server) -> None:
+    server.reply = lambda text: (503, "busy", {})
+    with pytest.raises(
+        RewardError, match=r"judge.url \(http://127.*\) failed 3 times; the last time status 503: .*busy"
+    ):
+        judge_of(server).compare(prompts=["p"], pairs=[("a", "b")])
+    assert 3 <= len(server.requests) <= 6
+
+
+def test_a_silent_server_is_given_up(server: Server) -> None:
+    def silent(text: str) -> str:
+        time.sleep(0.5)
+        return "A"
+
+    server.reply = silent
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"failed 2 times; the last time .*timed out"):
+        judge_of(server, timeout=0.05, retries=1).compare(prompts=["p"], pairs=[("a", "b")])
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_server_that_is_not_there(server: Server) -> None:
+    server.http.server_close()
+    with pytest.raises(RewardError, match=r"failed 3 times; the last time URLError: .*refused"):
+        judge_of(server).compare(prompts=["p"], pairs=[("a", "b")])
+
+
+def test_a_refusal_is_not_retried(server: Server) -> None:
+    server.reply = lambda text: (401, b'{"error": "no key"}', {})
+    with pytest.raises(RewardError, match=r'refuses: status 401: \{"error": "no key"\}'):
+        judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"choices": []}', b'{"choices": [null]}', b"3"])
+def test_what_is_no_chat_completion(server: Server, body: bytes) -> None:
+    server.reply = lambda text: (200, body, {})
+    with pytest.raises(RewardError, match="answered with no chat completion: b'"):
+        judge_of(server).compare(prompts=["p"], pairs=[("a", "b")])
+
+
+def test_answers_are_asked_for_once(server: Server, tmp_path: Path) -> None:
+    """Within a batch, within a run, and over runs by the file, whose last line a killed run left half-written."""
+    file = tmp_path / "cache.jsonl"
+    judge = judge_of(server, cache=file)
+    assert judge.compare(prompts=["p", "p"], pairs=[("aaa", "b"), ("b", "aaa")]) == [0, 1]
+    assert judge.compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+    assert len(server.requests) == 2 and judge.counts["cached"] == 4
+    with file.open("a") as lines:
+        lines.write('{"question": "half')
+    again = judge_of(server, cache=file)
+    assert again.compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+    assert len(server.requests) == 2
+    judge_of(server, cache=file, body={"temperature": 1}).compare(prompts=["p"], pairs=[("aaa", "b")])
+    assert len(server.requests) == 4  # another question
+
+
+def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    monkeypatch.setenv("JUDGE_KEY", "not-a-real-key")
+    judge_of(server, swap=False, api_key_env="JUDGE_KEY").compare(prompts=["p"], pairs=[("a", "b")])
+    assert [headers.get("Authorization") for headers in server.headers] == [None, "Bearer not-a-real-key"]
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"judge.url \('localhost:8000'\) must begin with http:// or https://"):
+        LLMJudge("localhost:8000", "m")
+    with pytest.raises(ConfigError, match=r"judge.template lacks \{prompt\}, \{b\}"):
+        LLMJudge("http://localhost", "m", template="{a}?")
+
+
+def test_online_dpo_learns_from_it(server: Server, tmp_path: Path) -> None:
+    """Named in the configuration; the pairs it makes have the longer response as the chosen one."""
+    judge = {"name": "llm", "url": server.url, "model": "judge"}
+    assert isinstance(make_judge(judge), LLMJudge)
+    trainer = make("OnlineDPOTrainer", tmp_path, reward_fn=None, **{"data.judge": judge, "train.total_steps": 1})
+    assert trainer.learn()["objective/scores_margin"] > 0
+    for pair in trainer.store.elements:
+        chosen, rejected = trainer.decode([pair.chosen, pair.rejected])
+        assert len(chosen) >= len(rejected)
