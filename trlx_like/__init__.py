@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
         DPOConfig as DPOConfig,
+        GRPOConfig as GRPOConfig,
         ILQLConfig as ILQLConfig,
         MethodConfig as MethodConfig,
         ModelConfig as ModelConfig,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         PPOConfig as PPOConfig,
         RewardConfig as RewardConfig,
         RFTConfig as RFTConfig,
+        RLOOConfig as RLOOConfig,
         SamplerConfig as SamplerConfig,
         SchedulerConfig as SchedulerConfig,
         SFTConfig as SFTConfig,
@@ -44,11 +46,13 @@ if TYPE_CHECKING:
     )
     from trlx_like.presets import (
         default_dpo_config as default_dpo_config,
+        default_grpo_config as default_grpo_config,
         default_ilql_config as default_ilql_config,
         default_online_dpo_config as default_online_dpo_config,
         default_ppo_config as default_ppo_config,
         default_reward_config as default_reward_config,
         default_rft_config as default_rft_config,
+        default_rloo_config as default_rloo_config,
         default_sft_config as default_sft_config,
     )
     from trlx_like.rewards.judges import (
@@ -76,6 +80,9 @@ if TYPE_CHECKING:
     from trlx_like.trainers.dpo import (
         DPOTrainer as DPOTrainer,
     )
+    from trlx_like.trainers.grpo import (
+        GRPOTrainer as GRPOTrainer,
+    )
     from trlx_like.trainers.ilql import (
         ILQLTrainer as ILQLTrainer,
     )
@@ -93,6 +100,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.rft import (
         RFTTrainer as RFTTrainer,
+    )
+    from trlx_like.trainers.rloo import (
+        RLOOTrainer as RLOOTrainer,
     )
     from trlx_like.trainers.sft import (
         SFTTrainer as SFTTrainer,
@@ -116,10 +126,12 @@ _NAMES = {
     "BackendConfig": "config",
     "MethodConfig": "config",
     "DPOConfig": "config",
+    "GRPOConfig": "config",
     "ILQLConfig": "config",
     "OnlineDPOConfig": "config",
     "PPOConfig": "config",
     "RFTConfig": "config",
+    "RLOOConfig": "config",
     "SFTConfig": "config",
     "RewardConfig": "config",
     "register_method": "config",
@@ -131,10 +143,12 @@ _NAMES = {
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.models",
     "default_dpo_config": "presets",
+    "default_grpo_config": "presets",
     "default_ilql_config": "presets",
     "default_online_dpo_config": "presets",
     "default_ppo_config": "presets",
     "default_rft_config": "presets",
+    "default_rloo_config": "presets",
     "default_sft_config": "presets",
     "default_reward_config": "presets",
     "BaseRLTrainer": "trainers.base",
@@ -143,10 +157,12 @@ _NAMES = {
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
     "DPOTrainer": "trainers.dpo",
+    "GRPOTrainer": "trainers.grpo",
     "ILQLTrainer": "trainers.ilql",
     "OnlineDPOTrainer": "trainers.online_dpo",
     "PPOTrainer": "trainers.ppo",
     "RFTTrainer": "trainers.rft",
+    "RLOOTrainer": "trainers.rloo",
     "SFTTrainer": "trainers.sft",
     "RewardTrainer": "trainers.reward",
     "AutoModelForCausalLMWithILQLHeads": "samplers.guided",

@@ -7,6 +7,7 @@ from typing import Any
 
 from trlx_like.config import (
     DPOConfig,
+    GRPOConfig,
     ILQLConfig,
     MethodConfig,
     ModelConfig,
@@ -15,6 +16,7 @@ from trlx_like.config import (
     PPOConfig,
     RewardConfig,
     RFTConfig,
+    RLOOConfig,
     SchedulerConfig,
     SFTConfig,
     TrainConfig,
@@ -40,6 +42,26 @@ def default_rft_config() -> TRLConfig:
         ModelConfig(model_path="lvwerra/gpt2-imdb"),
         lr=3.0e-5,
         train={"trainer": "RFTTrainer", "total_steps": 1000, "batch_size": 32},
+    )
+
+
+def default_grpo_config() -> TRLConfig:
+    """GRPO on a GPT-2 that was tuned on film reviews, with the rate of TRL."""
+    return _preset(
+        GRPOConfig(),
+        ModelConfig(model_path="lvwerra/gpt2-imdb"),
+        lr=1.0e-6,
+        train={"trainer": "GRPOTrainer", "total_steps": 1000, "batch_size": 128},
+    )
+
+
+def default_rloo_config() -> TRLConfig:
+    """RLOO on a GPT-2 that was tuned on film reviews, with the rate of TRL."""
+    return _preset(
+        RLOOConfig(),
+        ModelConfig(model_path="lvwerra/gpt2-imdb"),
+        lr=1.0e-6,
+        train={"trainer": "RLOOTrainer", "total_steps": 1000, "batch_size": 128},
     )
 
 
@@ -111,10 +133,12 @@ def _preset(method: MethodConfig, model: ModelConfig, *, lr: float, train: dict[
 
 PRESETS: dict[str, Callable[[], TRLConfig]] = {
     "dpo": default_dpo_config,
+    "grpo": default_grpo_config,
     "ilql": default_ilql_config,
     "online_dpo": default_online_dpo_config,
     "ppo": default_ppo_config,
     "rft": default_rft_config,
+    "rloo": default_rloo_config,
     "sft": default_sft_config,
     "reward": default_reward_config,
 }

@@ -64,6 +64,7 @@ class Longest:
 PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 # Every fourth token ends a response, so that responses have different lengths.
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
+GROUPS = {"num_generations": 3, "num_prompts": 2, "chunk_size": 1, "num_iterations": 2, "gen_kwargs": GENERATION}
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SEQ2SEQ = {
@@ -137,6 +138,30 @@ RECIPES = {
                 "method.generate_during_eval": True,
                 "method.gen_kwargs": {**GENERATION, "temperature": [0.5, 1.0]},
             },
+        },
+    ),
+    "GRPOTrainer": Recipe(
+        method={"name": "GRPOConfig", **GROUPS, "scale_rewards": "none", "beta": 0.1},
+        train={"batch_size": 4, "epochs": 2, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "dynamic": {
+                "train.total_steps": 6,
+                "train.epochs": 100,
+                "train.eval_interval": 2,
+                "method.max_sampling_attempts": 3,
+                "method.mask_truncated_completions": True,
+                "method.soft_punish_cache": 3,
+                "method.importance_sampling_level": "sequence",
+                "method.loss_type": "grpo",
+                "method.scale_rewards": "group",
+                "method.epsilon_high": 0.3,
+                "method.beta": 0.0,
+                "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
+                "reward_fn": weigh_letters,
+            },
+            "adapter": {"model.peft_config": LORA, "method.scale_rewards": "batch", "method.loss_type": "dr_grpo"},
+            "seq2seq": {**SEQ2SEQ, "model.num_layers_unfrozen": 1, "method.kl_in": "reward"},
         },
     ),
     "ILQLTrainer": Recipe(
@@ -264,6 +289,15 @@ RECIPES = {
                 "reward_fn": weigh_letters,
             },
             "seq2seq": SEQ2SEQ,
+        },
+    ),
+    "RLOOTrainer": Recipe(
+        method={"name": "RLOOConfig", **GROUPS, "beta": 0.1, "loss_type": "dapo"},
+        train={"batch_size": 4, "epochs": 2, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "whitened": {"method.baseline": "batch", "method.num_generations": 1, "method.num_prompts": 6},
+            "seq2seq": {**SEQ2SEQ, "method.kl_in": "loss", "method.loss_type": "grpo"},
         },
     ),
     "RewardTrainer": Recipe(

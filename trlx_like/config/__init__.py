@@ -3,11 +3,13 @@
 from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
 from trlx_like.config.methods.dpo import DPOConfig
+from trlx_like.config.methods.grpo import GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig
 from trlx_like.config.methods.online_dpo import OnlineDPOConfig
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.config.methods.rft import RFTConfig
+from trlx_like.config.methods.rloo import RLOOConfig
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.config.model import (
     BackendConfig,
@@ -30,6 +32,7 @@ __all__ = [
     "BackendConfig",
     "DPOConfig",
     "DataConfig",
+    "GRPOConfig",
     "ILQLConfig",
     "InvalidConfig",
     "MethodConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "PPOConfig",
     "Problem",
     "RFTConfig",
+    "RLOOConfig",
     "RewardConfig",
     "SFTConfig",
     "SamplerConfig",

@@ -23,13 +23,31 @@ def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def clipped_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float) -> Tensor:
-    """max(-A r, -A clip(r, 1 - c, 1 + c)), to be minimised.
+def clipped_surrogate(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None = None
+) -> Tensor:
+    """max(-A r, -A clip(r, 1 - c, 1 + c_high)), to be minimised; c_high = c unless it is given.
 
-    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7, negated. Shapes: all [*] -> [*].
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7, negated; c_high is that of Yu et al. 2025, arXiv:2503.14476
+    (DAPO), sec. 3.1. Shapes: all [*] -> [*].
     """
     ratio = probability_ratio(logprobs, old_logprobs)
-    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + cliprange))
+    high = cliprange if cliprange_high is None else cliprange_high
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high))
+
+
+def clip_sides(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float
+) -> tuple[Tensor, Tensor]:
+    """1 where the clip stops the gradient, else 0: (r < 1 - c and A < 0), (r > 1 + c_high and A > 0).
+
+    Source: TRL 1.16 `grpo_trainer.py`, `clip_ratio/low_mean` and `clip_ratio/high_mean`. Shapes: all [*] -> two [*]
+    float, without gradient.
+    """
+    ratio = probability_ratio(logprobs.detach(), old_logprobs.detach())
+    low = (ratio < 1 - cliprange) & (advantages < 0)
+    high = (ratio > 1 + cliprange_high) & (advantages > 0)
+    return low.to(ratio.dtype), high.to(ratio.dtype)
 
 
 def clip_fraction(logprobs: Tensor, old_logprobs: Tensor, cliprange: float) -> Tensor:

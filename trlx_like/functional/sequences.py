@@ -16,6 +16,14 @@ def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
     return zero_padding(values, mask).sum(dim=1)
 
 
+def sequence_means(values: Tensor, mask: Tensor) -> Tensor:
+    """sum_t x_t / max(T, 1) over each row's T real places.
+
+    Shapes: values, mask (bool) [B, R] -> [B].
+    """
+    return sequence_sums(values, mask) / mask.sum(dim=1).clamp(min=1)
+
+
 def length_desensitized(logprobs: Tensor, mask: Tensor, shared: Tensor, alpha: float) -> Tensor:
     """sum_{t <= l} log pi_t + alpha sum_{t > l} log pi_t, with l the length of the shorter completion of a pair.
 

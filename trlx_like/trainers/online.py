@@ -18,6 +18,7 @@ from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_va
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.scoring import score
 from trlx_like.trainers.text import TextTrainer
 
@@ -69,15 +70,16 @@ class OnlineTextTrainer(TextTrainer[E]):
                 yield samples[kept], [rewards[row] for row in kept]
 
     def all_samples(
-        self, count: int, chunk_size: int, given: PromptBatch | None = None
+        self, count: int, chunk_size: int, given: PromptBatch | None = None, *, more: bool = False
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
         """Samples to `count` prompts over all processes with their rewards, this process's share, chunk by chunk.
 
         chunk_size: prompts of a chunk and process. given: the `count` prompts of all processes; None: the next of the
-        run's own. RewardError when no sample of the round has a reward.
+        run's own. more: the round has samples already. RewardError when none of these has a reward.
         """
         left, made, scored = count, 0, 0
-        self._start_rollouts()
+        if not more:
+            self._start_rollouts()
         while left > 0:
             self.check_stop()
             size = min(left, chunk_size * self.group.size)
@@ -110,6 +112,16 @@ class OnlineTextTrainer(TextTrainer[E]):
         assert scorer is not None
         rows = [] if samples is None else samples.rows()
         return score(self.group, scorer, rows, self.tokenizer, on_main=self.config.train.reward_on_main_process)
+
+    def check_ratio(self, metrics: Metrics) -> None:
+        """On fresh experience the policy that learns must be the policy that sampled: every ratio is 1."""
+        tolerance = 1e-3 if self.config.backend.mixed_precision == "no" else 0.1
+        if self.progress.position == 1 and metrics["policy/ratio_deviation"] > tolerance:
+            logger.warning(
+                "policy/ratio_deviation is %.2g on fresh experience, where it should be 0: the sampler and the "
+                "learner disagree about log-probabilities.",
+                metrics["policy/ratio_deviation"],
+            )
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""

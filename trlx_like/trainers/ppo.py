@@ -7,7 +7,6 @@ advantages, then make `ppo_epochs` passes of clipped updates. Documented in docs
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +34,6 @@ from trlx_like.models import PolicyOutput, ValueHead
 from trlx_like.samplers.generation import generation_config
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, Statistics, dense
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -177,14 +174,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return not (too_far or too_steep)
 
     def after_step(self, metrics: Metrics) -> None:
-        """On fresh experience the policy that learns must be the policy that sampled: every ratio is 1."""
-        tolerance = 1e-3 if self.config.backend.mixed_precision == "no" else 0.1
-        if self.progress.position == 1 and metrics["policy/ratio_deviation"] > tolerance:
-            logger.warning(
-                "policy/ratio_deviation is %.2g on fresh experience, where it should be 0: the sampler and the "
-                "learner disagree about log-probabilities.",
-                metrics["policy/ratio_deviation"],
-            )
+        self.check_ratio(metrics)
 
     def step(self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
         """One round on responses made and scored by hand: `ppo_epochs` passes; returns their mean metrics.

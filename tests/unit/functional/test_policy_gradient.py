@@ -62,6 +62,20 @@ def test_clipped_surrogate_golden() -> None:
     torch.testing.assert_close(logprobs.grad[:5], torch.tensor([0.0, 3.0, -1.0, 0.0, -1.1]))
 
 
+def test_clip_higher_golden() -> None:
+    """With c_high 0.6 the ratio 1.5 is inside: of the above only r 1.5, A 2 changes, to -3."""
+    loss = pg.clipped_surrogate(new_logprobs(), OLD, ADVANTAGES, CLIP, 0.6)
+    torch.testing.assert_close(loss[:5].detach(), torch.tensor([-3.0, 3.0, -1.0, 1.6, -1.1]))
+
+
+def test_clip_sides_golden() -> None:
+    """Only where the clip acts: above with A > 0 (the first place), below with A < 0 (the fourth)."""
+    low, high = pg.clip_sides(new_logprobs(), OLD, ADVANTAGES, CLIP, CLIP)
+    assert low[:5].tolist() == [0, 0, 0, 1, 0]
+    assert high[:5].tolist() == [1, 0, 0, 0, 0]
+    assert pg.clip_sides(new_logprobs(), OLD, ADVANTAGES, CLIP, 0.6)[1][:5].tolist() == [0] * 5
+
+
 def test_clip_fraction_golden() -> None:
     outside = pg.clip_fraction(new_logprobs(), OLD, CLIP)
     assert outside[:5].tolist() == [1, 1, 1, 1, 0]

@@ -1,0 +1,146 @@
+"""Advantages within groups, how tokens are weighed, and the penalty of long responses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor
+
+from tests.unit.functional import groups_numpy as twin
+from tests.unit.functional.properties import JUNK, QUICK, Batch, batches
+from trlx_like.functional import group_advantages as ga
+
+NAN = float("nan")
+
+# Group 1: 1, 2, 6, mean 3, deviations -2, -1, 3, variance 14 / 2 = 7. Group 2: 4, 4, tied; an abstention.
+# Leave one out: 1 - (2 + 6) / 2 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5.
+SCORES = torch.tensor([[1.0, 2.0, 6.0], [4.0, NAN, 4.0]], dtype=torch.float64)
+MASK = torch.tensor([[True, True, True], [True, False, True]])
+
+KINDS = ("group", "batch", "none")
+
+
+def advantages(scores: Tensor, mask: Tensor, kind: str) -> Tensor:
+    """As GRPO makes them, and "rloo"."""
+    if kind == "rloo":
+        return ga.leave_one_out(scores, mask)
+    centered = ga.group_centered(scores, mask)
+    if kind == "none":
+        return centered
+    std = ga.group_stds(scores, mask) if kind == "group" else scores[mask].std() if mask.sum() > 1 else 0.0
+    return ga.scaled(centered, std)
+
+
+def test_centered_golden() -> None:
+    assert ga.group_centered(SCORES, MASK).tolist() == [[-2, -1, 3], [0, 0, 0]]
+    assert ga.group_means(SCORES, MASK).tolist() == [[3], [4]]
+
+
+def test_deviations_golden() -> None:
+    torch.testing.assert_close(ga.group_stds(SCORES, MASK), torch.tensor([[7**0.5], [0]], dtype=torch.float64))
+
+
+def test_scaled_golden() -> None:
+    # -2 / (sqrt 7 + 0.0001) = -2 / 2.6458513 = -0.7559003
+    got = ga.scaled(ga.group_centered(SCORES, MASK), ga.group_stds(SCORES, MASK))
+    torch.testing.assert_close(got[0, 0].item(), -0.7559003, rtol=1e-6, atol=0)
+    assert got[1].tolist() == [0, 0, 0]
+
+
+def test_leave_one_out_golden() -> None:
+    assert ga.leave_one_out(SCORES, MASK).tolist() == [[-3, -1.5, 4.5], [0, 0, 0]]
+
+
+def test_ties_golden() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, True], [False, True, False], [False] * 3])
+    assert ga.group_ties(SCORES[[0, 1, 0, 1]], mask).flatten().tolist() == [False, True, True, True]
+
+
+def test_equal_scores_teach_nothing_at_all() -> None:
+    """Although the mean of three times 0.1 is not 0.1, and the quotient of two rounding errors may be anything."""
+    scores = torch.full((1, 3), 0.1, dtype=torch.float32)
+    for kind in (*KINDS, "rloo"):
+        assert advantages(scores, torch.ones(1, 3, dtype=torch.bool), kind).tolist() == [[0, 0, 0]]
+
+
+@QUICK
+@given(batches(1), st.sampled_from([*KINDS, "rloo"]), JUNK)
+def test_advantages_are_those_of_the_twin(batch: Batch, kind: str, junk: float) -> None:
+    scores = batch.fields[0].masked_fill(~batch.mask, junk)
+    got = advantages(scores, batch.mask, kind)
+    groups = [row[mask].tolist() for row, mask in zip(scores, batch.mask, strict=True) if mask.any()]
+    expected = twin.rloo(groups) if kind == "rloo" else twin.grpo(groups, kind)
+    torch.testing.assert_close(got[batch.mask], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert not got[~batch.mask].any()
+
+
+@QUICK
+@given(batches(1), st.sampled_from([*KINDS, "rloo"]), st.floats(-8, 8), st.permutations(range(5)))
+def test_order_and_a_constant_change_nothing(batch: Batch, kind: str, constant: float, places: list[int]) -> None:
+    """A constant added to the scores of one group; with the deviation of the batch, to all."""
+    scores, mask = batch.fields[0], batch.mask
+    before = advantages(scores, mask, kind)
+    order = [place for place in places if place < scores.shape[1]]
+    torch.testing.assert_close(advantages(scores[:, order], mask[:, order], kind), before[:, order])
+    moved = scores.clone()
+    moved[slice(None) if kind == "batch" else 0] += constant
+    # Scores that differ by less than the constant's rounding become equal.
+    torch.testing.assert_close(advantages(moved, mask, kind), before, rtol=1e-6, atol=1e-6)
+
+
+@QUICK
+@given(batches(1), st.sampled_from(["group", "none", "rloo"]))
+def test_groups_do_not_know_each_other(batch: Batch, kind: str) -> None:
+    whole = advantages(batch.fields[0], batch.mask, kind)
+    for row in range(len(whole)):
+        alone = batch.rows(slice(row, row + 1))
+        torch.testing.assert_close(advantages(alone.fields[0], alone.mask, kind)[0], whole[row], rtol=1e-12, atol=1e-12)
+
+
+@QUICK
+@given(batches(1))
+def test_advantages_of_a_group_add_up_to_nothing(batch: Batch) -> None:
+    for kind in (*KINDS, "rloo"):
+        total = advantages(batch.fields[0], batch.mask, kind).sum(dim=1)
+        torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
+
+
+def test_token_weights_golden() -> None:
+    # Responses of 1 and 3 tokens, losses 4 and 1, 2, 3; no response is longer than 5.
+    # dapo 10 / 4 = 2.5; grpo (4 + 2) / 2 = 3; dr_grpo (4 / 5 + 6 / 5) / 2 = 1.
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    losses = torch.tensor([[4.0, 0, 0], [1, 2, 3]])
+    for kind, expected in (("dapo", 2.5), ("grpo", 3.0), ("dr_grpo", 1.0)):
+        weights = ga.token_weights(mask, kind, tokens=4, responses=2, max_length=5)  # type: ignore[arg-type]
+        assert ((weights * losses).sum() / 4).item() == pytest.approx(expected)
+
+
+@QUICK
+@given(batches(1), st.sampled_from(["dapo", "grpo", "dr_grpo"]), st.data())
+def test_a_batch_in_parts_has_the_loss_of_the_whole(batch: Batch, kind: ga.LossType, data: st.DataObject) -> None:
+    batch = batch.rows(batch.mask.any(dim=1))
+    tokens, responses = float(batch.mask.sum()), float(len(batch.mask))
+    if not responses:
+        return
+    cut = data.draw(st.integers(0, len(batch.mask)))
+    total = 0.0
+    for part in (batch.rows(slice(0, cut)), batch.rows(slice(cut, None))):
+        weights = ga.token_weights(part.mask, kind, tokens=tokens, responses=responses, max_length=7)
+        total += float((weights * part.fields[0])[part.mask].sum()) / tokens
+    expected = twin.loss([row[mask].tolist() for row, mask in zip(batch.fields[0], batch.mask, strict=True)], kind, 7)
+    assert total == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_overlong_punishment_golden() -> None:
+    # Of 10 tokens the last 4 are punished: 6 not, 7 with 1/4, 10 with all.
+    lengths = torch.tensor([1, 6, 7, 8, 10, 12])
+    assert ga.overlong_punishment(lengths, 10, 4).tolist() == [0, 0, -0.25, -0.5, -1, -1]
+
+
+@QUICK
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20))
+def test_overlong_punishment_is_that_of_the_twin(length: int, cache: int, more: int) -> None:
+    longest = cache + more - 1
+    got = ga.overlong_punishment(torch.tensor([length]), longest, cache).item()
+    assert got == pytest.approx(twin.punishment(length, longest, cache), abs=1e-6)

@@ -1,0 +1,14 @@
+"""Options of GRPO, by the names of TRL's GRPOTrainer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trlx_like.config.methods.groups import GroupMethodConfig
+
+
+class GRPOConfig(GroupMethodConfig):
+    """Group relative policy optimisation (Shao et al. 2024), with the changes of Dr. GRPO, DAPO and GSPO as options."""
+
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide advantages by the deviation of their group's scores, or of all scores of the round; none: do not."""

@@ -1,0 +1,33 @@
+"""Options of RLOO and REINFORCE++, by the names of TRL's RLOOTrainer where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trlx_like.config.methods.groups import GroupMethodConfig
+from trlx_like.config.problems import Problem
+
+
+class RLOOConfig(GroupMethodConfig):
+    """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024), or REINFORCE++ (Hu 2025)."""
+
+    baseline: Literal["leave_one_out", "batch"] = "leave_one_out"
+    """What a score is compared with: the group's other scores, or all of the round, whitened (REINFORCE++)."""
+    loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dr_grpo"
+    """What counts the same: every token ("dapo"), every response ("grpo"), or a response by its length ("dr_grpo")."""
+    beta: float = Field(0.05, ge=0)
+    """Weight of the KL to the reference; 0: none, and no reference is made."""
+    kl_in: Literal["loss", "reward"] = "reward"
+    """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
+
+    def group_problems(self) -> Iterator[Problem]:
+        if self.baseline == "leave_one_out":
+            yield from super().group_problems()
+        elif self.num_generations == 1 and self.max_sampling_attempts is not None:
+            yield Problem(
+                ("method", "max_sampling_attempts"),
+                f"{self.max_sampling_attempts} would leave out all groups, as method.num_generations is 1; use null.",
+            )

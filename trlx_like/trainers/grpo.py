@@ -1,0 +1,29 @@
+"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300).
+
+A response's advantage is its score, compared with the scores of the other responses to the same prompt, in units of
+their spread. Documented in docs/algorithms/grpo.md.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trlx_like.config.methods.grpo import GRPOConfig
+from trlx_like.functional.group_advantages import group_centered, group_stds, scaled
+from trlx_like.trainers.groups import GroupExperience, GroupTrainer
+
+
+class GRPOTrainer(GroupTrainer):
+    """GRPO: every token of a response has the advantage of the response."""
+
+    method_class = GRPOConfig
+    method: GRPOConfig
+
+    def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
+        scores = self.penalized(batch, scores, mask)
+        compared = group_centered(scores, mask)  # [P, G]
+        if self.method.scale_rewards == "group":
+            compared = scaled(compared, group_stds(scores, mask))
+        elif self.method.scale_rewards == "batch":
+            compared = scaled(compared, self.statistics(scores, mask).std)
+        return compared[mask][:, None].expand_as(batch.old_logprobs)

@@ -1,0 +1,39 @@
+"""REINFORCE with a leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740), and REINFORCE++
+(Hu 2025, arXiv:2501.03262).
+
+A response's advantage is its score less the mean score of the other responses to the same prompt. In REINFORCE++ it is
+compared with all responses of the round instead, and the KL penalty counts from each token on. Documented in
+docs/algorithms/rloo.md.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trlx_like.config.methods.rloo import RLOOConfig
+from trlx_like.functional.group_advantages import leave_one_out
+from trlx_like.functional.masked import whiten
+from trlx_like.functional.returns import discounted_returns
+from trlx_like.trainers.groups import GroupExperience, GroupTrainer
+
+
+class RLOOTrainer(GroupTrainer):
+    """RLOO, or with `baseline: batch` REINFORCE++."""
+
+    method_class = RLOOConfig
+    method: RLOOConfig
+
+    def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
+        if self.method.baseline == "batch":
+            return self.whitened_returns(batch, scores[mask])
+        compared = leave_one_out(self.penalized(batch, scores, mask), mask)  # [P, G]
+        return compared[mask][:, None].expand_as(batch.old_logprobs)
+
+    def whitened_returns(self, batch: GroupExperience, scores: Tensor) -> Tensor:
+        """Score less the KL penalty of a token and those after it, whitened over all tokens of the round. [B, R]"""
+        rewards = -self.penalty(batch)
+        last = batch.mask.sum(dim=1, keepdim=True).clamp(min=1) - 1
+        rewards = rewards.scatter_add(1, last, scores[:, None].to(rewards))
+        returns = discounted_returns(rewards, batch.mask, 1.0)
+        spread = self.statistics(returns, batch.mask)
+        return whiten(returns, batch.mask, returns.new_tensor(spread.mean), returns.new_tensor(spread.var))
