@@ -41,6 +41,32 @@ def test_ppo_learns_to_say_a_letter(seed: int, model: dict[str, Any], tmp_path: 
     assert metrics["values/explained_variance"] > first["values/explained_variance"]
 
 
+GROUP_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("GRPOTrainer", {"method.beta": 0.01, "method.scale_rewards": "group"}),
+    "rloo": ("RLOOTrainer", {"method.beta": 0.01}),
+    "reinforce++": ("RLOOTrainer", {"method.beta": 0.01, "method.baseline": "batch", "method.loss_type": "dapo"}),
+}
+
+
+@pytest.mark.parametrize("kind", list(GROUP_METHODS))
+def test_groups_learn_to_say_a_letter(kind: str, seed: int, tmp_path: Path) -> None:
+    """Within 120 steps, on 8 responses to each of 4 prompts a round."""
+    trainer_name, options = GROUP_METHODS[kind]
+    changes = {
+        **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 120, "train.epochs": 100},
+        **{"method.num_prompts": 4, "method.num_generations": 8, "method.chunk_size": 4, **options},
+        **{
+            "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "temperature": 1.0},
+            "optimizer.kwargs": {"lr": 0.003},
+        },
+    }
+    trainer = make(trainer_name, tmp_path, reward_fn=share_of_a, metric_fn=None, **changes)
+    metrics = trainer.learn()
+    assert rows(tmp_path)[1]["rollout/score_mean"] < 0.2
+    assert metrics["rollout/score_mean"] > 0.9
+    assert metrics["reward/mean"] > 0.9
+
+
 def test_sft_learns_a_sentence(seed: int, tmp_path: Path) -> None:
     """Greedily it then completes every prompt as it was told."""
     sentence = " is here"

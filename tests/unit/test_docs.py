@@ -102,7 +102,13 @@ def test_the_programs_on_the_pages_use_names_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", *(f"docs/algorithms/{name}.md" for name in ("dpo", "online_dpo", "ppo", "reward", "rft", "sft"))],
+    [
+        "README.md",
+        *(
+            f"docs/algorithms/{name}.md"
+            for name in ("dpo", "grpo", "online_dpo", "ppo", "reward", "rft", "rloo", "sft")
+        ),
+    ],
 )
 def test_the_first_program_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = blocks(ROOT / name, "python")[0]

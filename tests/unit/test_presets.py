@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import DPOConfig, ILQLConfig, PPOConfig, RewardConfig, RFTConfig, SFTConfig
+from trlx_like.config import (
+    DPOConfig,
+    GRPOConfig,
+    ILQLConfig,
+    PPOConfig,
+    RewardConfig,
+    RFTConfig,
+    RLOOConfig,
+    SFTConfig,
+)
 from trlx_like.errors import ConfigError
 from trlx_like.presets import (
     PRESETS,
     default_dpo_config,
+    default_grpo_config,
     default_ilql_config,
     default_online_dpo_config,
     default_ppo_config,
     default_reward_config,
     default_rft_config,
+    default_rloo_config,
     default_sft_config,
     preset_for,
 )
@@ -54,6 +65,23 @@ def test_rft_has_the_options_of_trlx() -> None:
     assert (method.start_percentile, method.end_percentile, method.n_improve_steps) == (0.7, 0.95, 4)
     assert (method.n_generations_per_prompt, method.pool_size) == (32, None)
     assert (config.train.trainer, config.model.model_path) == ("RFTTrainer", "lvwerra/gpt2-imdb")
+
+
+def test_grpo_has_the_values_of_trl() -> None:
+    config = default_grpo_config()
+    method = config.method
+    assert isinstance(method, GRPOConfig)
+    assert (method.num_generations, method.num_iterations, method.beta, method.epsilon) == (8, 1, 0, 0.2)
+    assert (method.loss_type, method.scale_rewards, method.importance_sampling_level) == ("dapo", "group", "token")
+    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("GRPOTrainer", 1e-6)
+
+
+def test_rloo_has_the_values_of_trl() -> None:
+    config = default_rloo_config()
+    method = config.method
+    assert isinstance(method, RLOOConfig)
+    assert (method.beta, method.kl_in, method.epsilon, method.baseline) == (0.05, "reward", 0.2, "leave_one_out")
+    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("RLOOTrainer", 1e-6)
 
 
 def test_reward_has_the_values_of_trl() -> None:

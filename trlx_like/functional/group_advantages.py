@@ -73,8 +73,8 @@ def scaled(advantages: Tensor, std: Tensor | float) -> Tensor:
 def leave_one_out(scores: Tensor, mask: Tensor) -> Tensor:
     """A_i = r_i - sum_{j != i} r_j / (n - 1) = n / (n - 1) (r_i - m); 0 for a single score.
 
-    Source: Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!", eq. 8; Ahmadian et al.
-    2024, arXiv:2402.14740 (RLOO), eq. 7. Shapes: scores, mask (bool) [P, G] -> [P, G].
+    Source: Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!"; Ahmadian et al. 2024,
+    arXiv:2402.14740 (RLOO). Shapes: scores, mask (bool) [P, G] -> [P, G].
     """
     count = mask.sum(dim=1, keepdim=True)
     return group_centered(scores, mask) * count / (count - 1).clamp(min=1)

@@ -112,7 +112,7 @@ def test_token_weights_golden() -> None:
     mask = torch.tensor([[True, False, False], [True, True, True]])
     losses = torch.tensor([[4.0, 0, 0], [1, 2, 3]])
     for kind, expected in (("dapo", 2.5), ("grpo", 3.0), ("dr_grpo", 1.0)):
-        weights = ga.token_weights(mask, kind, tokens=4, responses=2, max_length=5)  # type: ignore[arg-type]
+        weights = ga.token_weights(mask, kind, tokens=4, responses=2, max_length=5)
         assert ((weights * losses).sum() / 4).item() == pytest.approx(expected)
 
 

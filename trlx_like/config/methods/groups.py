@@ -56,12 +56,6 @@ class GroupMethodConfig(OnlineTextMethodConfig):
             return
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
             yield _problem("soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
-        if self.experience_kwargs.get("do_sample") is False and self.num_generations > 1:
-            name = "gen_kwargs" if self.gen_experience_kwargs is None else "gen_experience_kwargs"
-            yield Problem(
-                ("method", name, "do_sample"),
-                f"false makes method.num_generations ({self.num_generations}) equal responses; use true.",
-            )
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:
