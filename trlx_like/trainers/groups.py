@@ -101,10 +101,8 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         self.push_to_store(batch[trained].split())
         if not self.group.sum([len(self.store)])[0]:
             logger.warning("Nothing of this round can be learned from, and it passes without a step.")
-        metrics = self.rollout_metrics(groups, trained) | self.policy_metrics(batch)
-        return metrics | (
-            {} if method.max_sampling_attempts is None else {"rollout/sampling_attempts": float(attempts)}
-        )
+        drawn = {"rollout/sampling_attempts": float(attempts)}
+        return self.rollout_metrics(groups, trained) | drawn | self.policy_metrics(batch)
 
     def table(self, rewards: Sequence[Reward], finished: Sequence[bool], lengths: Tensor) -> Groups:
         """Responses to prompts, those to the same prompt one after the other, as groups. lengths: in tokens [N]."""
