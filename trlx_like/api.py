@@ -146,9 +146,8 @@ def make_trainer(
         reward_fn = _reward_function(named.reward_fn)
     if metric_fn is None and named.metric_fn is not None:
         metric_fn = load_function(named.metric_fn, "data.metric_fn")
-    judge = named.judge if judge is None else judge
-    if judge is not None:
-        data["judge"] = _judge(judge)
+    if judge is not None or named.judge is not None:
+        data["judge"] = _judge(named.judge, "data.judge") if judge is None else _judge(judge, "judge")
     if logit_mask is None and named.logit_mask is not None:
         logit_mask = load_function(named.logit_mask, "data.logit_mask")()
     trainer_class = TRAINERS.get(config.train.trainer)
@@ -183,13 +182,13 @@ def _reward_function(spec: str) -> Callable[..., Any]:
     return RewardModel(os.path.expanduser(spec), option="data.reward_fn")
 
 
-def _judge(spec: Any) -> Any:
+def _judge(spec: Any, option: str) -> Any:
     """What `judge` or `data.judge` stands for."""
     from trlx_like.rewards.judges import JUDGES, make_judge
 
     if isinstance(spec, str) and spec not in JUDGES and names_reward_model(spec):
-        spec = {"name": "reward_model", "model": os.path.expanduser(spec), "option": "judge"}
-    return make_judge(spec)
+        spec = {"name": "reward_model", "model": os.path.expanduser(spec), "option": option}
+    return make_judge(spec, option)
 
 
 def names_reward_model(spec: str) -> bool:

@@ -211,3 +211,41 @@ def test_a_pool_without_what_one_process_made(tmp_path: Path) -> None:
     assert_same([second["pool"], second["metrics"]], [first["pool"], first["metrics"]])
     assert len(first["pool"]["scores"]) == 8  # of fifteen
     assert second["held"] > 0
+
+
+class FirstProcess:
+    """A judge that prefers the later of two, and has an opinion on the first process only; or breaks on the second."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.breaks = breaks
+
+    def compare(self, prompts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int | None]:
+        first = torch.distributed.get_rank() == 0
+        if self.breaks and not first:
+            raise OSError("no network")
+        return [1 if first else None for _ in pairs]
+
+
+def judged_round(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[int, dict[str, float]] | str:
+    """Pairs and metrics of a round of three prompts, of which the second process answers one; or the error."""
+    options = {"train.batch_size": 2, "method.num_prompts": 3, "method.chunk_size": 1, "reward_fn": None}
+    trainer = make("OnlineDPOTrainer", folder, **{**options, **changes})
+    try:
+        metrics = trainer.make_experience()
+    except RewardError as error:
+        return str(error)
+    return len(trainer.store), metrics
+
+
+def test_pairs_on_one_process_only(tmp_path: Path) -> None:
+    (held, metrics), (none, others) = on_ranks(judged_round, tmp_path, {"judge": FirstProcess()})
+    assert (held, none) == (2, 0) and metrics == others
+    assert (metrics["rollout/pairs"], metrics["rollout/ties"]) == (2, 1)
+    changes = {"judge": FirstProcess(), "train.reward_on_main_process": True}
+    assert [held for held, _ in on_ranks(judged_round, tmp_path, changes)] == [2, 1]
+
+
+def test_a_judge_that_breaks_on_one_process(tmp_path: Path) -> None:
+    first, second = on_ranks(judged_round, tmp_path, {"judge": FirstProcess(breaks=True)})
+    assert first.startswith("On process 1: ") and "FirstProcess.compare raised OSError: no network" in first
+    assert "FirstProcess.compare raised OSError: no network" in second

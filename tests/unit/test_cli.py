@@ -301,6 +301,24 @@ def test_a_check_takes_a_folder_for_a_reward_model(here: Path) -> None:
     assert line.endswith("reward_fn: judge.\n")
 
 
+@pytest.mark.parametrize(
+    ("judge", "code", "sentence"),
+    [
+        ("rewards.py:score", 0, "judge: rewards.py:score.\n"),
+        ({"name": "LLM", "url": "http://localhost/v1", "model": "m"}, 0, "judge: llm.\n"),
+        ("lmm", 2, "data.judge: unknown judge 'lmm'. Did you mean llm?"),
+        ({"model": "m"}, 2, "data.judge: a mapping needs the registered name of a judge under 'name'."),
+        (None, 0, "It trains from Python only: train() has to be given reward_fn or judge.\n"),
+    ],
+)
+def test_a_check_knows_judges(here: Path, judge: Any, code: int, sentence: str) -> None:
+    read = yaml.safe_load(ppo_file(here).read_text())
+    read["method"] = {"name": "OnlineDPOConfig", "gen_kwargs": TOKENS}
+    read["train"]["trainer"] = "OnlineDPOTrainer"
+    read["data"] = {"prompts": "prompts.txt", "judge": judge}
+    assert sentence in said(code, "check", write_yaml(here / "online.yml", **read))
+
+
 def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
     (here / "bad.jsonl").write_text('"a"\n{"question": "b"}\n')
     file = ppo_file(here, prompts="bad.jsonl", reward_fn="rewards.py:scores", eval_prompts="none.txt")

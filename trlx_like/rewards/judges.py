@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol, SupportsIndex
 
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError, RegistryError, RewardError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.registry import Registry
 from trlx_like.rewards.call import accepted, call_metric, call_reward, columns, name_of
@@ -128,7 +128,12 @@ def check_judge(spec: Any, option: str = "judge") -> str:
     if is_python_name(name):
         import_name(name, option)
         return name
-    return JUDGES.canonical(name)
+    try:
+        return JUDGES.canonical(name)
+    except RegistryError as error:
+        raise RegistryError(
+            f"{option}: {error} A reward function is named by its place, as rewards.py:name."
+        ) from error
 
 
 def kind_of(judge: Any) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.contract.recipes import NO_DROPOUT, PROMPTS, make
 from tests.contract.runs import rows
@@ -106,6 +107,19 @@ def test_a_reward_model_is_a_judge(tmp_path: Path) -> None:
         make_judge("reward_model")
 
 
+@given(st.lists(st.text("abc", max_size=5), min_size=2, max_size=6), st.randoms())
+def test_shares_are_a_fair_count(group: list[str], random: Any) -> None:
+    """In [0, 1], half of the comparisons in all, the same by comparing and by ranking, whatever the order."""
+    (scores,) = judged(Longer(), ["p"], [group])
+    (ranked,) = judged(RewardJudge(lambda outputs: [len(output) for output in outputs]), ["p"], [group])
+    assert scores == pytest.approx(ranked)
+    assert all(0 <= float(score or 0) <= 1 for score in scores)
+    assert sum(float(score or 0) for score in scores) == pytest.approx(len(group) / 2)
+    order = random.sample(range(len(group)), len(group))
+    (shuffled,) = judged(Longer(), ["p"], [[group[place] for place in order]])
+    assert shuffled == pytest.approx([scores[place] for place in order])
+
+
 def test_groups_as_a_reward_function() -> None:
     scored = GroupReward(Polite(), 2)(
         samples=[],
@@ -140,7 +154,7 @@ def test_names_classes_functions_and_objects_stand_for_judges() -> None:
         assert judged(make_judge({"name": "test-over", "least": 2}), ["p"], [["a", "bb"]]) == [[0.0, 1.0]]
         with pytest.raises(ConfigError, match=r"data\.judge: .*Over cannot be made of \{'most': 1\}"):
             make_judge({"name": "test-over", "most": 1}, "data.judge")
-        with pytest.raises(RegistryError, match="unknown judge 'test-oven'. Did you mean test-over?"):
+        with pytest.raises(RegistryError, match="judge: unknown judge 'test-oven'. Did you mean test-over?"):
             make_judge("test-oven")
     finally:
         del JUDGES._entries["test-over"]

@@ -13,6 +13,8 @@ import torch
 
 from tests.contract.recipes import GENERATION, PROMPTS, Longest, count_letters, make
 from tests.contract.runs import rows
+from tests.tiny import tiny_config, tiny_tokenizer
+from tests.unit.models.test_reward_model import sharp
 from trlx_like.config import OnlineDPOConfig
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.models.policy import PolicyOutput
@@ -360,6 +362,21 @@ def test_someone_has_to_judge(tmp_path: Path) -> None:
 def test_a_judge_by_its_place(tmp_path: Path) -> None:
     trainer = make("OnlineDPOTrainer", tmp_path, reward_fn=None, **{"data.judge": "tests.contract.recipes:Longest"})
     assert isinstance(trainer.judge, Longest)
+
+
+def test_a_reward_model_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "reward"
+    sharp(tiny_config()).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    trainer = make("OnlineDPOTrainer", tmp_path / "run", reward_fn=None, **{"data.judge": str(folder)})
+    trainer.make_experience()
+    model = trainer.judge.reward_fn
+    for element in trainer.store.elements:
+        outputs = trainer.decode([element.chosen, element.rejected])
+        chosen, rejected = model(prompts=trainer.decode([element.prompt] * 2), outputs=outputs)
+        assert chosen > rejected
+    with pytest.raises(ConfigError, match=r"data.judge .* cannot be loaded as a reward model"):
+        make("OnlineDPOTrainer", tmp_path / "run", reward_fn=None, **{"data.judge": str(tmp_path)})
 
 
 def test_the_options_of_trl() -> None:
