@@ -75,7 +75,8 @@ class OnlineTextTrainer(TextTrainer[E]):
         """Samples to `count` prompts over all processes with their rewards, this process's share, chunk by chunk.
 
         chunk_size: prompts of a chunk and process. given: the `count` prompts of all processes; None: the next of the
-        run's own. more: the round has samples already. RewardError when none of these has a reward.
+        run's own. more: these are added to a round that has samples with rewards. RewardError when no
+        sample of the round has a reward.
         """
         left, made, scored = count, 0, 0
         if not more:
@@ -99,7 +100,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             scored += sum(reward is not None for reward in rewards)
             yield samples, rewards
         made, scored = map(int, self.group.sum([made, scored]))
-        if not scored:
+        if not scored and not more:
             raise RewardError(f"reward_fn abstained (None) from all {made} samples; there is nothing to train on.")
 
     @property

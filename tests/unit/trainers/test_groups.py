@@ -226,6 +226,21 @@ def test_an_abstention_leaves_the_others_to_be_compared(tmp_path: Path) -> None:
     assert metrics["rollout/score_mean"] == 1.5
 
 
+class OnlyAtFirst(Uneven):
+    """As `Uneven`, and no scores after two prompts."""
+
+    def __call__(self, outputs: Sequence[str]) -> list[Any]:
+        scores: list[Any] = super().__call__(outputs)
+        return scores if self.calls <= 2 else [None] * len(outputs)
+
+
+def test_abstaining_from_what_replaces_a_group_is_no_error(tmp_path: Path) -> None:
+    trainer, record, metrics = collected("GRPOTrainer", tmp_path, OnlyAtFirst(), **DYNAMIC)
+    assert len(record.prompts) == 2 + 3
+    assert len(trainer.store) == 3
+    assert metrics["rollout/sampling_attempts"] == 4
+
+
 def test_nothing_but_abstentions(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"abstained \(None\) from all 12 samples"):
         collected("RLOOTrainer", tmp_path, lambda outputs: [None] * len(outputs))
