@@ -14,7 +14,8 @@ from examples.randomwalks.ilql import train_ilql
 from examples.randomwalks.ppo import train_ppo
 from examples.randomwalks.seeds import Result, Stopwatch, main, measured
 
-STEPS = 150
+STEPS = 200
+ENTROPY = 0.01  # without it a policy may settle on moves that lead nowhere from some node
 
 
 def run(seed: int, directory: Path) -> Result:
@@ -22,7 +23,7 @@ def run(seed: int, directory: Path) -> Result:
     watch = Stopwatch()
     train_ilql(directory / "ilql", seed).save_pretrained(directory / "ilql" / "hf_model")
     seconds = {"ILQL": watch.lap()}
-    train_ppo(directory / "ilql" / "hf_model", directory / "ppo", seed, steps=STEPS)
+    train_ppo(directory / "ilql" / "hf_model", directory / "ppo", seed, steps=STEPS, ent_coef=ENTROPY)
     return Result(directory / "ppo", measured(directory / "ppo"), {**seconds, "PPO": watch.lap()})
 
 

@@ -9,6 +9,7 @@ five times and prints a table.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import trlx_like
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
@@ -28,11 +29,12 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory / "ppo", measured(directory / "ppo"), {**seconds, "PPO": watch.lap()})
 
 
-def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100) -> None:
-    """PPO from the model in a folder."""
+def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, **method: Any) -> None:
+    """PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         model={"model_path": str(model)},
+        method=method,
         scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None, "total_steps": steps},
     )
