@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +23,11 @@ def registries_as_they_were() -> Iterator[None]:
     for name in set(sys.modules) - modules:
         if re.search(r"_[0-9a-f]{12}$", name):  # a file that `import_file` ran: it has to register again
             del sys.modules[name]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, as one process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    return tmp_path

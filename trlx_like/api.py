@@ -30,7 +30,7 @@ def train(
     eval_prompts: Sequence[Any] | None = None,
     metric_fn: Callable[..., Any] | None = None,
     samples: Sequence[Any] | None = None,
-    rewards: Sequence[float] | None = None,
+    rewards: Sequence[Any] | None = None,
     preferences: Sequence[Any] | None = None,
     eval_preferences: Sequence[Any] | None = None,
     judge: Any = None,
@@ -46,22 +46,18 @@ def train(
 
     config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
     reward_fn: called with keywords, those that it accepts of samples, prompts, outputs, tokenizer and the prompts' own
-        keys; returns one number a sample, one a response token, or None to leave a sample out.
-    prompts, eval_prompts: strings, or dicts with "prompt" and whatever the reward function is to see.
-    metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
-    samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output".
-    rewards: of the samples, for trainers that learn from them.
+        keys; returns one number a sample, one a response token, or None to leave it out.
+    prompts, eval_prompts: strings, or dicts with "prompt" and whatever the reward function is to see. metric_fn: like
+        reward_fn, for evaluation only; returns a dict from a name to numbers.
+    samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output". rewards: of them, if any.
     preferences, eval_preferences: rows with "chosen" and "rejected", and "prompt" and "margin" if they have them.
-    judge: says which responses are better, for trainers that learn from that: a judge (`rewards/judges.py`), a reward
-        function, a registered name, or a mapping of "name" and options.
-    stop_sequences: strings at which a response ends. They are not part of what the reward function sees.
-    logit_mask: bool [V, V]: whether the second token may follow the first. True = allowed.
-    model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model.
-    tokenizer: replaces `tokenizer.tokenizer_path`.
-    plugins: modules, .py files or entry points that register trainers, methods and so on.
-    callbacks: `trlx_like.Callback`s.
+    judge: says which response is better: a judge, a reward function, a registered name, or a mapping with its options.
+    stop_sequences: strings at which a response ends, which the reward function does not see. logit_mask: bool [V, V],
+        whether the second token may follow the first (True = allowed).
+    model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model. tokenizer:
+        likewise `tokenizer.tokenizer_path`. plugins: modules, .py files or entry points. callbacks: `Callback`s.
 
-    What is not given here is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
+    What is not given is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
     """
     if dataset is not None:
         raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")

@@ -11,32 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForSeq2SeqLM
-from typer.testing import CliRunner, Result
 
 import trlx_like
-from tests.tiny import save_tiny, tiny_tokenizer
-from trlx_like.cli import KINDS, app
+from tests.tiny import save_tiny
+from tests.unit.cli_support import TOKENS, TRAIN, ppo_file, run, said, write_yaml
+from trlx_like.cli import KINDS
 from trlx_like.config import TRLConfig
 from trlx_like.presets import PRESETS, default_ppo_config
-
-REWARDS = """\
-import signal
-
-def score(outputs, **_):
-    return [float(output.count("a")) for output in outputs]
-
-calls = 0
-
-def score_and_interrupt(outputs, **_):
-    global calls
-    calls += 1
-    if calls == 2:  # the first is the evaluation before training
-        signal.raise_signal(signal.SIGINT)
-    return score(outputs)
-"""
 
 # A trainer that trains nothing: what reaches it is what is tested.
 ECHO = """\
@@ -61,32 +43,6 @@ class EchoTrainer:
         train = self.config.train
         print("learning", train.seed, train.resume_from_checkpoint, self.samples)
 """
-
-TRAIN: dict[str, Any] = {"total_steps": 2, "epochs": 9, "seq_length": 16, "batch_size": 4}
-TOKENS = {"max_new_tokens": 4}
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RANK", raising=False)
-    return tmp_path
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def said(code: int, *words: object) -> str:
-    """What a command prints that should exit with `code`: on stderr for a mistake, else on stdout."""
-    result = run(*words)
-    assert result.exit_code == code, result.output
-    return result.stderr if code else result.stdout
-
-
-def write_yaml(file: Path, **sections: dict[str, Any]) -> Path:
-    file.write_text(yaml.safe_dump(sections))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -270,19 +226,6 @@ def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert f"{here} (can be written to)" in text
 
 
-def ppo_file(folder: Path, **data: Any) -> Path:
-    (folder / "prompts.txt").write_text("a b\nc d\nab c\nd\n")
-    (folder / "rewards.py").write_text(REWARDS)
-    return write_yaml(
-        folder / "ppo.yml",
-        model={"model_path": str(folder / "model")},
-        train={**TRAIN, "trainer": "PPOTrainer", "eval_interval": 2, "checkpoint_dir": str(folder / "run")},
-        method={"name": "PPOConfig", **dict.fromkeys(("num_rollouts", "chunk_size"), 4), "gen_kwargs": TOKENS},
-        data={"prompts": str(folder / "prompts.txt"), "reward_fn": f"{folder / 'rewards.py'}:score", **data},
-        backend={"device": "cpu", "num_threads": 1},
-    )
-
-
 def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
     assert said(0, "check", ppo_file(here, prompts="prompts.txt", reward_fn="rewards.py:score")) == (
         f"OK: PPOTrainer on {here / 'model'}, at most 2 steps of 4 samples, into {here / 'run'}. "
@@ -346,96 +289,3 @@ def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
 )
 def test_a_check_looks_up_every_name(here: Path, change: str, sentence: str) -> None:
     assert said(2, "check", ppo_file(here), "--set", change).startswith(sentence)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a PPO run of two steps that the command line made."""
-    folder = tmp_path_factory.mktemp("cli")
-    save_tiny(folder / "model")
-    assert run("train", ppo_file(folder)).exit_code == 0
-    return folder
-
-
-def steps(folder: Path) -> list[int]:
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row["step"] for row in rows if "losses/total_loss" in row]
-
-
-def test_a_run_from_yaml(finished: Path) -> None:
-    assert steps(finished) == [1, 2]
-    config = TRLConfig.load_yaml(finished / "run" / "config.yml")
-    assert (config.train.total_steps, config.data.prompts) == (2, str(finished / "prompts.txt"))
-    assert (finished / "run" / "checkpoint_2" / "hf_model" / "config.json").is_file()
-
-
-def test_text_from_a_run_a_checkpoint_and_a_model(finished: Path) -> None:
-    words = ["--prompt", "ab", "--prompt", "cd", "--num", 2, "--max-new-tokens", 3, "--seed", 1]
-    made = {name: said(0, "generate", finished / name, *words) for name in ("model", "run", "run/checkpoint_2")}
-    for text in made.values():
-        samples = text.removesuffix("\n").split("\n\n")
-        assert [sample[:2] for sample in samples] == ["ab", "ab", "cd", "cd"]
-        assert all(len(sample) <= 5 for sample in samples)
-    assert said(0, "generate", finished / "model", *words) == made["model"]
-    assert said(0, "generate", finished / "model", *words[:-1], 2) != made["model"]
-    for greedy in (["--temperature", 0], ["--top-k", 1]):
-        first, second = said(0, "generate", finished / "model", *words[2:6], *greedy).removesuffix("\n").split("\n\n")
-        assert first == second
-
-
-def test_the_best_checkpoint_is_what_a_run_stands_for(finished: Path, here: Path) -> None:
-    best = here / "run" / "best_checkpoint"
-    best.parent.mkdir()
-    os.rename(finished / "run" / "checkpoint_2", best)
-    try:
-        greedy = ["--prompt", "ab", "--temperature", 0]
-        assert said(0, "generate", here / "run", *greedy).startswith("ab")
-        weights = best / "hf_model" / "config.json"
-        content = weights.read_bytes()
-        weights.write_bytes(content.replace(b"gpt2", b"gpt3"))
-        assert "config.json" in said(2, "generate", here / "run", *greedy)  # damaged
-        weights.write_bytes(content)
-    finally:
-        os.rename(best, finished / "run" / "checkpoint_2")
-
-
-def test_text_from_an_encoder_decoder(here: Path) -> None:
-    save_tiny(here / "model", "t5", seed=9)
-    tiny_tokenizer(ends=True).save_pretrained(here / "model")
-    words = ["--prompt", "ab", "--prompt", "the cat", "--max-new-tokens", 5, "--temperature", 0]
-    first, second = said(0, "generate", here / "model", *words).removesuffix("\n").split("\n\n")
-    lm = AutoModelForSeq2SeqLM.from_pretrained(here / "model")
-    for text, prompt in ((first, "ab"), (second, "the cat")):
-        ids = torch.tensor([tiny_tokenizer(ends=True)(prompt).input_ids])
-        made = lm.generate(ids, max_new_tokens=5, do_sample=False)[0]
-        assert text == f"{prompt}\n{tiny_tokenizer().decode(made, skip_special_tokens=True)}"
-
-
-def test_nothing_to_generate_from(here: Path, finished: Path) -> None:
-    assert said(2, "generate", here, "--prompt", "a") == (
-        f"{here} is not a model, a checkpoint, or a run with a checkpoint.\n"
-    )
-    for name in ("none", "none/of/it"):
-        assert said(2, "generate", here / name, "--prompt", "a") == f"{here / name}: there is no such folder.\n"
-    assert said(2, "generate", finished / "model", "--prompt", "a", "--max-new-tokens", 64) == (
-        "--max-new-tokens (64) must be below the model's 64 positions.\n"
-    )
-
-
-def test_the_page_of_a_run(finished: Path, here: Path) -> None:
-    page = finished / "run" / "report.html"
-    page.unlink(missing_ok=True)
-    assert said(0, "report", finished / "run").strip() == str(page)
-    assert "losses/total_loss" in page.read_text(encoding="utf-8")
-    assert said(2, "report", here) == f"{here} is not a run folder: it has no metrics.jsonl.\n"
-    assert "there is no such folder" in said(2, "report", here / "none")
-
-
-def test_a_run_that_is_interrupted_is_saved_and_continued(finished: Path, here: Path) -> None:
-    os.symlink(finished / "model", here / "model")
-    file = ppo_file(here, reward_fn=f"{here / 'rewards.py'}:score_and_interrupt")
-    assert run("train", file).exit_code == 130
-    assert steps(here) == [1]
-    assert (here / "run" / "checkpoint_1").is_dir()
-    assert run("train", file, "--resume").exit_code == 0
-    assert steps(here) == [1, 2]
