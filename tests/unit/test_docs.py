@@ -84,7 +84,7 @@ def test_the_yaml_on_the_pages_loads(page: Path, tmp_path: Path) -> None:
     for text in blocks(page, "yaml"):
         if "train" in yaml.safe_load(text):
             (tmp_path / "page.yml").write_text(text)
-            TRLConfig.load_yaml(tmp_path / "page.yml")
+            assert TRLConfig.load_yaml(tmp_path / "page.yml").train.trainer in text
 
 
 @every_page
