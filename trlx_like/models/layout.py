@@ -221,10 +221,15 @@ def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[s
 def same_with_gradients(lm: PreTrainedModel) -> None:
     """Makes attention with a trained position bias, such as T5's, compute the same with and without gradients.
 
-    torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy.
+    torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy;
+    and under it the decoder of UMT5 sees tokens ahead in transformers 5.17.
     """
     if hasattr(lm.config, "relative_attention_num_buckets"):
-        lm.set_attn_implementation("eager")
+        for part in lm.modules():
+            if isinstance(
+                part, PreTrainedModel
+            ):  # each of them: before 5.20 encoder and decoder do not follow the whole
+                part.set_attn_implementation("eager")
 
 
 def keeps_packed_apart(lm: PreTrainedModel) -> bool:

@@ -109,6 +109,8 @@ class LanguagePolicy(nn.Module):
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freezes the present weights (or `other`) as the reference. Call it before the first update."""
+        if other is not None:
+            same_with_gradients(other)
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
     def drop_reference(self) -> None:
