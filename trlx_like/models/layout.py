@@ -222,8 +222,8 @@ def same_with_gradients(lm: PreTrainedModel) -> None:
     """Makes attention with a trained position bias, such as T5's, compute the same with and without gradients.
 
     torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy;
-    and under it the decoder of UMT5 sees tokens ahead in transformers 5.17. Encoder and decoder are told as well: before
-    transformers 5.20 they do not follow the whole.
+    and under it the decoder of UMT5 sees tokens ahead in transformers 5.17. Encoder and decoder are told one by one:
+    before transformers 5.20 they do not follow the whole.
     """
     if hasattr(lm.config, "relative_attention_num_buckets"):
         for part in lm.modules():
