@@ -34,6 +34,7 @@ def train(
     preferences: Sequence[Any] | None = None,
     eval_preferences: Sequence[Any] | None = None,
     judge: Any = None,
+    tools: Sequence[Any] | None = None,
     stop_sequences: Sequence[str] | None = None,
     logit_mask: Any = None,
     model_path: Any = None,
@@ -47,10 +48,11 @@ def train(
     config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
     reward_fn: called with keywords, those that it accepts of samples, prompts, outputs, tokenizer and the prompts' own
         keys; returns one number a sample, one a response token, or None to leave it out.
-    prompts, eval_prompts: strings, or dicts with "prompt" and whatever the reward function is to see. metric_fn: like
-        reward_fn, for evaluation only; returns a dict from a name to numbers.
-    samples: strings, (prompt, output, ...) dialogues, or dicts with "prompt" and "output". rewards: of them, if any.
+    prompts, eval_prompts: strings, messages, or dicts with either under "prompt" and whatever the reward function is to
+        see. metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
+    samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output". rewards: of them.
     preferences, eval_preferences: rows with "chosen" and "rejected", and "prompt" and "margin" if they have them.
+    tools: what the chat template shows of tools with all messages: functions, or JSON schemas.
     judge: says which response is better: a judge, a reward function, a registered name, or a mapping with its options.
     stop_sequences: strings at which a response ends, which the reward function does not see. logit_mask: bool [V, V],
         whether the second token may follow the first (True = allowed).
@@ -70,7 +72,9 @@ def train(
         "eval_preferences": eval_preferences,
     }
     trainer = make_trainer(
-        read_config(config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, data=data),
+        read_config(
+            config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
+        ),
         reward_fn=reward_fn,
         judge=judge,
         metric_fn=metric_fn,
@@ -91,6 +95,7 @@ def read_config(
     plugins: Sequence[str] = (),
     reward_fn: Any = None,
     judge: Any = None,
+    tools: Sequence[Any] | None = None,
     data: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> TRLConfig:
@@ -113,6 +118,10 @@ def read_config(
     changes: dict[str, Any] = {"plugins": list(dict.fromkeys([*chosen.plugins, *plugins]))}
     if model_path is not None:
         changes["model"] = {"model_path": model_path}
+    if tools is not None:
+        from trlx_like.pipelines.chat import common_options
+
+        changes["tokenizer"] = {"chat_template_kwargs": common_options({"tools": list(tools)}, "train")}
     return chosen.evolve(**changes)
 
 

@@ -101,6 +101,10 @@ class TokenizerConfig(Section):
     """Side from which a prompt that is too long loses tokens."""
     tokenizer_extra_configs: dict[str, Any] = {}
     """Further keyword arguments of `from_pretrained`."""
+    chat_template: PathText | None = None
+    """Jinja template that writes messages, or a file with it; null: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What the template is told with every conversation, such as tools or enable_thinking; a row's own come first."""
 
 
 def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:

@@ -140,7 +140,21 @@ def load_tokenizer(
         raise ConfigError(f"tokenizer.tokenizer_path ({name}): the tokenizer has no EOS token; set its eos_token.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if config.chat_template is not None:
+        tokenizer.chat_template = _read_template(config.chat_template)
     return tokenizer
+
+
+def _read_template(template: str) -> str:
+    """The text of a template, given as such or as a file."""
+    if "{" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"tokenizer.chat_template ({template!r}) is neither a template nor a file: {error}"
+        ) from error
 
 
 def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:

@@ -1,22 +1,33 @@
 """Messages to token ids, by the tokenizer's chat template.
 
-What the assistant said is found by comparing token ids: the template of the messages before a turn, with the header of
-an answer, has to begin that of the messages up to the turn. So every turn is predicted from exactly the ids that it
-would be generated after. Templates that rewrite earlier turns are refused instead of being learnt from wrongly.
+What the assistant said is what the template marks with `{% generation %}`, where it does. Else it is found by
+comparing token ids: the template of the messages before a turn, with the header of an answer, has to begin that of the
+messages up to the turn. So every turn is predicted from exactly the ids that it would be generated after. Templates
+without marks that rewrite earlier turns are refused instead of being learnt from wrongly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any, TypeGuard
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import get_json_schema
 
-from trlx_like.errors import DataError
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.imports import import_name
 from trlx_like.pipelines.tokens import Dialogue
 
+logger = logging.getLogger(__name__)
+
 Message = Mapping[str, Any]
+
+_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
 def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
@@ -24,39 +35,83 @@ def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
-def template_options(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row of data says to the template beside its messages: `tools`, and `chat_template_kwargs`."""
+def template_options(row: Mapping[str, Any], common: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the template is told beside a row's messages: the row's `tools` and `chat_template_kwargs`, before `common`.
+
+    common: of all rows, as in `tokenizer.chat_template_kwargs`.
+    """
     tools = {} if row.get("tools") is None else {"tools": row["tools"]}
-    return {**tools, **(row.get("chat_template_kwargs") or {})}
+    return {**(common or {}), **tools, **(row.get("chat_template_kwargs") or {})}
+
+
+def common_options(options: Mapping[str, Any], option: str = "tokenizer.chat_template_kwargs") -> dict[str, Any]:
+    """What the template is told with every conversation, functions among its `tools` as JSON schemas.
+
+    A schema is made from a function's types and docstring; a function may be named, as "module:function". ConfigError
+    for one that says too little about itself. option: how errors name the options.
+    """
+    tools = options.get("tools")
+    return {**options, "tools": [_schema(tool, f"{option}.tools") for tool in tools]} if tools else dict(options)
+
+
+def _schema(tool: Any, option: str) -> dict[str, Any]:
+    if isinstance(tool, Mapping):
+        return dict(tool)
+    function = import_name(tool, option) if isinstance(tool, str) else tool
+    try:
+        schema: dict[str, Any] = get_json_schema(function)
+    except Exception as error:  # transformers has its own kinds for these, which are not public
+        raise ConfigError(
+            f"{option}: {getattr(function, '__name__', function)!r} must be a function with types and a docstring of "
+            f"each argument, or a JSON schema: {error}"
+        ) from error
+    return schema
+
+
+@dataclass
+class ChatPrompt:
+    """Token ids of messages that are to be answered."""
+
+    ids: list[int]
+    header: int  # how many of the last ones begin an answer
+
+
+def encode_prompt(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, place: str = "messages", **options: Any
+) -> ChatPrompt:
+    """A conversation that the model is to continue, with the header of an answer. DataError as `encode_chat`."""
+    chat = _Chat(messages, tokenizer, place, options)
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{place} ends with an assistant message; a prompt ends with what is to be answered.")
+    asked = chat.prompt(len(messages))
+    return ChatPrompt(asked, len(asked) - _common(asked, chat.ids(len(messages))))
 
 
 def encode_chat(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    add_generation_prompt: bool = False,
-    *,
-    place: str = "messages",
-    **options: Any,
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, place: str = "messages", **options: Any
 ) -> Dialogue:
     """Token ids of a conversation, and which of them the assistant said.
 
-    messages: mappings with "role" and "content". add_generation_prompt: end with the header of an answer, as a prompt
-    does. place: how errors name the conversation (`samples[3]`). options: of the template, such as tools.
+    messages: mappings with "role" and "content". place: how errors name the conversation (`samples[3]`). options: of
+    the template, such as tools.
 
-    The template says how a turn ends; what it writes after a turn's EOS is no output. DataError for anything but
-    messages, for a tokenizer without template, and for a template that writes a turn differently once others follow.
+    The template says how a turn ends; what it writes after a turn's EOS is no output, nor is the header of an answer.
+    DataError for anything but messages, for a tokenizer without template, and for a template without marks that writes
+    a turn differently once others follow.
     """
-    _check(messages, place)
-    if add_generation_prompt and messages[-1]["role"] == "assistant":
-        raise DataError(f"{place} ends with an assistant message; a prompt ends with what is to be answered.")
-    whole = _ids(messages, tokenizer, place, add_generation_prompt, options)
+    chat = _Chat(messages, tokenizer, place, options)
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if turns and turns[0] == 0:
+        raise chat.nothing_to_answer()
+    whole = chat.ids(len(messages))
+    if turns and chat.is_marked:
+        header = encode_prompt(messages[: turns[0]], tokenizer, place=place, **options)
+        spans = list(chat.marked_spans(header.ids[len(header.ids) - header.header :]))
+    else:
+        spans = [chat.span(turn, whole) for turn in turns]
     is_output = [False] * len(whole)
-    for turn in (turn for turn, message in enumerate(messages) if message["role"] == "assistant"):
-        before, upto = _around(messages, turn, turn + 1, tokenizer, place, options)
-        if whole[: len(upto)] != upto:
-            raise _rewritten(place, turn, tokenizer)
-        end = _said(upto, len(before), tokenizer)
-        is_output[len(before) : end] = [True] * (end - len(before))
+    for start, end in spans:
+        is_output[start:end] = [True] * (end - start)
     return Dialogue(whole, is_output)
 
 
@@ -73,63 +128,140 @@ def encode_answer(
     An answer ends with its last EOS, as a generated one does, if the template writes one. DataError as in
     `encode_chat`.
     """
-    messages = [*prompt, *answer]
-    _check(messages, place)
-    before, whole = _around(messages, len(prompt), len(messages), tokenizer, place, options)
-    return before, whole[len(before) : _said(whole, len(before), tokenizer)]
+    chat = _Chat([*prompt, *answer], tokenizer, place, options)
+    if not prompt:
+        raise chat.nothing_to_answer()
+    before, whole = chat.around(len(prompt), len(prompt) + len(answer))
+    return before, whole[len(before) : chat.said(whole, len(before))]
 
 
-def _around(
-    messages: Sequence[Message],
-    turn: int,
-    end: int,
-    tokenizer: PreTrainedTokenizerBase,
-    place: str,
-    options: Mapping[str, Any],
-) -> tuple[list[int], list[int]]:
-    """Ids that an assistant's turn is generated after, and ids up to the message `end`. The first begin the second."""
-    if turn == 0:
-        raise DataError(f"{place} begins with an assistant message; there is nothing that it answers.")
-    before = _ids(messages[:turn], tokenizer, place, True, options)
-    upto = _ids(messages[:end], tokenizer, place, False, options)
-    if not before or upto[: len(before)] != before:
-        raise _rewritten(place, turn, tokenizer)
-    return before, upto
-
-
-def _said(ids: Sequence[int], start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Where what was said from `start` on ends: after its last EOS, or with the ids."""
-    for end in range(len(ids), start, -1):
-        if ids[end - 1] == tokenizer.eos_token_id:
-            return end
-    return len(ids)
-
-
-def _ids(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    place: str,
-    add_generation_prompt: bool,
-    options: Mapping[str, Any],
-) -> list[int]:
-    if tokenizer.chat_template is None and "chat_template" not in options:
-        raise DataError(
-            f"{place} has messages, but the tokenizer has no chat template: set its chat_template, take the tokenizer "
-            "of a chat model, or give text."
-        )
+def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
+    """Says so if what answers the messages does not end with the tokenizer's EOS, at which generation stops."""
     try:
-        # The template writes special tokens itself; transformers adds none to what it rendered.
-        encoded: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-            return_dict=True,
-            **options,
+        _, answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options)
+    except DataError:
+        return  # whoever encodes the messages says what is wrong with them
+    if answer[-1] != tokenizer.eos_token_id:
+        logger.warning(
+            "The chat template writes the answer '.' as %r, which does not end with the tokenizer's EOS, %r, where "
+            "generation stops. Set tokenizer.tokenizer_extra_configs.eos_token to the token that ends a turn.",
+            tokenizer.decode(answer, skip_special_tokens=False),
+            tokenizer.eos_token,
         )
-    except (TemplateError, ValueError) as error:
-        raise DataError(f"{place}: the chat template refuses the messages: {error}") from error
-    ids: list[int] = encoded["input_ids"]
-    return ids
+
+
+class _Chat:
+    """One conversation and what the template makes of its parts."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        tokenizer: PreTrainedTokenizerBase,
+        place: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        _check(messages, place)
+        self.tokenizer, self.place, self.options = tokenizer, place, options
+        if tokenizer.chat_template is None and "chat_template" not in options:
+            raise DataError(
+                f"{place} has messages, but the tokenizer has no chat template: set its chat_template, take the "
+                "tokenizer of a chat model, or give text."
+            )
+        self.messages = [dict(message) for message in messages]
+        self._drop_own_eos()
+
+    def ids(self, end: int) -> list[int]:
+        """Of the messages up to `end`."""
+        return self._apply(end)["input_ids"]
+
+    def prompt(self, end: int) -> list[int]:
+        """Of the messages up to `end`, with the header of an answer."""
+        return self._apply(end, add_generation_prompt=True)["input_ids"]
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the template marks what the assistant says. Only a fast tokenizer can tell where that is."""
+        template = self.tokenizer.get_chat_template(self.options.get("chat_template"), self.options.get("tools"))
+        return self.tokenizer.is_fast and _MARK.search(template) is not None
+
+    def marked_spans(self, header: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where the template marks what the assistant says, header and what follows an EOS taken away."""
+        encoded = self._apply(len(self.messages), return_assistant_tokens_mask=True)
+        ids, marks = encoded["input_ids"], encoded["assistant_masks"]
+        if not any(marks):
+            raise DataError(f"{self.place}: the chat template has generation marks, but none around what is said here.")
+        for mark, places in groupby(range(len(ids)), key=marks.__getitem__):
+            run = list(places)
+            if not mark:
+                continue
+            start, end = run[0], run[-1] + 1
+            # Some templates mark the header too, or the part of it that opens a thought.
+            for after in range(min(start + len(header), end), start, -1):
+                if ids[max(after - len(header), 0) : after] == header:
+                    start = after
+                    break
+            # The EOS after an answer is how it ends, marked or not: without it no model learns to stop.
+            if ids[end : end + 1] == [self.tokenizer.eos_token_id]:
+                end += 1
+            yield start, self.said(ids[:end], start)
+
+    def span(self, turn: int, whole: Sequence[int]) -> tuple[int, int]:
+        """Where in the whole conversation a turn of the assistant is, found by prefix."""
+        before, upto = self.around(turn, turn + 1)
+        if whole[: len(upto)] != upto and upto[-1] == self.tokenizer.eos_token_id:
+            upto = upto[:-1]  # some templates close a conversation with one, which is no turn's
+        if whole[: len(upto)] != upto:
+            raise self._rewritten(turn)
+        return len(before), self.said(upto, len(before))
+
+    def around(self, turn: int, end: int) -> tuple[list[int], list[int]]:
+        """Ids that an assistant's turn is generated after, and those up to the message `end`, which begin with them."""
+        before, upto = self.prompt(turn), self.ids(end)
+        if not before or upto[: len(before)] != before:
+            raise self._rewritten(turn)
+        return before, upto
+
+    def said(self, ids: Sequence[int], start: int) -> int:
+        """Where what was said from `start` on ends: after its last EOS, or with the ids."""
+        for end in range(len(ids), start, -1):
+            if ids[end - 1] == self.tokenizer.eos_token_id:
+                return end
+        return len(ids)
+
+    def nothing_to_answer(self) -> DataError:
+        return DataError(f"{self.place} begins with an assistant message; there is nothing that it answers.")
+
+    def _drop_own_eos(self) -> None:
+        """Of answers that end with EOS as text, where the template writes one of its own."""
+        eos, end = self.tokenizer.eos_token, self.tokenizer.eos_token_id
+        for turn, message in enumerate(self.messages):
+            text = message.get("content")
+            if message["role"] == "assistant" and eos and isinstance(text, str) and text.endswith(eos):
+                message["content"] = text.removesuffix(eos)
+                if turn == 0 or self.ids(turn + 1).count(end) == self.prompt(turn).count(end):
+                    message["content"] = text
+
+    def _apply(self, end: int, **asked: Any) -> Any:
+        try:
+            # The template writes special tokens itself; transformers adds none to what it rendered.
+            return self.tokenizer.apply_chat_template(
+                self.messages[:end], tokenize=True, return_dict=True, **asked, **self.options
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise DataError(f"{self.place}: the chat template refuses the messages: {error}") from error
+
+    def _rewritten(self, turn: int) -> DataError:
+        return DataError(
+            f"{self.place}: the chat template of {self.tokenizer.name_or_path or 'the tokenizer'} is not "
+            f"prefix-stable: it writes message {turn} in other tokens than it would be generated in, or once others "
+            "follow. Set a chat_template that keeps earlier turns as they are or marks answers with {% generation %}, "
+            "or end the conversation with this message."
+        )
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _check(messages: Any, place: str) -> None:
@@ -140,11 +272,3 @@ def _check(messages: Any, place: str) -> None:
             raise DataError(f"{place}: message {number} must have a role and content, not be {message!r:.60}.")
         if message.get("content") is None and not message.get("tool_calls"):
             raise DataError(f"{place}: message {number} ({message['role']}) has no content.")
-
-
-def _rewritten(place: str, turn: int, tokenizer: PreTrainedTokenizerBase) -> DataError:
-    return DataError(
-        f"{place}: the chat template of {tokenizer.name_or_path or 'the tokenizer'} is not prefix-stable: it writes "
-        f"message {turn} in other tokens than it would be generated in, or once others follow. Set a chat_template "
-        "that keeps earlier turns as they are, or end the conversation with this message."
-    )

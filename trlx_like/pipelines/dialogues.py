@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import encode_chat, is_messages, template_options
+from trlx_like.pipelines.chat import Message, encode_chat, is_messages, template_options, warn_of_ending
 from trlx_like.pipelines.returns import SampleReward, place_rewards
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
+from trlx_like.pipelines.truncation import Lost, Truncation
 
 __all__ = ["Dialogue", "encode_dialogues", "pack"]
-
-logger = logging.getLogger(__name__)
 
 
 def encode_dialogues(
@@ -26,14 +25,16 @@ def encode_dialogues(
     rewards: Sequence[SampleReward] | None = None,
     *,
     seq2seq: bool = False,
+    template: Mapping[str, Any] | None = None,
 ) -> list[Dialogue]:
     """Samples as token ids, ended by EOS, at most `max_length` tokens each.
 
     A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn; of messages
     what the assistant says, and how they end is up to the chat template. A dict has "prompt" and "output" (or
-    "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side, and the number of
-    them is logged. DataError names the row of anything else, and of a sample of which no output is left.
+    "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side; what is lost is in
+    `Dialogue.lost` and logged. DataError names the row of anything else, and of a sample of which no output is left.
     rewards: of each sample, see `place_rewards`; those of outputs that are cut at the end go to the last one left.
+    template: what the chat template is told with all messages.
 
     seq2seq: for encoder-decoders. A sample is one prompt and one output; `max_length` counts the tokens of both.
     """
@@ -44,19 +45,14 @@ def encode_dialogues(
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     for row, sample in enumerate(samples if seq2seq else ()):
         _check_pair(sample, row)
-    dialogues = [_encode(sample, row, encoder) for row, sample in enumerate(samples)]
+    for messages, options in islice(_conversations(samples, template), 1):
+        warn_of_ending(messages, tokenizer, **options)
+    dialogues = [_encode(sample, row, encoder, template) for row, sample in enumerate(samples)]
     for row, reward in enumerate(rewards or []):
         dialogues[row].rewards = place_rewards(reward, dialogues[row].is_output, row)
-    too_long = sum(len(dialogue) > max_length for dialogue in dialogues)
-    if too_long:
-        logger.warning(
-            "%d of %d samples are longer than train.seq_length (%d) and were cut.",
-            too_long,
-            len(samples),
-            max_length,
-        )
     shorten = _cut_pair if seq2seq else _cut
     cut = [shorten(dialogue, max_length, encoder) for dialogue in dialogues]
+    Truncation.of(dialogue.lost for dialogue in cut).warn("samples", f"train.seq_length ({max_length} tokens)")
     for row, dialogue in enumerate(cut):
         if not any(dialogue.is_output):
             raise DataError(
@@ -80,6 +76,17 @@ def pack(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]
         rows[row].append(dialogue)
         insort(space, (left - len(dialogue), row))
     return rows
+
+
+def _conversations(
+    samples: Sequence[Any], template: Mapping[str, Any] | None
+) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
+    """What is asked first in the samples that are messages, and what the template is told with it."""
+    for sample in samples:
+        row = sample if isinstance(sample, Mapping) else {"messages": sample}
+        if is_messages(row.get("messages")):
+            asked = takewhile(lambda m: not isinstance(m, Mapping) or m.get("role") != "assistant", row["messages"])
+            yield list(asked), template_options(row, template)
 
 
 def _turns(sample: Any, row: int) -> list[str]:
@@ -110,12 +117,12 @@ def _check_pair(sample: Any, row: int) -> None:
         raise DataError(f"samples[{row}] {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
 
 
-def _encode(sample: Any, row: int, encoder: TextEncoder) -> Dialogue:
+def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
             raise DataError(f"samples[{row}] has no assistant message; there is nothing to learn.")
-        options = template_options(sample) if isinstance(sample, Mapping) else {}
+        options = template_options(sample if isinstance(sample, Mapping) else {}, template)
         return encode_chat(conversation, encoder.tokenizer, place=f"samples[{row}]", **options)
     turns = _turns(sample, row)
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
@@ -128,11 +135,18 @@ def _encode(sample: Any, row: int, encoder: TextEncoder) -> Dialogue:
 
 def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
     """What fits of a dialogue. Its first token has nothing to be predicted from."""
-    is_output = [False, *encoder.cut(dialogue.is_output, longest)[1:]]
+    kept = encoder.cut(dialogue.is_output, longest)
+    is_output = [False, *kept[1:]]
     rewards = dialogue.rewards and encoder.cut(dialogue.rewards, longest)
     if rewards and dialogue.rewards and any(is_output) and encoder.tokenizer.truncation_side == "right":
         rewards[max(place for place, output in enumerate(is_output) if output)] += sum(dialogue.rewards[longest:])
-    return Dialogue(encoder.cut(dialogue.ids, longest), is_output, rewards)
+    return Dialogue(encoder.cut(dialogue.ids, longest), is_output, rewards, _lost(dialogue.is_output, kept))
+
+
+def _lost(before: Sequence[bool], after: Sequence[bool]) -> Lost:
+    """From which tokens are outputs before and after a cut."""
+    outputs = sum(before) - sum(after)
+    return Lost(len(before) - len(after) - outputs, outputs)
 
 
 def _cut_pair(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
@@ -146,4 +160,5 @@ def _cut_pair(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogu
     if kept:
         kept[-1] += sum(rewards[room:])
     is_output = [False] * len(prompt) + [True] * len(output)
-    return Dialogue(prompt + output, is_output, dialogue.rewards and [0.0] * len(prompt) + kept)
+    placed = dialogue.rewards and [0.0] * len(prompt) + kept
+    return Dialogue(prompt + output, is_output, placed, _lost(dialogue.is_output, is_output))

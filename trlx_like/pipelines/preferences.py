@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -16,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_answer, is_messages, template_options
 from trlx_like.pipelines.tokens import TextEncoder
-
-logger = logging.getLogger(__name__)
+from trlx_like.pipelines.truncation import Lost, Truncation
 
 
 @dataclass
@@ -29,6 +27,8 @@ class Preference:
     rejected: list[int]
     margin: float = 0.0
     """By how much the chosen one is better, where the data says so."""
+    lost: Lost = field(default=Lost(), compare=False)
+    """What was cut, of both answers together."""
 
 
 class SamePreferences:
@@ -61,6 +61,7 @@ def encode_preferences(
     truncation: Literal["keep_start", "keep_end"] = "keep_start",
     too_long: Literal["truncate", "drop"] = "truncate",
     seq2seq: bool = False,
+    template: Mapping[str, Any] | None = None,
     name: str = "preferences",
 ) -> list[Preference]:
     """Preferences as token ids, their order kept.
@@ -72,8 +73,9 @@ def encode_preferences(
 
     max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
     an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
-    of the answer (keep_end), or the row is dropped. One line is logged about all of these. seq2seq: as of
-    `TextEncoder`; a row of text needs a prompt of its own. name: what errors call rows.
+    of the answer (keep_end), or the row is dropped. What is lost is in `Preference.lost`, and one line is logged about
+    it. seq2seq: as of `TextEncoder`; a row of text needs a prompt of its own. template: what the chat template is told
+    with all messages. name: what errors call rows.
 
     DataError, with the row, for anything else, and for answers that are the same or of which nothing is left.
     """
@@ -82,32 +84,37 @@ def encode_preferences(
     if not len(rows):
         raise DataError(f"{name} is empty; give at least one row.")
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
-    kept, cut_prompts, too_long_rows = [], 0, 0
+    kept: list[Preference] = []
     for row, values in enumerate(rows):
         place = f"{name}[{row}]"
         if seq2seq and _columns(values, place).get("prompt") is None:
             raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
-        preference = _encode(values, place, encoder)
-        if max_prompt_length is not None and len(preference.prompt) > max_prompt_length:
-            cut_prompts += 1
-            preference.prompt = encoder.cut(preference.prompt, max_prompt_length)
+        whole = preference = _encode(values, place, encoder, template)
+        if max_prompt_length is not None:
+            preference = replace(whole, prompt=encoder.cut(whole.prompt, max_prompt_length))
         if len(preference.prompt) + max(len(preference.chosen), len(preference.rejected)) > max_length:
-            too_long_rows += 1
             if too_long == "drop":
                 continue
             preference = _cut(preference, max_length, truncation, place, encoder)
+        preference.lost = Lost(
+            *(before - after for before, after in zip(_sizes(whole), _sizes(preference), strict=True))
+        )
         kept.append(preference)
-    if cut_prompts or too_long_rows:
-        done = "dropped" if too_long == "drop" else "cut"
-        prompts = f"; {cut_prompts} prompts were cut to max_prompt_length ({max_prompt_length})" if cut_prompts else ""
-        text = "Of %d %s %d are longer than max_length (%d tokens) and were %s%s."
-        logger.warning(text, len(rows), name, too_long_rows, max_length, done, prompts)
+    limits = [f"max_length ({max_length} tokens)"]
+    if max_prompt_length is not None:
+        limits += [f"max_prompt_length ({max_prompt_length})"]
+    Truncation.of((pair.lost for pair in kept), len(rows)).warn(name, " or ".join(limits))
     if not kept:
         raise DataError(f"{name}: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
     return kept
 
 
-def _encode(values: Any, place: str, encoder: TextEncoder) -> Preference:
+def _sizes(pair: Preference) -> tuple[int, int]:
+    """Tokens of the prompt, and of both answers."""
+    return len(pair.prompt), len(pair.chosen) + len(pair.rejected)
+
+
+def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Preference:
     row = _columns(values, place)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(prompt, str) and is_messages(chosen) and is_messages(rejected):
@@ -119,7 +126,7 @@ def _encode(values: Any, place: str, encoder: TextEncoder) -> Preference:
         preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin)
     elif is_messages(chosen) and is_messages(rejected) and (prompt is None or is_messages(prompt)):
         start, *answers = _split_messages(prompt, chosen, rejected, place)
-        options = template_options(row)
+        options = template_options(row, template)
         ids, first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
         _, second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
         preference = Preference(ids, first, second, margin)
@@ -222,4 +229,4 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
             f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
             "is too long."
         )
-    return Preference(prompt, answers[0], answers[1], preference.margin)
+    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import encode_chat, is_messages, template_options
+from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, is_messages, template_options, warn_of_ending
 from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry
-
-logger = logging.getLogger(__name__)
 
 DATAPIPELINES: Registry[Any] = Registry(
     "data pipeline", lazy={"PromptPipeline": "trlx_like.pipelines.prompts:PromptPipeline"}
@@ -61,9 +59,9 @@ class PromptPipeline:
 
     prompts: strings or lists of messages, or dicts with either under "prompt"; their other keys reach the reward
     function as keywords (one list each). Messages get the header of an answer by the tokenizer's chat template (which
-    sees the key "tools"), and reach the reward function as `messages`. max_prompt_length: in tokens; longer ones are
-    cut on the tokenizer's truncation side. seq2seq: as of `TextEncoder`. Raises DataError with the row number for
-    anything else.
+    sees the key "tools", and is told what `template` has), and reach the reward function as `messages`.
+    max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side, but for the header of an
+    answer, and the log says so. seq2seq: as of `TextEncoder`. Raises DataError with the row number for anything else.
     """
 
     def __init__(
@@ -73,6 +71,7 @@ class PromptPipeline:
         tokenizer: PreTrainedTokenizerBase,
         *,
         seq2seq: bool = False,
+        template: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(prompts, str):
             raise DataError("prompts is a string; give a list of them.")
@@ -81,19 +80,18 @@ class PromptPipeline:
             raise DataError("prompts is empty; give at least one.")
         encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
         texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
-        ids = [
-            next(texts) if isinstance(prompt, str) else _chat_prompt(prompt, metadata, row, tokenizer)
+        whole = [
+            ChatPrompt(next(texts), 0)
+            if isinstance(prompt, str)
+            else encode_prompt(prompt, tokenizer, place=f"prompts[{row}]", **template_options(metadata, template))
             for row, (prompt, metadata) in enumerate(rows)
         ]
-        too_long = sum(len(row) > max_prompt_length for row in ids)
-        if too_long:
-            logger.warning(
-                "%d of %d prompts are longer than %d tokens (train.seq_length minus max_new_tokens) and were cut.",
-                too_long,
-                len(ids),
-                max_prompt_length,
-            )
-        self.ids = [encoder.cut(row, max_prompt_length) for row in ids]
+        for prompt, metadata in (row for row in rows if not isinstance(row[0], str)):
+            warn_of_ending(prompt, tokenizer, **template_options(metadata, template))
+            break
+        self.ids = [_cut(prompt, max_prompt_length, encoder) for prompt in whole]
+        lost = [Lost(prompt=len(before.ids) - len(after)) for before, after in zip(whole, self.ids, strict=True)]
+        Truncation.of(lost).warn("prompts", f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)")
         self.metadata = [
             metadata if isinstance(prompt, str) else {"messages": prompt, **metadata} for prompt, metadata in rows
         ]
@@ -170,8 +168,7 @@ def _read(prompt: Any, row: int) -> tuple[str | Sequence[Any], dict[str, Any]]:
     raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, messages, or a dict with 'prompt'.")
 
 
-def _chat_prompt(
-    messages: Sequence[Any], metadata: Mapping[str, Any], row: int, tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
-    options = template_options(metadata)
-    return encode_chat(messages, tokenizer, add_generation_prompt=True, place=f"prompts[{row}]", **options).ids
+def _cut(prompt: ChatPrompt, longest: int, encoder: TextEncoder) -> list[int]:
+    """What fits of a prompt. The header of an answer stays: without it a model goes on with the question."""
+    asked, header = prompt.ids[: len(prompt.ids) - prompt.header], prompt.ids[len(prompt.ids) - prompt.header :]
+    return encoder.cut(asked, max(longest - len(header), 0)) + header[-longest:]

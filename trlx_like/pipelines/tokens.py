@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
+
+from trlx_like.pipelines.truncation import Lost
 
 T = TypeVar("T")
 
@@ -18,6 +20,7 @@ class Dialogue:
     ids: list[int]
     is_output: list[bool]
     rewards: list[float] | None = None  # of each token, where they are known
+    lost: Lost = field(default=Lost(), compare=False)  # what was cut
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -6,6 +6,7 @@ does, EOS at the end, and what is too long loses its beginning, so that the answ
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model
-from trlx_like.pipelines.chat import encode_answer
+from trlx_like.pipelines.chat import encode_answer, template_options
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.rewards.call import call_reward
+
+logger = logging.getLogger(__name__)
 
 
 class RewardModel:
@@ -50,6 +53,7 @@ class RewardModel:
         self.batch_size = batch_size
         self.max_length = max_length or _positions(lm.config, self.tokenizer)
         self.device = device
+        self.has_cut = False  # a text, which is said once
 
     @torch.no_grad()
     def __call__(
@@ -58,11 +62,24 @@ class RewardModel:
         prompts: Sequence[str],
         outputs: Sequence[str],
         messages: Sequence[Sequence[Mapping[str, Any]] | None] | None = None,
+        tools: Sequence[Any] | None = None,
         **_: Any,
     ) -> list[float]:
-        """Rewards of outputs to prompts. messages: what a prompt was made of, where it was made of messages."""
-        chats = [None] * len(prompts) if messages is None else messages
-        rows = [self._ids(*row) for row in zip(prompts, outputs, chats, strict=True)]
+        """Rewards of outputs to prompts. messages, tools: of each prompt, where it was made of messages."""
+        missing = [None] * len(prompts)
+        chats = zip(missing if messages is None else messages, missing if tools is None else tools, strict=True)
+        rows = [self._ids(*row, *chat) for *row, chat in zip(prompts, outputs, chats, strict=True)]
+        too_long = [row for row in rows if len(row) > self.max_length]
+        if too_long and not self.has_cut:
+            self.has_cut = True
+            logger.warning(
+                "%d of %d texts are longer than the %d tokens that the reward model reads: these, and others like "
+                "them, lose their beginning.",
+                len(too_long),
+                len(rows),
+                self.max_length,
+            )
+        rows = [self.encoder.cut(row, self.max_length, side="left") for row in rows]
         device = self._placed()
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # of like length, to save padding
         rewards = [0.0] * len(rows)
@@ -73,14 +90,15 @@ class RewardModel:
                 rewards[place] = reward
         return rewards
 
-    def _ids(self, prompt: str, output: str, messages: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def _ids(self, prompt: str, output: str, messages: Sequence[Mapping[str, Any]] | None, tools: Any) -> list[int]:
         if messages is not None:
             answer = [{"role": "assistant", "content": output}]
-            before, after = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages")
+            options = template_options({"tools": tools})
+            before, after = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages", **options)
         else:
             before, after = self.encoder.opening([prompt])[0], self.encoder.following([output])[0]
             after = after if after[-1:] == [self.encoder.eos] else [*after, self.encoder.eos]
-        return self.encoder.cut([*before, *after], self.max_length, side="left")
+        return [*before, *after]
 
     def _placed(self) -> torch.device:
         """The device, with the model on it. At the first call, when a process knows which GPU is its own."""

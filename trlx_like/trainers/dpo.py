@@ -21,6 +21,7 @@ from trlx_like.functional.sequences import length_desensitized, policy_weights, 
 from trlx_like.models import load_model
 from trlx_like.models.policy import PolicyOutput
 from trlx_like.pipelines.preferences import Preference, SamePreferences, encode_preferences
+from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.generators import GENERATORS
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -65,7 +66,8 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def make_experience(self) -> Metrics:
         self.push_to_store(self.experience(self.preferences))
         tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in self.preferences)
-        return {"data/pairs": float(len(self.preferences)), "data/tokens": float(tokens)}
+        truncation = Truncation.of((pair.lost for pair in self.preferences), len(self.data["preferences"]))
+        return {"data/pairs": float(len(self.preferences)), "data/tokens": float(tokens), **truncation.metrics()}
 
     def loss(self, batch: PreferenceExperience) -> LossOutput:
         method = self.method
@@ -225,6 +227,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             truncation=self.method.truncation_mode,
             too_long=self.method.too_long,
             seq2seq=self.seq2seq,
+            template=self.chat_options,
             name=name,
         )
 

@@ -29,6 +29,7 @@ from trlx_like.functional.q_values import taken, taken_and_conservative
 from trlx_like.models import ILQLHeads
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.returns import check_rewards, standardized
+from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.generators import Generator
 from trlx_like.samplers.guided import GuidedGenerator
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -100,6 +101,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
             "data/actions": actions,
             "data/return_mean": float(returns.mean()),
             "data/return_std": float(returns.std(correction=0)),
+            **self.truncation.metrics(),
         }
 
     def loss(self, batch: ILQLExperience) -> LossOutput:
@@ -151,7 +153,10 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         given = check_rewards(rewards, len(samples))
         if self.method.standardize_rewards:
             given = standardized(given)
-        dialogues = encode_dialogues(samples, self.tokenizer, longest, given, seq2seq=self.seq2seq)
+        dialogues = encode_dialogues(
+            samples, self.tokenizer, longest, given, seq2seq=self.seq2seq, template=self.chat_options
+        )
+        self.truncation = Truncation.of(dialogue.lost for dialogue in dialogues)
         return [_element(dialogue, self.seq2seq) for dialogue in dialogues]
 
 

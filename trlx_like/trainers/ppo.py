@@ -34,6 +34,7 @@ from trlx_like.models import PolicyOutput, ValueHead
 from trlx_like.samplers.generation import generation_config
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, Statistics, dense
+from trlx_like.trainers.text import Query
 
 
 @dataclass
@@ -176,7 +177,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     def after_step(self, metrics: Metrics) -> None:
         self.check_ratio(metrics)
 
-    def step(self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
+    def step(self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
         """One round on responses made and scored by hand: `ppo_epochs` passes; returns their mean metrics.
 
         queries: prompts as text or ids [P]. responses: ids [R] as `generate` returns them, sampled by the present
@@ -201,7 +202,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return metrics | {name: sum(s[name] for s in steps) / len(steps) for name in steps[0]}
 
     def _observe_given(
-        self, queries: Sequence[str | Tensor], responses: Sequence[Tensor], scores: Sequence[float]
+        self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]
     ) -> list[PPOExperience]:
         rows: list[Completion] = []
         for query, response in zip(queries, responses, strict=True):

@@ -22,7 +22,9 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import off_center, pair_loss
 from trlx_like.models import checkpoint_activations, disable_dropout, has_adapter, load_tokenizer, save_model
 from trlx_like.models.reward_model import RewardNetwork, add_reward_adapter, load_reward_model, with_own_pad_token
+from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
 
 
@@ -59,8 +61,11 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self._check()
         options = self.config.model
         tokenizer = load_tokenizer(self.config.tokenizer, options.model_path, tokenizer)
-        self.pairs = self._encoded("preferences", tokenizer)
-        self.eval_pairs = self._encoded("eval_preferences", tokenizer) if "eval_preferences" in self.data else []
+        preferences = self._encoded("preferences", tokenizer)
+        self.truncation = Truncation.of((pair.lost for pair in preferences), len(self.data["preferences"]))
+        self.pairs = [_pair(preference) for preference in preferences]
+        held_out = self._encoded("eval_preferences", tokenizer) if "eval_preferences" in self.data else []
+        self.eval_pairs = [_pair(preference) for preference in held_out]
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_reward_model(options.model_path, **options.model_extra_configs)
         self._check_length(lm.config.get_text_config())
@@ -78,7 +83,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
     def make_experience(self) -> Metrics:
         self.push_to_store(self.group.share(self.pairs))
         tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in self.pairs)
-        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens)}
+        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
         output, rewards = self._scored(batch)
@@ -137,18 +142,18 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             self.tokenizer.save_pretrained(directory)
         self.group.barrier()
 
-    def _encoded(self, name: str, tokenizer: Any) -> list[PreferencePair]:
+    def _encoded(self, name: str, tokenizer: Any) -> list[Preference]:
         method = self.method
-        preferences = encode_preferences(
+        return encode_preferences(
             self.data[name],
             tokenizer,
             max_length=self.config.train.seq_length,
             max_prompt_length=method.max_prompt_length,
             truncation=method.truncation_mode,
             too_long=method.too_long,
+            template=common_options(self.config.tokenizer.chat_template_kwargs),
             name=name,
         )
-        return [_pair(preference) for preference in preferences]
 
     def _check(self) -> None:
         for argument in ("reward_fn", "metric_fn"):

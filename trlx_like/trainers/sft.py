@@ -19,6 +19,7 @@ from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
 from trlx_like.models import LanguagePolicy, keeps_packed_apart
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
+from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer
 
@@ -71,7 +72,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def read_data(self) -> None:
         longest = self.config.train.seq_length
         samples = self._formatted(self.data["samples"])
-        self.dialogues = encode_dialogues(samples, self.tokenizer, longest, seq2seq=self.seq2seq)
+        self.dialogues = encode_dialogues(
+            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options
+        )
 
     def make_experience(self) -> Metrics:
         dialogues, longest = self.dialogues, self.config.train.seq_length
@@ -79,7 +82,8 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         elements = [_element(row, self.method.packing, self.seq2seq) for row in self.group.share(rows)]
         self.push_to_store(elements)
         trained = self.group.sum([sum(float(element.target.sum()) for element in elements)])[0]
-        return {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
+        sizes = {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
+        return sizes | Truncation.of(dialogue.lost for dialogue in dialogues).metrics()
 
     def loss(self, batch: SFTExperience) -> LossOutput:
         return negative_log_likelihood(self.model, batch)

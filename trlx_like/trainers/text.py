@@ -30,6 +30,7 @@ from trlx_like.models import (
     save_model,
     vocabulary_size,
 )
+from trlx_like.pipelines.chat import Message, common_options, encode_prompt
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.generators import GENERATORS, Generator
@@ -40,6 +41,8 @@ from trlx_like.trainers.evaluation import evaluate_text
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
+Query = str | Tensor | Sequence[Message]
+"""A prompt: text, token ids [P], or messages."""
 
 
 class TextTrainer(BaseRLTrainer[E]):
@@ -93,6 +96,11 @@ class TextTrainer(BaseRLTrainer[E]):
     def seq2seq(self) -> bool:
         """Whether the model is an encoder-decoder."""
         return bool(self.config.model.model_arch_type == "seq2seq")
+
+    @property
+    def chat_options(self) -> dict[str, Any]:
+        """What the chat template is told with all messages."""
+        return common_options(self.config.tokenizer.chat_template_kwargs)
 
     # What an algorithm adds.
 
@@ -156,7 +164,9 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def _add_prompts(self) -> None:
         pipeline = DATAPIPELINES.get(self.config.train.pipeline)
-        kind = {"seq2seq": True} if self.seq2seq else {}  # a plugin's pipeline may know causal models only
+        # A plugin's pipeline may know plain text and causal models only.
+        kind: dict[str, Any] = {"seq2seq": True} if self.seq2seq else {}
+        kind |= {"template": self.chat_options} if self.chat_options else {}
         for name, add in (("prompts", self.add_prompt_pipeline), ("eval_prompts", self.add_eval_pipeline)):
             if name in self.data:
                 add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer, **kind))
@@ -184,12 +194,12 @@ class TextTrainer(BaseRLTrainer[E]):
     # Generating by hand.
 
     @torch.no_grad()
-    def generate(self, queries: Sequence[str | Tensor], **gen_kwargs: Any) -> list[Tensor]:
-        """Responses [R] of token ids to queries (strings, or [P] ids), sampled as experience is."""
+    def generate(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
+        """Responses [R] of token ids to queries (strings, messages, or [P] ids), sampled as experience is."""
         return self._generated(queries, {**self.experience_kwargs, **gen_kwargs})
 
     @torch.no_grad()
-    def generate_eval(self, queries: Sequence[str | Tensor], **gen_kwargs: Any) -> list[Tensor]:
+    def generate_eval(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
         """Responses [R] of token ids to queries, with the options of evaluation (the first value of a sweep)."""
         options = {**self.method.gen_kwargs, **{k: v[0] for k, v in swept(self.method.gen_kwargs).items()}}
         return self._generated(queries, {**options, **gen_kwargs})
@@ -203,15 +213,17 @@ class TextTrainer(BaseRLTrainer[E]):
         """Texts of rows of ids, without special tokens."""
         return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
 
-    def _generated(self, queries: Sequence[str | Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+    def _generated(self, queries: Sequence[Query], options: Mapping[str, Any]) -> list[Tensor]:
         batch = PromptBatch([self.query_ids(query) for query in queries], [{} for _ in queries])
         completion = self.sampler.sample(batch, options).completion
         return [element.response for element in completion.split()]
 
-    def query_ids(self, query: str | Tensor) -> list[int]:
-        """Token ids of a prompt given as text or as ids."""
+    def query_ids(self, query: Query) -> list[int]:
+        """Token ids of a prompt given as text, as messages or as ids."""
         if isinstance(query, str):
             return TextEncoder(self.tokenizer, seq2seq=self.seq2seq).opening([query])[0]
+        if not isinstance(query, Tensor):
+            return encode_prompt(query, self.tokenizer, place="the query", **self.chat_options).ids
         ids: list[int] = query.reshape(-1).tolist()
         return ids
 

@@ -20,7 +20,7 @@ from tests.unit.pipelines.templates import (
     user,
 )
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import encode_answer, encode_chat
+from trlx_like.pipelines.chat import encode_answer, encode_chat, encode_prompt
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.prompts import PromptPipeline
 
@@ -41,8 +41,9 @@ def test_chatml_golden() -> None:
     wanted = "<|user|>a<eos> <|assistant|>[b][c][<eos>] <|user|>d<eos> <|assistant|>[e][<eos>] "
     assert marked(encode_chat(TWO, tokenizer), tokenizer) == wanted
     system = [{"role": "system", "content": "z"}, user("a")]
-    prompt = encode_chat(system, tokenizer, add_generation_prompt=True)
-    assert marked(prompt, tokenizer) == "<|system|>z<eos> <|user|>a<eos> <|assistant|>"
+    prompt = encode_prompt(system, tokenizer)
+    assert shown(tokenizer, prompt.ids) == "<|system|>z<eos> <|user|>a<eos> <|assistant|>"
+    assert shown(tokenizer, prompt.ids[-prompt.header :]) == "<|assistant|>"
     assert marked(encode_chat(system, tokenizer), tokenizer) == "<|system|>z<eos> <|user|>a<eos> "
 
 

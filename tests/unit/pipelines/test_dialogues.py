@@ -66,7 +66,8 @@ def test_long_samples_are_cut_and_counted(
 ) -> None:
     with caplog.at_level(logging.WARNING, "trlx_like"):
         assert encoded(["ab", "cd"], "a", longest=3, side=side)[0] == kept
-    assert "1 of 2 samples are longer than train.seq_length (3)" in caplog.text
+    lost = {"right": "2 tokens of 1 outputs", "left": "2 tokens of prompts"}[side]
+    assert f"1 of 2 samples are longer than train.seq_length (3 tokens) and were cut: {lost} are lost." in caplog.text
 
 
 def test_bos_stays_where_the_beginning_is_cut() -> None:

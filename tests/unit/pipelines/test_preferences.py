@@ -138,16 +138,18 @@ def test_max_prompt_length_cuts_on_the_side_of_the_tokenizer(side: str, bos: boo
 
 
 def test_one_line_says_what_was_cut_or_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """(abcd, b, c) loses d. Of (abc, bcd<eos>, cde<eos>) five tokens leave room for two of each answer's four."""
     rows = [("a", "b", "c"), ("abcd", "b", "c"), ("abc", "bcd", "cde"), row("bb", "cc", prompt="a")]
     with caplog.at_level(logging.WARNING, "trlx_like"):
         assert len(encoded(*rows, max_length=5, max_prompt_length=3)) == 4
         dropped = encoded(*rows, max_length=5, max_prompt_length=3, too_long="drop")
     assert [len(preference.prompt) for preference in dropped] == [1, 3, 1]
     assert [record.getMessage() for record in caplog.records] == [
-        "Of 4 preferences 1 are longer than max_length (5 tokens) and were cut; 1 prompts were cut to "
-        "max_prompt_length (3).",
-        "Of 4 preferences 1 are longer than max_length (5 tokens) and were dropped; 1 prompts were cut to "
-        "max_prompt_length (3).",
+        "2 of 4 preferences are longer than max_length (5 tokens) or max_prompt_length (3) and were cut: 1 tokens of "
+        "prompts and 4 tokens of 1 outputs are lost.",
+        "1 of 4 preferences are longer than max_length (5 tokens) or max_prompt_length (3) and were dropped.",
+        "1 of 4 preferences are longer than max_length (5 tokens) or max_prompt_length (3) and were cut: 1 tokens of "
+        "prompts are lost.",
     ]
 
 

@@ -56,7 +56,10 @@ def test_long_prompts_are_cut_and_counted(side: str, kept: list[int], caplog: py
     with caplog.at_level(logging.WARNING, "trlx_like"):
         made = pipeline(["abc", "ab", "abcabc"], 2, side)
     assert made.ids[0] == kept and made.ids[1] == [A, B]
-    assert "2 of 3 prompts are longer than 2 tokens" in caplog.text
+    assert (
+        "2 of 3 prompts are longer than train.seq_length less max_new_tokens (2 tokens) and were cut: 5 tokens"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

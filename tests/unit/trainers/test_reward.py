@@ -165,10 +165,13 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureF
         assert kept(longest=8) == [(8, 8), (3, 3)]
         assert kept(longest=6, too_long="truncate") == [(6, 6), (6, 3), (3, 3)]
         assert kept(longest=8, max_prompt_length=2) == [(4, 4), (3, 3)]
-    assert [record.getMessage()[:58] for record in caplog.records] == [
-        "Of 3 preferences 1 are longer than max_length (8 tokens) a",
-        "Of 3 preferences 2 are longer than max_length (6 tokens) a",
-        "Of 3 preferences 1 are longer than max_length (8 tokens) a",
+    limits = "max_length (8 tokens) or max_prompt_length (2)"
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 of 3 preferences are longer than max_length (8 tokens) and were dropped.",
+        "2 of 3 preferences are longer than max_length (6 tokens) and were cut: 2 tokens of prompts and 3 tokens of 1 "
+        "outputs are lost.",
+        f"1 of 3 preferences are longer than {limits} and were dropped.",
+        f"1 of 3 preferences are longer than {limits} and were cut: 4 tokens of prompts are lost.",
     ]
 
 
