@@ -51,6 +51,8 @@ def test_the_shortest_file_gets_the_defaults(tmp_path: Path) -> None:
         "padding_side": "left",
         "truncation_side": "right",
         "tokenizer_extra_configs": {},
+        "chat_template": None,
+        "chat_template_kwargs": {},
     }
     assert (config.optimizer.name, config.scheduler.name, config.scheduler.kwargs) == (
         "adamw",

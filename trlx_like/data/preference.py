@@ -15,6 +15,17 @@ from trlx_like.data.text import Completion
 
 
 @dataclass
+class Answer(Completion):
+    """Completions of which some tokens are not the model's own: a user's turn between two answers."""
+
+    said: Tensor = padded(value=False)  # [B, R] bool
+
+    @property
+    def scored(self) -> Tensor:
+        return self.said
+
+
+@dataclass
 class PreferenceExperience(Experience):
     """Prompts, each with a chosen and a rejected completion, and what the reference thinks of both."""
 
@@ -24,27 +35,45 @@ class PreferenceExperience(Experience):
     chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, C] bool
     rejected: Tensor = padded(mask="rejected_mask")  # [B, J] int64
     rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, J] bool
+    chosen_said: Tensor | None = padded(value=False, mask="chosen_mask", default=None)  # [B, C] bool; None: all
+    rejected_said: Tensor | None = padded(value=False, mask="rejected_mask", default=None)  # [B, J]
     ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
     ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
 
     @classmethod
-    def of(cls, prompt: Sequence[int], chosen: Sequence[int], rejected: Sequence[int]) -> Self:
-        """An element, of token ids."""
+    def of(
+        cls,
+        prompt: Sequence[int],
+        chosen: Sequence[int],
+        rejected: Sequence[int],
+        said: tuple[Sequence[bool], Sequence[bool]] | None = None,
+    ) -> Self:
+        """An element, of token ids. said: which tokens of either completion the loss is on; None: all."""
         columns = [torch.tensor(ids) for ids in (prompt, chosen, rejected)]
-        return cls(*(part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))))
+        parts = [part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))]
+        return cls(*parts, *([parts[3], parts[5]] if said is None else map(torch.tensor, said)))
 
-    def completions(self) -> Completion:
+    @property
+    def scored(self) -> tuple[Tensor, Tensor]:
+        """Which tokens of the chosen [B, C] and of the rejected [B, J] completion the loss is on."""
+        return (
+            self.chosen_mask if self.chosen_said is None else self.chosen_said,
+            self.rejected_mask if self.rejected_said is None else self.rejected_said,
+        )
+
+    def completions(self) -> Answer:
         """2B rows, the chosen ones first, so that one forward pass scores both."""
         width = max(self.chosen.shape[1], self.rejected.shape[1])
 
         def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
             return torch.cat([pad(side, (0, width - side.shape[1])) for side in (chosen, rejected)])
 
-        return Completion(
+        return Answer(
             self.prompt.repeat(2, 1),
             self.prompt_mask.repeat(2, 1),
             stacked(self.chosen, self.rejected),
             stacked(self.chosen_mask, self.rejected_mask),
+            stacked(*self.scored),
         )
 
     def sides(self, values: Tensor) -> tuple[Tensor, Tensor]:

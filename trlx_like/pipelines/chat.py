@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import import_name
@@ -100,7 +100,7 @@ def encode_chat(
     a turn differently once others follow.
     """
     chat = _Chat(messages, tokenizer, place, options)
-    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = chat.turns()
     if turns and turns[0] == 0:
         raise chat.nothing_to_answer()
     whole = chat.ids(len(messages))
@@ -115,6 +115,15 @@ def encode_chat(
     return Dialogue(whole, is_output)
 
 
+@dataclass
+class ChatAnswer:
+    """Token ids of a prompt, with the header of an answer, and of what answers it."""
+
+    prompt: ChatPrompt
+    ids: list[int]
+    said: list[bool]  # which of `ids` are the assistant's own; others may speak between its turns
+
+
 def encode_answer(
     prompt: Sequence[Message],
     answer: Sequence[Message],
@@ -122,8 +131,8 @@ def encode_answer(
     *,
     place: str = "messages",
     **options: Any,
-) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, with the header of an answer, and of the messages that answer it.
+) -> ChatAnswer:
+    """A prompt and the messages that answer it.
 
     An answer ends with its last EOS, as a generated one does, if the template writes one. DataError as in
     `encode_chat`.
@@ -132,13 +141,19 @@ def encode_answer(
     if not prompt:
         raise chat.nothing_to_answer()
     before, whole = chat.around(len(prompt), len(prompt) + len(answer))
-    return before, whole[len(before) : chat.said(whole, len(before))]
+    ids = whole[len(before) : chat.said(whole, len(before))]
+    said = [True] * len(ids)
+    if len(answer) > 1:
+        spans = [chat.span(turn, whole) for turn in chat.turns() if turn >= len(prompt)]
+        own = {place for start, end in spans for place in range(start, end)}
+        said = [place in own for place in range(len(before), len(before) + len(ids))]
+    return ChatAnswer(ChatPrompt(before, len(before) - _common(before, chat.ids(len(prompt)))), ids, said)
 
 
 def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
     """Says so if what answers the messages does not end with the tokenizer's EOS, at which generation stops."""
     try:
-        _, answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options)
+        answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options).ids
     except DataError:
         return  # whoever encodes the messages says what is wrong with them
     if answer[-1] != tokenizer.eos_token_id:
@@ -170,13 +185,19 @@ class _Chat:
         self.messages = [dict(message) for message in messages]
         self._drop_own_eos()
 
+    def turns(self) -> list[int]:
+        """Places of what the assistant says."""
+        return [turn for turn, message in enumerate(self.messages) if message["role"] == "assistant"]
+
     def ids(self, end: int) -> list[int]:
         """Of the messages up to `end`."""
-        return self._apply(end)["input_ids"]
+        ids: list[int] = self._apply(end)["input_ids"]
+        return ids
 
     def prompt(self, end: int) -> list[int]:
         """Of the messages up to `end`, with the header of an answer."""
-        return self._apply(end, add_generation_prompt=True)["input_ids"]
+        ids: list[int] = self._apply(end, add_generation_prompt=True)["input_ids"]
+        return ids
 
     @property
     def is_marked(self) -> bool:

@@ -25,8 +25,12 @@ class Preference:
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
+    said: tuple[list[bool], list[bool]] | None = None
+    """Which tokens of either answer are the assistant's own, where it goes on after others; None: all."""
     margin: float = 0.0
     """By how much the chosen one is better, where the data says so."""
+    header: int = field(default=0, compare=False)
+    """How many of the prompt's last tokens begin an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
     """What was cut, of both answers together."""
 
@@ -39,6 +43,7 @@ class SamePreferences:
         digest = hashlib.sha256()
         for pair in preferences:
             digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
+            digest.update(b"" if pair.said is None else bytes([*pair.said[0], *pair.said[1]]))
         self.state = {"pairs": len(preferences), "sha256": digest.hexdigest()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def encode_preferences(
             raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
         whole = preference = _encode(values, place, encoder, template)
         if max_prompt_length is not None:
-            preference = replace(whole, prompt=encoder.cut(whole.prompt, max_prompt_length))
+            preference = replace(whole, prompt=encoder.cut_prompt(whole.prompt, max_prompt_length, whole.header))
         if len(preference.prompt) + max(len(preference.chosen), len(preference.rejected)) > max_length:
             if too_long == "drop":
                 continue
@@ -123,13 +128,15 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         prompt = None if asked in chosen and asked in rejected else prompt
     margin = _margin(row.get("margin"), place)
     if isinstance(chosen, str) and isinstance(rejected, str) and (prompt is None or isinstance(prompt, str)):
-        preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin)
+        preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin=margin)
     elif is_messages(chosen) and is_messages(rejected) and (prompt is None or is_messages(prompt)):
         start, *answers = _split_messages(prompt, chosen, rejected, place)
         options = template_options(row, template)
-        ids, first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
-        _, second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
-        preference = Preference(ids, first, second, margin)
+        first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
+        second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
+        said = None if all(first.said) and all(second.said) else (first.said, second.said)
+        header = first.prompt.header
+        preference = Preference(first.prompt.ids, first.ids, second.ids, said, margin, header=header)
     else:
         found = ", ".join(
             f"{name} a {type(row[name]).__name__}" for name in ("prompt", "chosen", "rejected") if name in row
@@ -216,10 +223,12 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
     prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
     if truncation == "keep_end":
         prompt = encoder.cut(prompt, max(1, longest - max(map(len, answers))), side="left")
-        answers = [answer[-(longest - len(prompt)) :] if longest > len(prompt) else [] for answer in answers]
+        kept = slice(-(longest - len(prompt)), None) if longest > len(prompt) else slice(0)
     else:
-        answers = [answer[: max(0, longest - len(prompt))] for answer in answers]
-    if not answers[0]:
+        kept = slice(max(0, longest - len(prompt)))
+    answers = [answer[kept] for answer in answers]
+    said = preference.said and (preference.said[0][kept], preference.said[1][kept])
+    if not answers[0] or (said and not all(map(any, said))):
         raise DataError(
             f"{place}: nothing is left of the answers within max_length ({longest} tokens); the prompt alone has "
             f"{len(preference.prompt)}. Set max_prompt_length, or drop what is too long."
@@ -229,4 +238,4 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
             f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
             "is too long."
         )
-    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1])
+    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1], said=said)

@@ -80,16 +80,18 @@ class PromptPipeline:
             raise DataError("prompts is empty; give at least one.")
         encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
         texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
-        whole = [
-            ChatPrompt(next(texts), 0)
-            if isinstance(prompt, str)
-            else encode_prompt(prompt, tokenizer, place=f"prompts[{row}]", **template_options(metadata, template))
-            for row, (prompt, metadata) in enumerate(rows)
-        ]
-        for prompt, metadata in (row for row in rows if not isinstance(row[0], str)):
-            warn_of_ending(prompt, tokenizer, **template_options(metadata, template))
-            break
-        self.ids = [_cut(prompt, max_prompt_length, encoder) for prompt in whole]
+        whole: list[ChatPrompt] = []
+        has_chats = False
+        for row, (prompt, metadata) in enumerate(rows):
+            if is_messages(prompt):
+                options = template_options(metadata, template)
+                whole.append(encode_prompt(prompt, tokenizer, place=f"prompts[{row}]", **options))
+                if not has_chats:
+                    warn_of_ending(prompt, tokenizer, **options)
+                has_chats = True
+            else:
+                whole.append(ChatPrompt(next(texts), 0))
+        self.ids = [encoder.cut_prompt(prompt.ids, max_prompt_length, prompt.header) for prompt in whole]
         lost = [Lost(prompt=len(before.ids) - len(after)) for before, after in zip(whole, self.ids, strict=True)]
         Truncation.of(lost).warn("prompts", f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)")
         self.metadata = [
@@ -166,9 +168,3 @@ def _read(prompt: Any, row: int) -> tuple[str | Sequence[Any], dict[str, Any]]:
                 raise DataError(f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key.")
         return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
     raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, messages, or a dict with 'prompt'.")
-
-
-def _cut(prompt: ChatPrompt, longest: int, encoder: TextEncoder) -> list[int]:
-    """What fits of a prompt. The header of an answer stays: without it a model goes on with the question."""
-    asked, header = prompt.ids[: len(prompt.ids) - prompt.header], prompt.ids[len(prompt.ids) - prompt.header :]
-    return encoder.cut(asked, max(longest - len(header), 0)) + header[-longest:]

@@ -89,6 +89,11 @@ class TextEncoder:
         text = text[:room] if right else text[len(text) - room :]
         return row[:first] + text + row[len(row) - last :]
 
+    def cut_prompt(self, prompt: list[int], longest: int, header: int) -> list[int]:
+        """At most `longest` ids. The last `header` ones begin an answer and stay: else a model goes on asking."""
+        asked, answer = prompt[: len(prompt) - header], prompt[len(prompt) - header :]
+        return self.cut(asked, max(longest - header, 0)) + answer[-longest:]
+
 
 def _around(whole: list[int], text: list[int]) -> tuple[list[int], list[int]]:
     """What stands before and after `text` in `whole`."""

@@ -67,8 +67,8 @@ class RewardModel:
     ) -> list[float]:
         """Rewards of outputs to prompts. messages, tools: of each prompt, where it was made of messages."""
         missing = [None] * len(prompts)
-        chats = zip(missing if messages is None else messages, missing if tools is None else tools, strict=True)
-        rows = [self._ids(*row, *chat) for *row, chat in zip(prompts, outputs, chats, strict=True)]
+        columns = prompts, outputs, missing if messages is None else messages, missing if tools is None else tools
+        rows = [self._ids(*row) for row in zip(*columns, strict=True)]
         too_long = [row for row in rows if len(row) > self.max_length]
         if too_long and not self.has_cut:
             self.has_cut = True
@@ -94,7 +94,8 @@ class RewardModel:
         if messages is not None:
             answer = [{"role": "assistant", "content": output}]
             options = template_options({"tools": tools})
-            before, after = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages", **options)
+            chat = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages", **options)
+            before, after = chat.prompt.ids, chat.ids
         else:
             before, after = self.encoder.opening([prompt])[0], self.encoder.following([output])[0]
             after = after if after[-1:] == [self.encoder.eos] else [*after, self.encoder.eos]

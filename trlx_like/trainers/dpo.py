@@ -80,14 +80,14 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             terms = {name: weights * term for name, term in terms.items()}
         if "sft" in method.weights:
             logprobs, _ = batch.sides(out.logprobs)
-            terms["sft"] = -sequence_sums(logprobs, batch.chosen_mask) * self._per("chosen_tokens")
+            terms["sft"] = -sequence_sums(logprobs, batch.scored[0]) * self._per("chosen_tokens")
         loss = torch.stack([weight * terms[name].sum() for name, weight in method.weights.items()]).sum()
         losses = {f"losses/{name}": term.sum() for name, term in terms.items()}
         return LossOutput(loss, {**losses, **self.watched(batch, out, pairs)})
 
     def counts(self, batch: PreferenceExperience) -> dict[str, float]:
-        chosen = float(batch.chosen_mask.sum())
-        return {"chosen_tokens": chosen, "tokens": chosen + float(batch.rejected_mask.sum())}
+        chosen, rejected = (float(scored.sum()) for scored in batch.scored)
+        return {"chosen_tokens": chosen, "tokens": chosen + rejected}
 
     def after_step(self, metrics: Metrics) -> None:
         if self.method.sync_ref_model and self.progress.step % self.method.ref_model_sync_steps == 0:
@@ -103,7 +103,8 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             ref_chosen, ref_rejected = batch.sides(out.ref_logprobs)
         elif ref_chosen is None or ref_rejected is None:
             ref_chosen, ref_rejected = torch.zeros_like(chosen), torch.zeros_like(rejected)
-        lengths = batch.chosen_mask.sum(dim=1), batch.rejected_mask.sum(dim=1)
+        masks = batch.scored
+        lengths = masks[0].sum(dim=1), masks[1].sum(dim=1)
         shared = torch.minimum(*lengths)
         alpha = 1.0 if self.method.ld_alpha is None else self.method.ld_alpha
 
@@ -111,10 +112,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             return length_desensitized(logprobs, mask, shared, alpha)
 
         return Pairs(
-            total(chosen, batch.chosen_mask),
-            total(rejected, batch.rejected_mask),
-            total(ref_chosen, batch.chosen_mask),
-            total(ref_rejected, batch.rejected_mask),
+            total(chosen, masks[0]),
+            total(rejected, masks[1]),
+            total(ref_chosen, masks[0]),
+            total(ref_rejected, masks[1]),
             *lengths,
         )
 
@@ -122,8 +123,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         """How likely the policy itself is to write both completions of each pair, in its own terms. [B]"""
         assert out.statistics is not None
         sides = zip(batch.sides(out.logprobs), batch.sides(out.statistics.log_collision), strict=True)
-        masks = (batch.chosen_mask, batch.rejected_mask)
-        first, second = (policy_weights(*side, mask) for side, mask in zip(sides, masks, strict=True))
+        first, second = (policy_weights(*side, mask) for side, mask in zip(sides, batch.scored, strict=True))
         return first * second
 
     @torch.no_grad()
@@ -157,7 +157,8 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
         """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
         elements = [
-            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected) for pair in self.group.share(preferences)
+            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.said)
+            for pair in self.group.share(preferences)
         ]
         return self.observe(elements) if self.method.precomputes else elements
 

@@ -78,11 +78,17 @@ def test_a_forgetful_template_is_refused_only_where_it_forgets() -> None:
 
 def test_an_answer_begins_where_its_prompt_ends() -> None:
     tokenizer = chat_tokenizer(CHATML)
-    prompt, answer = encode_answer(TWO[:1], TWO[1:], tokenizer)
-    assert shown(tokenizer, prompt) == "<|user|>a<eos> <|assistant|>"
-    assert shown(tokenizer, answer) == "bc<eos> <|user|>d<eos> <|assistant|>e<eos>"
+    answer = encode_answer(TWO[:1], TWO[1:], tokenizer)
+    assert shown(tokenizer, answer.prompt.ids) == "<|user|>a<eos> <|assistant|>"
+    assert shown(tokenizer, answer.prompt.ids[-answer.prompt.header :]) == "<|assistant|>"
+    # What the user says in between is no output.
+    assert (
+        marked(Dialogue(answer.ids, answer.said), tokenizer) == "[b][c][<eos>] <|user|>d<eos> <|assistant|>[e][<eos>]"
+    )
     # The last answer may be written otherwise, as long as it begins with what it is generated after.
-    assert shown(tokenizer, encode_answer(TWO[:3], TWO[3:], chat_tokenizer(FORGETFUL))[1]) == "zze<eos>"
+    assert shown(tokenizer, encode_answer(TWO[:3], TWO[3:], chat_tokenizer(FORGETFUL)).ids) == "zze<eos>"
+    with pytest.raises(DataError, match=r"message 1 in other tokens"):
+        encode_answer(TWO[:1], TWO[1:], chat_tokenizer(FORGETFUL))
     with pytest.raises(DataError, match=r"rows\[2\]: the chat template"):
         encode_answer(TWO[:1], TWO[1:2], chat_tokenizer(HEADLESS), place="rows[2]")
 

@@ -15,6 +15,7 @@ from tests.unit.pipelines.templates import CHATML, FORGETFUL, HEADLESS, LLAMA, a
 from tests.unit.pipelines.test_tokens import with_bos
 from trlx_like.errors import DataError
 from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.pipelines.truncation import Lost
 
 EOS, A, B, C, D, E = 0, 2, 3, 4, 5, 6
 
@@ -91,6 +92,36 @@ def test_messages_of_which_one_goes_on() -> None:
     assert shown(tokenizer, preference.prompt) == "<|user|>a<eos> <|assistant|>"
     assert shown(tokenizer, preference.chosen) == "b<eos> <|user|>c<eos> <|assistant|>d<eos>"
     assert shown(tokenizer, preference.rejected) == "b<eos>"
+    # b <eos> _ <|user|> c <eos> _ <|assistant|> d <eos>: of the chosen one the user said six tokens.
+    assert preference.said == ([True] * 2 + [False] * 6 + [True] * 2, [True] * 2)
+
+
+def test_a_prompt_of_messages_keeps_its_header_when_it_is_cut() -> None:
+    """`<|user|>abc<eos>_<|assistant|>` in four tokens: three from the side that stays, and the header."""
+    for side, kept in (("right", "<|user|>ab<|assistant|>"), ("left", "c<eos> <|assistant|>")):
+        tokenizer = chat_tokenizer(CHATML)
+        tokenizer.truncation_side = side
+        (cut,) = encoded(
+            row([assistant("d")], [assistant("e")], prompt=[user("abc")]), tokenizer=tokenizer, max_prompt_length=4
+        )
+        assert (shown(tokenizer, cut.prompt), cut.lost) == (kept, Lost(prompt=3))
+
+
+def test_what_others_say_is_cut_with_the_answer_and_is_not_all_that_is_left() -> None:
+    """The prompt has five tokens; the chosen answer ten (two, six of others, two), the rejected one two."""
+    goes_on = row([user("a"), assistant("b"), user("c"), assistant("d")], [user("a"), assistant("b")])
+    tokenizer = chat_tokenizer(CHATML)
+    (start,) = encoded(goes_on, tokenizer=tokenizer, max_length=9)
+    assert start.said == ([True, True, False, False], [True, True]) and start.lost == Lost(output=6)
+    (end,) = encoded(goes_on, tokenizer=tokenizer, max_length=5, truncation="keep_end")
+    assert end.said == ([False] * 2 + [True] * 2, [True] * 2) and end.lost == Lost(4, 6)
+    with pytest.raises(DataError, match="nothing is left of the answers"):
+        encoded(
+            row([user("a"), assistant("b"), user("c")], [user("a"), assistant("d")]),
+            tokenizer=tokenizer,
+            max_length=4,
+            truncation="keep_end",
+        )
 
 
 def test_tools_reach_the_template() -> None:

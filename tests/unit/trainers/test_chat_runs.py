@@ -107,7 +107,25 @@ def test_the_loss_is_that_of_the_answers_tokens(tmp_path: Path) -> None:
     assert len(picked) == 5
     output = trainer.loss(trainer.experience_class.collate([element]))
     assert trainer.units(trainer.experience_class.collate([element])) == 5
-    assert float(output.loss) == pytest.approx(sum(picked), rel=1e-5)
+    assert float(output.loss.detach()) == pytest.approx(sum(picked), rel=1e-5)
+
+
+def test_preferences_are_between_what_the_assistant_says(tmp_path: Path) -> None:
+    """By hand: of `Yo<|im_end|>`, a question and `4<|im_end|>` the log-probabilities of the five tokens."""
+    pair = {"prompt": TWO[:1], "chosen": TWO[1:], "rejected": [assistant("Oy")]}
+    trainer = run("DPOTrainer", tmp_path, tokenizer=family_tokenizer("qwen2"), preferences=[pair])
+    batch = trainer.experience_class.collate(trainer.store.elements)
+    ids = torch.cat([batch.prompt, batch.chosen], dim=1)
+    with torch.no_grad():
+        logprobs = trainer.model.lm(ids).logits.double().log_softmax(-1)[0]
+    said = trainer.tokenizer.convert_ids_to_tokens(batch.chosen[0])
+    own = [0, 1, 2, len(said) - 2, len(said) - 1]
+    assert [said[place] for place in own] == ["Y", "o", "<|im_end|>", "4", "<|im_end|>"]
+    start = batch.prompt.shape[1]
+    by_hand = sum(float(logprobs[start + place - 1, batch.chosen[0, place]]) for place in own)
+    trainer.totals = {"units": 1.0, **trainer.counts(batch)}
+    assert trainer.totals == {"units": 1.0, "chosen_tokens": 5.0, "tokens": 8.0}
+    assert float(trainer.loss(batch).metrics["logps/chosen"]) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_a_template_that_is_not_prefix_stable_trains_with_marks_only(tmp_path: Path) -> None:
