@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         OptimizerConfig as OptimizerConfig,
         PPOConfig as PPOConfig,
         RewardConfig as RewardConfig,
+        RewardFnConfig as RewardFnConfig,
         RFTConfig as RFTConfig,
         RLOOConfig as RLOOConfig,
         SamplerConfig as SamplerConfig,
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     )
     from trlx_like.rewards.models import (
         RewardModel as RewardModel,
+    )
+    from trlx_like.rewards.weighted import (
         WeightedRewards as WeightedRewards,
     )
     from trlx_like.samplers.guided import (
@@ -134,6 +137,7 @@ _NAMES = {
     "RLOOConfig": "config",
     "SFTConfig": "config",
     "RewardConfig": "config",
+    "RewardFnConfig": "config",
     "register_method": "config",
     "register_trainer": "config",
     "register_datapipeline": "pipelines.prompts",
@@ -141,7 +145,7 @@ _NAMES = {
     "register_judge": "rewards.judges",
     "WinRate": "rewards.judges",
     "RewardModel": "rewards.models",
-    "WeightedRewards": "rewards.models",
+    "WeightedRewards": "rewards.weighted",
     "default_dpo_config": "presets",
     "default_grpo_config": "presets",
     "default_ilql_config": "presets",

@@ -12,9 +12,9 @@ from typing import Any
 
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError
-from trlx_like.imports import is_python_name
 from trlx_like.presets import preset_for
 from trlx_like.registry import load_plugin
+from trlx_like.rewards.worker import refuse_in_worker
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences", "eval_pr
 
 def train(
     config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: Any = None,
     prompts: Sequence[Any] | None = None,
     *,
     eval_prompts: Sequence[Any] | None = None,
@@ -47,7 +47,8 @@ def train(
 
     config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
     reward_fn: called with keywords, those that it accepts of samples, prompts, outputs, tokenizer and the prompts' own
-        keys; returns one number a sample, one a response token, or None to leave it out.
+        keys; returns one number a sample, one a response token, or None to leave it out. Or a reward model, its folder,
+        "module:function", or a list of these, added up with `reward.weights`.
     prompts, eval_prompts: strings, messages, or dicts with either under "prompt" and whatever the reward function is to
         see. metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
     samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output". rewards: of them.
@@ -61,6 +62,7 @@ def train(
 
     What is not given is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
     """
+    refuse_in_worker()
     if dataset is not None:
         raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")
     data = {
@@ -128,7 +130,7 @@ def read_config(
 def make_trainer(
     config: TRLConfig,
     *,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: Any = None,
     metric_fn: Callable[..., Any] | None = None,
     judge: Any = None,
     stop_sequences: Sequence[str] | None = None,
@@ -139,6 +141,7 @@ def make_trainer(
 ) -> Any:
     """The trainer that `train` would run, ready to `learn`, `generate` or `step`."""
     from trlx_like.pipelines.sources import load_function, load_rows
+    from trlx_like.rewards.make import make_reward
     from trlx_like.trainers.run import require
 
     check(config)
@@ -147,8 +150,9 @@ def make_trainer(
         spec = getattr(named, name, None)
         if data.get(name) is None and spec is not None:
             data[name] = load_rows(spec, f"data.{name}")
-    if reward_fn is None and named.reward_fn is not None:
-        reward_fn = _reward_function(named.reward_fn)
+    if reward_fn is not None or named.reward_fn is not None:
+        place = "data.reward_fn" if reward_fn is None else "reward_fn"
+        reward_fn = make_reward(named.reward_fn if reward_fn is None else reward_fn, config.reward.weights, place)
     if metric_fn is None and named.metric_fn is not None:
         metric_fn = load_function(named.metric_fn, "data.metric_fn")
     if judge is not None or named.judge is not None:
@@ -176,30 +180,14 @@ def make_trainer(
     )
 
 
-def _reward_function(spec: str) -> Callable[..., Any]:
-    """What `data.reward_fn` names."""
-    from trlx_like.pipelines.sources import load_function
-
-    if not names_reward_model(spec):
-        return load_function(spec, "data.reward_fn")
-    from trlx_like.rewards.models import RewardModel
-
-    return RewardModel(os.path.expanduser(spec), option="data.reward_fn")
-
-
 def _judge(spec: Any, option: str) -> Any:
     """What `judge` or `data.judge` stands for."""
     from trlx_like.rewards.judges import JUDGES, make_judge
+    from trlx_like.rewards.make import names_reward_model
 
     if isinstance(spec, str) and spec not in JUDGES and names_reward_model(spec):
         spec = {"name": "reward_model", "model": os.path.expanduser(spec), "option": option}
     return make_judge(spec, option)
-
-
-def names_reward_model(spec: str) -> bool:
-    """Whether a reward function is named as a model is: as a folder, or as owner/name of the hub."""
-    hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
-    return Path(spec).expanduser().is_dir() or hub
 
 
 def check(config: TRLConfig) -> None:

@@ -156,9 +156,9 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
 
 def _check_sources(config: TRLConfig) -> list[str]:
     """What data and functions there are, in words. ConfigError with a line for each that cannot be used."""
-    from trlx_like.models.reward_model import check_reward_model
     from trlx_like.pipelines.sources import check_source, load_function
     from trlx_like.rewards.judges import check_judge
+    from trlx_like.rewards.make import check_reward, names_reward_model
 
     found, problems = [], []
     functions = {"model.model_path", "tokenizer.tokenizer_path", "method.formatting_func"}
@@ -167,13 +167,12 @@ def _check_sources(config: TRLConfig) -> list[str]:
         try:
             if section == "data" and name in api.DATA:
                 found.append(f"{name}: {check_source(spec, option)}")
-            elif option == "data.judge" and not (isinstance(spec, str) and api.names_reward_model(spec)):
+            elif option == "data.judge" and not (isinstance(spec, str) and names_reward_model(spec)):
                 found.append(f"judge: {check_judge(spec, option)}")
+            elif option in ("data.reward_fn", "data.judge"):
+                found.append(f"{name}: {check_reward(spec, option)}")
             elif section == "data" and name != "stop_sequences":
-                if name not in ("reward_fn", "judge") or not api.names_reward_model(spec):
-                    load_function(spec, option)
-                elif Path(spec).expanduser().is_dir():  # of a hub name the network would be asked
-                    check_reward_model(os.path.expanduser(spec), option)
+                load_function(spec, option)
                 found.append(f"{name}: {spec}")
             elif option in functions and is_python_name(spec):
                 load_function(spec, option)

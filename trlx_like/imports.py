@@ -29,7 +29,7 @@ def import_file(path: Path) -> ModuleType:
     for module in list(sys.modules.values()):
         if _is_from(module, path):
             return module
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    name = _file_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file.")
@@ -79,6 +79,17 @@ def raised(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [] if isinstance(error, (SyntaxError, ImportError)) else frames[-1:]
     return f"{type(error).__name__}: {error}" + "".join(f" ({frame.filename}:{frame.lineno})" for frame in own)
+
+
+def file_modules() -> dict[str, str]:
+    """The files that `import_file` has run, by the names of their modules."""
+    named = [(name, module) for name, module in list(sys.modules.items()) if len(name.rpartition("_")[2]) == 12]
+    files = {name: getattr(module, "__file__", None) for name, module in named}
+    return {name: file for name, file in files.items() if file and name == _file_name(Path(file))}
+
+
+def _file_name(path: Path) -> str:
+    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
 def _is_from(module: ModuleType, path: Path) -> bool:

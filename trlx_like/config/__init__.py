@@ -21,6 +21,7 @@ from trlx_like.config.model import (
 )
 from trlx_like.config.problems import InvalidConfig, Problem
 from trlx_like.config.registries import METHODS, TRAINERS, register_method, register_trainer
+from trlx_like.config.reward import RewardFnConfig
 from trlx_like.config.section import Section
 from trlx_like.config.train import DataConfig, TrainConfig
 from trlx_like.config.trl import TRLConfig
@@ -45,6 +46,7 @@ __all__ = [
     "RFTConfig",
     "RLOOConfig",
     "RewardConfig",
+    "RewardFnConfig",
     "SFTConfig",
     "SamplerConfig",
     "SchedulerConfig",

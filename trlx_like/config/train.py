@@ -125,8 +125,8 @@ class DataConfig(Section):
     """Pairs to learn from: a source, or a list of rows with "chosen" and "rejected" (and "prompt", "margin")."""
     eval_preferences: PathText | list[Any] | None = None
     """Pairs to evaluate on, in the same forms; null: none."""
-    reward_fn: PathText | None = None
-    """What scores generated text: "module:function", "file.py:function", or folder or hub name of a reward model."""
+    reward_fn: PathText | list[str] | None = None
+    """Scores text: "module:function", "file.py:function", folder or hub name of a reward model; or a list of them."""
     judge: PathText | dict[str, Any] | None = None
     """What says which text is better: a registered judge ("name", or a mapping of it and options), or as reward_fn."""
     metric_fn: str | None = None

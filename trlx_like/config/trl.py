@@ -21,6 +21,7 @@ from trlx_like.config.model import (
 )
 from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, shown
 from trlx_like.config.registries import METHODS, method_class
+from trlx_like.config.reward import RewardFnConfig
 from trlx_like.config.section import Section, copied
 from trlx_like.config.train import DataConfig, TrainConfig
 from trlx_like.config.yaml_source import YamlSource, dump, plain
@@ -45,6 +46,8 @@ class TRLConfig(Section):
     """The run."""
     data: DataConfig = Field(default_factory=DataConfig)
     """Data and functions of a run without a script."""
+    reward: RewardFnConfig = Field(default_factory=RewardFnConfig)
+    """How the reward function is run."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     """How text is generated."""
     backend: BackendConfig = Field(default_factory=BackendConfig)
@@ -60,6 +63,7 @@ class TRLConfig(Section):
         "method": MethodConfig,
         "train": TrainConfig,
         "data": DataConfig,
+        "reward": RewardFnConfig,
         "sampler": SamplerConfig,
         "backend": BackendConfig,
     }

@@ -175,18 +175,19 @@ def judged(
 class GroupReward:
     """A reward function: what a judge thinks of each completion within its group, as `judged` says it.
 
-    size: completions of a group. They are to one prompt, and follow each other in what the function is called with.
+    group_size: completions of a group. They are to one prompt, and follow each other in what the function is called
+    with.
     """
 
-    def __init__(self, judge: Any, size: int) -> None:
+    def __init__(self, judge: Any, group_size: int) -> None:
         self.judge = judge
-        self.size = size
+        self.group_size = group_size
 
     def __call__(
         self, *, samples: Sequence[str], prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any, **keys: Any
     ) -> list[float | None]:
-        starts = range(0, len(outputs), self.size)
-        groups = [outputs[start : start + self.size] for start in starts]
+        starts = range(0, len(outputs), self.group_size)
+        groups = [outputs[start : start + self.group_size] for start in starts]
         rows = [{name: column[start] for name, column in keys.items()} for start in starts]
         scores = judged(self.judge, [prompts[start] for start in starts], groups, rows, tokenizer)
         return [score for group in scores for score in group]

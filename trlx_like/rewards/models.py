@@ -7,7 +7,7 @@ does, EOS at the end, and what is too long loses its beginning, so that the answ
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model
 from trlx_like.pipelines.chat import encode_answer, template_options
 from trlx_like.pipelines.tokens import TextEncoder
-from trlx_like.rewards.call import call_reward
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,8 @@ class RewardModel:
         option: str = "RewardModel",
         **options: Any,
     ) -> None:
+        sizes = {"batch_size": batch_size, "max_length": max_length, "device": device, "option": option}
+        self._made_of = model, tokenizer, {**sizes, **options}
         lm = load_reward_model(model, trained=True, option=option, **options)
         self.network = RewardNetwork(lm).eval().requires_grad_(False)
         self.tokenizer = _own_tokenizer(lm.config.name_or_path, option) if tokenizer is None else tokenizer
@@ -54,6 +55,15 @@ class RewardModel:
         self.max_length = max_length or _positions(lm.config, self.tokenizer)
         self.device = device
         self.has_cut = False  # a text, which is said once
+
+    @property
+    def label(self) -> str:
+        """What metrics call it: the name of its folder."""
+        return Path(self.network.lm.config.name_or_path or "").name or type(self).__name__
+
+    def __reduce__(self) -> Any:
+        """Another process (`reward.workers`) loads the folder again; a model that was given goes there as it is."""
+        return _made_again, self._made_of
 
     @torch.no_grad()
     def __call__(
@@ -109,35 +119,8 @@ class RewardModel:
         return torch.device(self.device)
 
 
-class WeightedRewards:
-    """The weighted sum of several reward functions, reward models or others.
-
-    functions: called as `train` calls a reward function. weights: one each, by default 1. A function that abstains
-    (None) adds nothing to that sample; where all do, so does this. RewardError for rewards of single tokens.
-    """
-
-    def __init__(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
-        self.functions = list(functions)
-        self.weights = [1.0] * len(self.functions) if weights is None else [float(weight) for weight in weights]
-        if not self.functions or len(self.weights) != len(self.functions):
-            raise ConfigError(
-                f"WeightedRewards needs at least one function, and a weight for each: {len(self.functions)} functions, "
-                f"{len(self.weights)} weights."
-            )
-
-    def __call__(
-        self, *, samples: list[str], prompts: list[str], outputs: list[str], tokenizer: Any = None, **metadata: Any
-    ) -> list[float | None]:
-        texts = {"samples": samples, "prompts": prompts, "outputs": outputs}
-        rows = [{name: column[row] for name, column in metadata.items()} for row in range(len(samples))]
-        columns = [call_reward(function, texts, rows, tokenizer) for function in self.functions]
-        return [self._sum(rewards) for rewards in zip(*columns, strict=True)]
-
-    def _sum(self, rewards: Sequence[Any]) -> float | None:
-        if any(isinstance(reward, list) for reward in rewards):
-            raise RewardError("WeightedRewards adds up one number a sample; a function returned one a token.")
-        given = [weight * reward for weight, reward in zip(self.weights, rewards, strict=True) if reward is not None]
-        return sum(given) if given else None
+def _made_again(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> RewardModel:
+    return RewardModel(model, tokenizer, **options)
 
 
 def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class TextSamples:
     samples: list[str]  # prompt and output
     finished: list[bool]  # ended by itself (EOS or a stop sequence), not by max_new_tokens
     metadata: list[dict[str, Any]]
+    components: dict[str, list[Any]] = field(default_factory=dict)  # of a reward of several functions, once scored
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -44,6 +45,7 @@ class TextSamples:
             pick(self.samples),
             pick(self.finished),
             pick(self.metadata),
+            {name: pick(column) for name, column in self.components.items()},
         )
 
     def rows(self) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ Model families, generation and text are left to `trainers/text.py`, evaluation t
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -32,9 +31,8 @@ from trlx_like.tracking import Trackers
 from trlx_like.trainers.callbacks import Callback
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest, stop_requests
-from trlx_like.trainers.run import Progress, RunFolder, announcement, require
-
-logger = logging.getLogger(__name__)
+from trlx_like.trainers.run import Progress, RunFolder, require
+from trlx_like.trainers.scoring import Scoring
 
 E = TypeVar("E", bound=Experience)
 Metrics = dict[str, float]
@@ -104,14 +102,14 @@ class BaseRLTrainer(ABC, Generic[E]):
         self.group = Group(self.accelerator)
         self.device = self.accelerator.device
         self.local_batch_size = self.group.part(config.train.batch_size, "train.batch_size")
-        if self.group.main:
-            logger.info(announcement(config.train, type(self).__name__, self.group.size, self.device))
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()
         self.state = TrainState(meta={"trainer": type(self).__name__})
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
         self.run = RunFolder(config, self.group)
+        self.run.announce(type(self).__name__, self.device)
+        self.scoring = Scoring(self)
         self.tracker: Trackers | None = None
         self.stop_request = StopRequest()
         self.stopping = False  # a signal has come to some process
@@ -203,6 +201,7 @@ class BaseRLTrainer(ABC, Generic[E]):
                     self._end_without_step()
                 self._call("on_train_end")
             finally:
+                self.scoring.close()
                 self.tracker.close()
         return self.last_metrics
 
@@ -250,7 +249,8 @@ class BaseRLTrainer(ABC, Generic[E]):
         try:
             self.store.clear()
             self.model.eval()
-            self._pending = self.make_experience()
+            self._pending = {}
+            self._pending |= self.make_experience()
         except (Exception, Interrupted) as error:
             self.state.restore(before)
             together = self.group.size == 1 or isinstance(error, (Interrupted, RewardError))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config.generation import swept
-from trlx_like.trainers.scoring import Row, measure, score
+from trlx_like.trainers.scoring import Row, Tally, measure
 
 if TYPE_CHECKING:
     from trlx_like.samplers.text import TextSampler
@@ -20,8 +20,9 @@ def evaluate_text(
 ) -> dict[str, float]:
     """Metrics over the evaluation prompts, for every combination of the list-valued `gen_kwargs`.
 
-    `reward/mean`, `reward/std` and `metrics/<name>`, with `@temperature=0.7` behind the name in a sweep. The samples
-    go to the trackers as one table. reference: `texts` of another model, to be shown beside the policy's.
+    `reward/mean`, `reward/std`, `reward/<name>/mean` of each of several functions, and `metrics/<name>`, with
+    `@temperature=0.7` behind the name in a sweep. The samples go to the trackers as one table. reference: `texts` of
+    another model, to be shown beside the policy's.
     """
     metrics: dict[str, float] = {}
     table: list[Row] = []
@@ -78,10 +79,11 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
             shown.append({**texts, "length": row["length"], "finished": finished})
     group, tokenizer = trainer.group, trainer.tokenizer
     if trainer.reward_fn is not None:
-        on_main = trainer.config.train.reward_on_main_process
-        rewards = score(group, trainer.reward_fn, seen, tokenizer, on_main=on_main)
-        for row, reward in zip(shown, rewards, strict=True):
+        scores = trainer.scoring.score(trainer.reward_fn, seen)
+        trainer.scoring.total(Tally().add(scores))
+        for place, (row, reward) in enumerate(zip(shown, scores.rewards, strict=True)):
             row["reward"] = sum(reward) if isinstance(reward, list) else reward
+            row |= {f"reward/{name}": column[place] for name, column in scores.components.items()}
     if trainer.metric_fn is not None:
         for name, values in measure(group, trainer.metric_fn, seen, tokenizer).items():
             for row, value in zip(shown, values, strict=True):
@@ -91,8 +93,8 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
 
 def _numbers(rows: list[Row]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name == "reward" or name.startswith("metrics/")]
+    return [name for name in names if name == "reward" or name.startswith(("reward/", "metrics/"))]
 
 
 def _metric(name: str) -> str:
-    return "reward/mean" if name == "reward" else name
+    return f"{name}/mean" if name.startswith("reward") else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import Metrics
-from trlx_like.trainers.scoring import score
+from trlx_like.trainers.scoring import Batch, Tally
 from trlx_like.trainers.text import TextTrainer
 
 logger = logging.getLogger(__name__)
@@ -78,41 +79,59 @@ class OnlineTextTrainer(TextTrainer[E]):
         run's own. more: these are added to a round that has samples with rewards. RewardError when no
         sample of the round has a reward.
         """
-        left, made, scored = count, 0, 0
         if not more:
             self._start_rollouts()
-        while left > 0:
-            self.check_stop()
-            size = min(left, chunk_size * self.group.size)
-            begin = count - left
-            prompts = self.take_prompts(size) if given is None else self.share_prompts(given[begin : begin + size])
-            left -= size
-            samples, rewards = None, None
-            if len(prompts):
-                with self.clock("generate"):
-                    samples = self.sampler.sample(prompts, self.experience_kwargs)
-            with self.clock("reward"):
-                rewards = self._rewards(samples)
-            if samples is None:
-                continue
-            self._write_rollouts(samples, rewards)
-            made += len(samples)
-            scored += sum(reward is not None for reward in rewards)
-            yield samples, rewards
-        made, scored = map(int, self.group.sum([made, scored]))
-        if not scored and not more:
-            raise RewardError(f"reward_fn abstained (None) from all {made} samples; there is nothing to train on.")
+            self.scoring.tally = Tally()
+        left = count
+        waiting: deque[tuple[TextSamples | None, Batch]] = deque()
+        try:
+            while left > 0 or waiting:
+                if left > 0:
+                    self.check_stop()
+                    size = min(left, chunk_size * self.group.size)
+                    begin = count - left
+                    samples = self._sampled(size, None if given is None else given[begin : begin + size])
+                    waiting.append((samples, self._submitted(samples)))
+                    left -= size
+                # Where the reward runs in workers, the next chunks are generated meanwhile.
+                if left > 0 and len(waiting) <= self.config.reward.workers:
+                    continue
+                samples, batch = waiting.popleft()
+                with self.clock("reward"):
+                    scores = self.scoring.result(batch)
+                self.scoring.tally.add(scores)
+                if samples is not None:
+                    samples.components = scores.components
+                    self._write_rollouts(samples, scores.rewards)
+                    yield samples, scores.rewards
+        finally:
+            if waiting:  # nobody wants these any more
+                self.scoring.close()
+        tally = self.scoring.total(self.scoring.tally)
+        if tally.all_abstained and not more:
+            raise RewardError(
+                f"reward_fn abstained (None) from all {tally.samples:g} samples; there is nothing to train on."
+            )
+        self._pending |= tally.metrics()
+
+    def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:
+        """Samples to this process's share of `size` prompts, if it has one."""
+        prompts = self.take_prompts(size) if given is None else self.share_prompts(given)
+        if not len(prompts):
+            return None
+        with self.clock("generate"):
+            return self.sampler.sample(prompts, self.experience_kwargs)
+
+    def _submitted(self, samples: TextSamples | None) -> Batch:
+        scorer = self.scorer
+        assert scorer is not None
+        with self.clock("reward"):
+            return self.scoring.submit(scorer, [] if samples is None else samples.rows())
 
     @property
     def scorer(self) -> Callable[..., Any] | None:
         """The reward function of what is trained on."""
         return self.reward_fn
-
-    def _rewards(self, samples: TextSamples | None) -> list[Reward]:
-        scorer = self.scorer
-        assert scorer is not None
-        rows = [] if samples is None else samples.rows()
-        return score(self.group, scorer, rows, self.tokenizer, on_main=self.config.train.reward_on_main_process)
 
     def check_ratio(self, metrics: Metrics) -> None:
         """On fresh experience the policy that learns must be the policy that sampled: every ratio is 1."""
@@ -151,8 +170,10 @@ class OnlineTextTrainer(TextTrainer[E]):
         if file is None:
             return
         with file.open("a", encoding="utf-8") as lines:
-            for prompt, output, reward in zip(samples.prompts, samples.outputs, rewards, strict=True):
-                lines.write(json.dumps({"prompt": prompt, "output": output, "reward": reward}) + "\n")
+            for row, reward in enumerate(rewards):
+                parts = {f"reward/{name}": column[row] for name, column in samples.components.items()}
+                line = {"prompt": samples.prompts[row], "output": samples.outputs[row], "reward": reward, **parts}
+                lines.write(json.dumps(line) + "\n")
 
 
 def dense(rewards: list[Reward], mask: Tensor) -> Tensor:

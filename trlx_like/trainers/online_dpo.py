@@ -66,6 +66,9 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     def build(self, tokenizer: Any = None) -> None:
         self.keep_dropout = not self.method.disable_dropout
         self.judge = make_judge(self.data["judge"]) if "judge" in self.data else None
+        if self.judge is not None:
+            self.judged = GroupReward(self.judge, self.method.n_generations_per_prompt)
+            self.scoring.runner(self.judged)
         super().build(tokenizer)
         self.add_reference()
         self.beta = self.method.beta_of(0)
@@ -113,9 +116,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
     @property
     def scorer(self) -> Callable[..., Any] | None:
-        if self.judge is None:
-            return self.reward_fn
-        return GroupReward(self.judge, self.method.n_generations_per_prompt)
+        return self.reward_fn if self.judge is None else self.judged
 
     def penalized(self, rewards: Sequence[Reward], finished: Sequence[bool]) -> list[float | None]:
         """Scores of responses, less `missing_eos_penalty` where they do not end by themselves."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from trlx_like.checkpoint import CheckpointStore, TrainState
-from trlx_like.config import TrainConfig, TRLConfig
+from trlx_like.config import TRLConfig
 from trlx_like.distributed import Group
 from trlx_like.errors import ConfigError
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
@@ -56,6 +56,15 @@ class RunFolder:
         self.directory = Path(config.train.checkpoint_dir)
         self.resumed = False
 
+    def announce(self, trainer: str, device: torch.device) -> None:
+        """The first line of a run."""
+        train, processes = self.config.train, self.group.size
+        if self.group.main:
+            logger.info(
+                f"{trainer}: {processes} process{'es' * (processes > 1)} on {device.type}, "
+                f"at most {train.total_steps} steps of {train.batch_size} samples."
+            )
+
     def checkpoints(self, directory: Path | None = None) -> CheckpointStore:
         return CheckpointStore(
             directory or self.directory,
@@ -85,16 +94,16 @@ class RunFolder:
         self._say("Resumed from %s.", found)
 
     def _set_aside(self) -> None:
-        """Moves an earlier run's checkpoints away, so that neither is lost and a resume does not mix the runs up."""
-        old = [*self.directory.glob("checkpoint_*"), *self.directory.glob("best_checkpoint")]
+        """Moves an earlier run's checkpoints and faults away: nothing is lost, and a resume mixes no runs up."""
+        old = [path for name in ("checkpoint_*", "best_checkpoint", "reward_*") for path in self.directory.glob(name)]
         if not old:
             return
         number = 1 + len(list(self.directory.glob("earlier_*")))
         place = self.directory / f"earlier_{number}"
         place.mkdir()
-        for folder in old:
-            folder.rename(place / folder.name)
-        logger.info("%s has checkpoints of an earlier run; they are kept in %s.", self.directory, place.name)
+        for path in old:
+            path.rename(place / path.name)
+        logger.info("%s has files of an earlier run; they are kept in %s.", self.directory, place.name)
 
     def open_trackers(self, progress: Progress) -> Trackers:
         """Writes config.yml and opens the trackers, which continue the files of a resumed run."""
@@ -158,14 +167,6 @@ def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
     if name is not None:
         raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
     return None
-
-
-def announcement(train: TrainConfig, trainer: str, processes: int, device: torch.device) -> str:
-    """The first line of a run."""
-    return (
-        f"{trainer}: {processes} process{'es' * (processes > 1)} on {device.type}, "
-        f"at most {train.total_steps} steps of {train.batch_size} samples."
-    )
 
 
 def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:

@@ -2,40 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trlx_like.distributed import Group
 from trlx_like.errors import RewardError
-from trlx_like.rewards import call_metric, call_reward
-from trlx_like.rewards.call import Reward
+from trlx_like.rewards import call_metric
+from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitted
+
+if TYPE_CHECKING:
+    from trlx_like.trainers.base import BaseRLTrainer
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""What a function may see of a sample, as `TextSamples.rows` makes it."""
+"""A column a key: what a function may see of a sample. "metadata": the prompt's own keys; "length": response tokens."""
 
 
-def score(
-    group: Group, function: Callable[..., Any], rows: Sequence[Row], tokenizer: Any, *, on_main: bool
-) -> list[Reward]:
-    """A reward for each row of this process. All processes have to call this equally often.
+@dataclass
+class Batch:
+    """Rows of this process that are being scored."""
 
-    on_main: the main process calls the function with the rows of all; otherwise each does with its own.
-    """
-    seen = group.gather(list(rows)) if on_main else list(rows)
+    function: Callable[..., Any]
+    count: int
+    submitted: Submitted
 
-    def call() -> list[Reward]:
-        return call_reward(function, *_columns(seen), tokenizer, [row["length"] for row in seen])
 
-    rewards = _called(group, call if seen and (group.main or not on_main) else list)
-    if not on_main:
-        return rewards
-    before = sum(group.gather([len(rows)])[: group.rank])
-    return group.broadcast(rewards)[before : before + len(rows)]
+class Scoring:
+    """The reward functions of a run, each with its runner. All processes have to call its methods equally often."""
+
+    def __init__(self, trainer: BaseRLTrainer[Any]) -> None:
+        self.trainer = trainer
+        self.tally = Tally()
+        self._runners: dict[int, RewardRunner] = {}  # by the id of the function, which they hold
+        if trainer.reward_fn is not None:
+            self.runner(trainer.reward_fn)  # what is wrong with it is said before a model is loaded
+
+    def runner(self, function: Callable[..., Any]) -> RewardRunner:
+        """The runner of a function. ConfigError where it cannot be run as the section `reward` says."""
+        if id(function) not in self._runners:
+            options, directory = self.trainer.config.reward, self.trainer.run.directory
+            rank = self.trainer.group.rank
+            self._runners[id(function)] = RewardRunner(function, options, directory=directory, rank=rank)
+        return self._runners[id(function)]
+
+    def submit(self, function: Callable[..., Any], rows: Sequence[Row]) -> Batch:
+        """Begins to score the rows of this process, or with `train.reward_on_main_process` those of all on the main."""
+        group, step = self.trainer.group, self.trainer.progress.step
+        on_main = self.trainer.config.train.reward_on_main_process
+        seen = group.gather(list(rows)) if on_main else list(rows)
+        seen = seen if group.main or not on_main else []
+        lengths = [row["length"] for row in seen] if seen and "length" in seen[0] else None
+        tokenizer = getattr(self.trainer, "tokenizer", None)
+        columns = _columns(seen)
+        submitted = self.runner(function).submit(*columns, lengths=lengths, tokenizer=tokenizer, step=step)
+        return Batch(function, len(rows), submitted)
+
+    def result(self, batch: Batch) -> Scores:
+        """What the rows of this process got. RewardError on every process if one has it."""
+        group = self.trainer.group
+        scores = _called(group, lambda: self.runner(batch.function).result(batch.submitted))
+        if not self.trainer.config.train.reward_on_main_process:
+            return scores
+        scores = group.broadcast(scores)
+        before = sum(group.gather([batch.count])[: group.rank])
+        own = slice(before, before + batch.count)
+        components = {name: column[own] for name, column in scores.components.items()}
+        return Scores(scores.rewards[own], components, scores.faults if group.main else 0)
+
+    def score(self, function: Callable[..., Any], rows: Sequence[Row]) -> Scores:
+        """`submit` and `result` in one."""
+        return self.result(self.submit(function, rows))
+
+    def total(self, tally: Tally) -> Tally:
+        """That of all processes. RewardError on all when more have no reward than `reward.max_abstained` allows."""
+        total = Tally(self.trainer.group.sum_by_name(tally.sums))
+        total.check(self.trainer.config.reward.max_abstained)
+        return total
+
+    def close(self) -> None:
+        """Ends the workers of this process, also those that are busy."""
+        for runner in self._runners.values():
+            runner.close()
+
+
+class Tally:
+    """What came of the samples of a round or an evaluation."""
+
+    def __init__(self, sums: Mapping[str, float] | None = None) -> None:
+        self.sums: defaultdict[str, float] = defaultdict(float, sums or {})
+
+    def add(self, scores: Scores) -> Tally:
+        self.sums["samples"] += len(scores.rewards)
+        self.sums["abstained"] += sum(reward is None for reward in scores.rewards)
+        self.sums["faults"] += scores.faults
+        for name, column in scores.components.items():
+            given = [reward for reward in column if isinstance(reward, float)]
+            self.sums[f"sum/{name}"] += sum(given)
+            self.sums[f"count/{name}"] += len(given)
+        return self
+
+    @property
+    def samples(self) -> float:
+        return self.sums["samples"]
+
+    @property
+    def all_abstained(self) -> bool:
+        return self.sums["abstained"] == self.samples
+
+    def check(self, limit: float) -> None:
+        abstained, samples, faults = (self.sums[name] for name in ("abstained", "samples", "faults"))
+        if abstained > limit * samples:
+            because = f", after {faults:g} faults ({FAULTS_FILE})" if faults else ""
+            raise RewardError(
+                f"{abstained:g} of {samples:g} samples have no reward{because}; reward.max_abstained is {limit:g}."
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Of a round."""
+        means = {
+            f"rollout/reward/{name}/mean": self.sums[f"sum/{name}"] / count if count else float("nan")
+            for kind, _, name in (key.partition("/") for key in list(self.sums))
+            if kind == "count"
+            for count in [self.sums[f"count/{name}"]]
+        }
+        share = self.sums["abstained"] / max(self.sums["samples"], 1)
+        return {"rollout/abstained_fraction": share, "rollout/reward_faults": self.sums["faults"], **means}
 
 
 def measure(group: Group, function: Callable[..., Any], rows: Sequence[Row], tokenizer: Any) -> dict[str, list[float]]:
-    """Metrics of the rows of this process by name, one number a row. To be called as `score` is."""
+    """Metrics of the rows of this process by name, one number a row. All processes have to call this equally often."""
 
     def call() -> dict[str, list[float]]:
         metrics = call_metric(function, *_columns(rows), tokenizer)
@@ -61,7 +158,7 @@ def _called(group: Group, call: Callable[[], T]) -> T:
     return result
 
 
-def _columns(rows: Sequence[Row]) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
-    """Texts by name, and the metadata of each prompt."""
-    texts = {name: [row[name] for row in rows] for name in ("samples", "prompts", "outputs")}
-    return texts, [row["metadata"] for row in rows]
+def _columns(rows: Sequence[Row]) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
+    """What a function sees by column, and the metadata of each prompt."""
+    names = [name for name in rows[0] if name not in ("metadata", "length")] if rows else []
+    return {name: [row[name] for row in rows] for name in names}, [row["metadata"] for row in rows]

@@ -13,11 +13,10 @@ from tests.contract.runs import rows
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from tests.unit.models.test_reward_model import sharp
 from tests.unit.pipelines.templates import CHATML, assistant, chat_tokenizer, user
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError
 from trlx_like.models.reward_model import RewardNetwork
 from trlx_like.pipelines.preferences import encode_preferences
-from trlx_like.rewards import call_reward
-from trlx_like.rewards.models import RewardModel, WeightedRewards
+from trlx_like.rewards.models import RewardModel
 
 PROMPTS = ["the cat", "a", "", "zz", "b"]
 OUTPUTS = [" sat on a mat.", "b", "abc", "", "b" * 70]
@@ -93,49 +92,6 @@ def test_what_cannot_be_a_reward_model(tmp_path: Path) -> None:
     sharp(tiny_config()).save_pretrained(tmp_path / "bare")
     with pytest.raises(ConfigError, match="RewardModel: there is no tokenizer with the model"):
         RewardModel(tmp_path / "bare")
-
-
-# Sums of rewards.
-
-
-def length(outputs: list[str], **_: Any) -> list[float]:
-    return [float(len(output)) for output in outputs]
-
-
-def letters(outputs: list[str], **_: Any) -> list[float | None]:
-    return [float(output.count("b")) if output else None for output in outputs]
-
-
-def test_weighted_rewards_golden() -> None:
-    # Lengths 14 1 3 0 70; b's 0 1 1 None 70.
-    assert call(WeightedRewards([length, letters], [1, -0.5])) == [14, 0.5, 2.5, 0, 35]
-    assert call(WeightedRewards([letters])) == [0, 1, 1, None, 70]
-
-
-def test_weighted_rewards_hand_on_what_came_with_the_prompt() -> None:
-    def level(prompts: list[str], level: list[int]) -> list[int]:
-        return [len(prompt) * number for prompt, number in zip(prompts, level, strict=True)]
-
-    texts = {"samples": ["ab", "abc"], "prompts": ["a", "ab"], "outputs": ["b", "c"]}
-    assert call_reward(WeightedRewards([level, length]), texts, [{"level": 2}, {"level": 3}]) == [3.0, 7.0]
-
-
-def test_weighted_rewards_with_models() -> None:
-    models = [RewardModel(sharp(tiny_config(), seed), tiny_tokenizer()) for seed in (0, 1)]
-    first, second = (call(model) for model in models)
-    expected = [2 * one - other for one, other in zip(first, second, strict=True)]
-    assert call(WeightedRewards(models, [2, -1])) == pytest.approx(expected)
-
-
-def test_weighted_rewards_that_cannot_be_added() -> None:
-    with pytest.raises(ConfigError, match="a weight for each: 1 functions, 2 weights"):
-        WeightedRewards([length], [1, 2])
-    with pytest.raises(ConfigError, match="at least one function"):
-        WeightedRewards([])
-    with pytest.raises(RewardError, match="one number a sample"):
-        call(WeightedRewards([lambda **_: [[1.0, 2.0]] * 5]))
-    with pytest.raises(RewardError, match="returned 1 rewards for 5 samples"):
-        call(WeightedRewards([length, lambda **_: [1.0]]))
 
 
 # From pairs to a policy.

@@ -1,0 +1,169 @@
+"""Reward functions with a fault each, at the top level of a module that imports nothing heavy: workers find them here.
+
+All are good for outputs without the word "bad".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+_CALLS = count(1)
+
+
+def length(outputs: Sequence[str]) -> list[float]:
+    return [float(len(output)) for output in outputs]
+
+
+def raises(outputs: Sequence[str]) -> list[float]:
+    if "bad" in outputs:
+        raise ValueError("no reward for bad")
+    return length(outputs)
+
+
+def wrong_length(outputs: Sequence[str]) -> list[float]:
+    return length([output for output in outputs if output != "bad"])
+
+
+def wrong_type(outputs: Sequence[str]) -> list[Any]:
+    return ["0.5" if output == "bad" else len(output) for output in outputs]
+
+
+def nan(outputs: Sequence[str]) -> list[float]:
+    return [float("nan") if output == "bad" else len(output) for output in outputs]
+
+
+def inf(outputs: Sequence[str]) -> list[float]:
+    return [float("inf") if output == "bad" else len(output) for output in outputs]
+
+
+def none(outputs: Sequence[str]) -> list[float] | None:
+    return None if "bad" in outputs else length(outputs)
+
+
+def hangs(outputs: Sequence[str]) -> list[float]:
+    while "bad" in outputs:
+        time.sleep(0.01)
+    return length(outputs)
+
+
+def hangs_for_good(outputs: Sequence[str]) -> list[float]:
+    """Whatever is raised in it."""
+    while "bad" in outputs:
+        try:
+            time.sleep(0.01)
+        except BaseException:
+            continue
+    return length(outputs)
+
+
+def exits(outputs: Sequence[str]) -> list[float]:
+    if "bad" in outputs:
+        os._exit(3)
+    return length(outputs)
+
+
+def hogs(outputs: Sequence[str]) -> list[float]:
+    held = []
+    while "bad" in outputs and len(held) < 100:
+        held.append(bytearray(os.urandom(1) * 2**24))
+        time.sleep(0.005)
+    return length(outputs)
+
+
+def prints(outputs: Sequence[str]) -> list[float]:
+    if "bad" in outputs:
+        print("\x80\x04printed\r\n" * 5000)
+        os.write(1, b"\x00\x00\x00\x05written\n")
+    return length(outputs)
+
+
+def mutates(outputs: list[str], goals: list[dict[str, Any]]) -> list[float]:
+    rewards = length(outputs)
+    outputs.clear()
+    for goal in goals:
+        goal["seen"] = goal.pop("name")
+    goals.reverse()
+    return rewards
+
+
+def counts(outputs: Sequence[str]) -> list[float]:
+    """Another answer each time."""
+    return [float(next(_CALLS)) for _ in outputs]
+
+
+async def patient(outputs: Sequence[str], log: Sequence[str]) -> list[float]:
+    await _noted(log[0], "patient")
+    return length(outputs)
+
+
+async def patient_too(outputs: Sequence[str], log: Sequence[str]) -> list[float]:
+    await _noted(log[0], "patient too")
+    return [-reward for reward in length(outputs)]
+
+
+def one_by_one(outputs: Sequence[str]) -> list[Any]:
+    """Something to await for each sample."""
+    return [_of_one(output) for output in outputs]
+
+
+async def stuck(outputs: Sequence[str]) -> list[float]:
+    while "bad" in outputs:
+        await asyncio.sleep(0.01)
+    return length(outputs)
+
+
+async def blocks(outputs: Sequence[str]) -> list[float]:
+    """Async by name: it keeps all others from running."""
+    while "bad" in outputs:
+        time.sleep(0.01)
+    return length(outputs)
+
+
+def pid(outputs: Sequence[str]) -> list[float]:
+    return [float(os.getpid()) for _ in outputs]
+
+
+def tokens(outputs: Sequence[str], tokenizer: Any) -> list[float]:
+    return [float(len(tokenizer(output)["input_ids"])) for output in outputs]
+
+
+class Scaled:
+    """A function with a state, which a worker gets a copy of."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, outputs: Sequence[str]) -> list[float]:
+        return [self.factor * reward for reward in length(outputs)]
+
+
+def waits(outputs: Sequence[str], gate: Sequence[str]) -> list[float]:
+    """Begins with a note, and ends when there is a file "open" beside it."""
+    with Path(gate[0], "began").open("a") as notes:
+        notes.write(f"{outputs[0]}\n")
+    while not Path(gate[0], "open").exists():
+        time.sleep(0.01)
+    return length(outputs)
+
+
+async def _noted(log: str, name: str) -> None:
+    for what in ("begins", "ends"):
+        with Path(log).open("a") as notes:
+            notes.write(f"{name} {what}\n")
+        await asyncio.sleep(0.05)
+
+
+async def _of_one(output: str) -> float:
+    if output == "bad":
+        raise ValueError("no reward for bad")
+    return float(len(output))
+
+
+def brightness(images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
+    return [sum(row[0]) / len(row[0]) for row, _ in zip(images, prompts, strict=True)]

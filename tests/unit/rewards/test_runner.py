@@ -1,0 +1,441 @@
+"""The reward runner under faults: in this process, and in workers that hang, crash and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trlx_like
+from tests.tiny import tiny_tokenizer
+from tests.unit.rewards import faulty
+from trlx_like.config import RewardFnConfig
+from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.limits import Limit, TimeUp, alarm
+from trlx_like.rewards.make import make_reward
+from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE, RewardRunner, Scores
+from trlx_like.rewards.weighted import WeightedRewards
+
+GIVEN = {"samples": ["pa", "pbad", "pccc"], "prompts": ["p"] * 3, "outputs": ["a", "bad", "ccc"]}
+RIGHT = [1.0, 3.0, 3.0]
+MANY = {name: column * 2 for name, column in GIVEN.items()}
+
+Runners = Callable[..., RewardRunner]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runners]:
+    """Makes runners with options of the section `reward`; ends their workers."""
+    made: list[RewardRunner] = []
+
+    def make(function: Any, **options: Any) -> RewardRunner:
+        made.append(RewardRunner(function, RewardFnConfig(**options), directory=tmp_path, rank=3))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def scores_of(runner: RewardRunner, given: Mapping[str, Any] = GIVEN, **more: Any) -> Scores:
+    return runner.score(given, [{} for _ in given["outputs"]], **more)
+
+
+def faults(folder: Path) -> list[dict[str, Any]]:
+    file = folder / FAULTS_FILE
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+# name, options that it needs, what a batch of three gets under on_error: abstain, and the kind of the fault
+IN_PROCESS: list[tuple[str, dict[str, Any], list[float | None], str]] = [
+    ("raises", {}, [None, None, None], "raised"),
+    ("wrong_length", {}, [None, None, None], "wrong length"),
+    ("wrong_type", {}, [1.0, None, 3.0], "wrong type"),
+    ("nan", {}, [1.0, None, 3.0], "not finite"),
+    ("inf", {}, [1.0, None, 3.0], "not finite"),
+    ("none", {}, [None, None, None], "wrong type"),
+    ("hangs", {"time_limit": 0.2}, [None, None, None], "time limit"),
+    ("stuck", {"time_limit": 0.2}, [None, None, None], "time limit"),
+    ("one_by_one", {}, [1.0, None, 3.0], "raised"),
+]
+KILLED: list[tuple[str, dict[str, Any], list[float | None], str]] = [
+    ("hangs_for_good", {"time_limit": 0.2}, [None, None, None], "time limit"),
+    ("exits", {}, [None, None, None], "died"),
+    ("hogs", {"worker_memory": 200}, [None, None, None], "memory limit"),
+]
+CASES = [(0, *case) for case in IN_PROCESS] + [(1, *case) for case in (*IN_PROCESS, *KILLED)]
+faulty_functions = pytest.mark.parametrize(
+    ("workers", "name", "options", "rewards", "kind"), CASES, ids=[f"{case[1]}-{case[0]}" for case in CASES]
+)
+
+
+@faulty_functions
+def test_a_fault_is_its_samples_abstention(
+    workers: int,
+    name: str,
+    options: dict[str, Any],
+    rewards: list[float | None],
+    kind: str,
+    runner: Runners,
+    tmp_path: Path,
+) -> None:
+    """It is on record with its samples, and the next batch is scored as if nothing had been."""
+    own = runner(getattr(faulty, name), workers=workers, on_error="abstain", **options)
+    given = {**GIVEN, "samples": ["x"] * 3}
+    scores = own.score(given, [{"goal": row} for row in range(3)], step=7)
+    assert (scores.rewards, scores.faults) == (rewards, 1)
+    (line,) = faults(tmp_path)
+    lost = [row for row, reward in enumerate(rewards) if reward is None]
+    assert (line["step"], line["rank"], line["function"], line["kind"]) == (7, 3, name, kind)
+    assert line["outputs"] == [GIVEN["outputs"][row] for row in lost] and line["prompts"] == ["p"] * len(lost)
+    assert line["metadata"] == [{"goal": row} for row in lost] and line["count"] == len(lost)
+    assert (f"in {name}\n" in line["traceback"]) == (name in ("raises", "hangs", "stuck"))
+    good = {column: [values[0]] for column, values in GIVEN.items()}
+    assert scores_of(own, good).rewards == [1.0]
+
+
+@pytest.mark.parametrize(("name", "options", "kind"), [(case[0], case[1], case[3]) for case in (*IN_PROCESS, *KILLED)])
+def test_a_fault_ends_the_run_by_default(
+    name: str, options: dict[str, Any], kind: str, runner: Runners, tmp_path: Path
+) -> None:
+    workers = int(name in ("raises", *(case[0] for case in KILLED)))
+    own = runner(getattr(faulty, name), workers=workers, **options)
+    with pytest.raises(RewardError) as error:
+        scores_of(own)
+    first, *shown = str(error.value).splitlines()
+    assert first.startswith(name) and first.startswith(faults(tmp_path)[0]["message"])
+    assert name == "none" or any("output: " in line for line in shown)
+    assert [line["kind"] for line in faults(tmp_path)] == [kind]
+
+
+def test_a_fault_may_have_a_value(runner: Runners) -> None:
+    own = runner(faulty.nan, on_error="value", error_value=-2.5)
+    assert scores_of(own).rewards == [1.0, -2.5, 3.0]
+    own = runner(WeightedRewards([faulty.raises, faulty.length], [2, 1]), on_error="value", error_value=-2.5)
+    assert scores_of(own).rewards == [-4.0, -2.0, -2.0]  # 2 x -2.5 and the length
+
+
+def test_abstaining_is_no_fault(runner: Runners, tmp_path: Path) -> None:
+    scores = scores_of(runner(lambda outputs: [None, 1, None]))
+    assert (scores.rewards, scores.faults, faults(tmp_path)) == ([None, 1.0, None], 0, [])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_a_limit_a_sample_one_fault_is_one_samples(workers: int, runner: Runners, tmp_path: Path) -> None:
+    """The function is called with one sample at a time."""
+    own = runner(faulty.hangs, workers=workers, on_error="abstain", sample_time_limit=0.3)
+    assert scores_of(own, MANY).rewards == [1.0, None, 3.0] * 2
+    assert [line["outputs"] for line in faults(tmp_path)] == [["bad"], ["bad"]]
+    assert "reward.sample_time_limit (0.3 s)" in faults(tmp_path)[0]["message"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_limit_of_the_batch_is_over_all_its_calls(workers: int, runner: Runners, tmp_path: Path) -> None:
+    """Five hang, of which the first takes all the time there is; what comes after it is not even called."""
+    outputs = {"samples": ["x"] * 6, "prompts": ["p"] * 6, "outputs": ["a", *["bad"] * 5]}
+    own = runner(faulty.hangs, workers=workers, on_error="abstain", sample_time_limit=60, time_limit=0.3)
+    began = time.monotonic()
+    assert scores_of(own, outputs).rewards == [1.0, *[None] * 5]
+    assert time.monotonic() - began < 30
+    assert {line["message"] for line in faults(tmp_path)} == {"hangs took longer than reward.time_limit (0.3 s)."}
+
+
+def test_groups_stay_together(runner: Runners) -> None:
+    seen: list[list[str]] = []
+
+    class Pairs:
+        group_size = 2
+
+        def __call__(self, outputs: list[str]) -> list[float]:
+            seen.append(outputs)
+            return [0.0] * len(outputs)
+
+    scores_of(runner(Pairs(), sample_time_limit=60), MANY)
+    assert seen == [["a", "bad"], ["ccc", "a"], ["bad", "ccc"]]
+
+
+# In this process.
+
+
+def test_an_interrupt_passes_and_an_exit_does_not(runner: Runners) -> None:
+    def interrupted(**_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def leaves(**_: Any) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(KeyboardInterrupt):
+        scores_of(runner(interrupted))
+    with pytest.raises(RewardError, match="leaves raised SystemExit: 3"):
+        scores_of(runner(leaves))
+
+
+def test_limits_without_workers_need_the_main_thread(runner: Runners) -> None:
+    caught: list[Exception] = []
+
+    def elsewhere() -> None:
+        try:
+            runner(faulty.length, time_limit=1)
+        except ConfigError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "only in the main thread" in str(caught[0]) and "set reward.workers to 1 or more" in str(caught[0])
+
+
+def test_the_alarm_leaves_nothing_behind(runner: Runners) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(RewardError):
+        scores_of(runner(faulty.hangs, time_limit=0.1))
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with pytest.raises(TimeUp), alarm(Limit(0.0, "reward.time_limit", 1.0), "x"):
+        pytest.fail("the time was over before it began")
+
+
+def test_what_cannot_be_interrupted_is_named(
+    runner: Runners, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A function that swallows every alarm until somebody has said so."""
+    monkeypatch.setattr("trlx_like.rewards.limits.STUCK", 0.1)
+
+    def deaf(outputs: list[str]) -> list[float]:
+        while "reward.workers: 1" not in caplog.text:
+            try:
+                time.sleep(0.01)
+            except BaseException:
+                continue
+        return [0.0] * len(outputs)
+
+    with caplog.at_level(logging.WARNING, logger="trlx_like"):
+        assert scores_of(runner(deaf, time_limit=0.1)).rewards == [0.0] * 3
+    assert "deaf has run for 0.1 s longer than reward.time_limit (0.1 s) and cannot be interrupted" in caplog.text
+
+
+def test_it_sees_copies(runner: Runners) -> None:
+    """Also of what is within what came with a prompt."""
+    given = {name: list(column) for name, column in GIVEN.items()}
+    metadata = [{"goals": {"name": "x"}} for _ in range(3)]
+    for workers in (0, 1):
+        assert runner(faulty.mutates, workers=workers).score(given, metadata).rewards == RIGHT
+    assert given == GIVEN and metadata == [{"goals": {"name": "x"}}] * 3
+
+
+# Async functions.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_async_functions_are_awaited_together(workers: int, runner: Runners, tmp_path: Path) -> None:
+    own = runner(WeightedRewards([faulty.patient, faulty.length, faulty.patient_too]), workers=workers)
+    log = tmp_path / "log"
+    scores = own.score(GIVEN, [{"log": str(log)}] * 3)
+    assert scores.rewards == RIGHT and list(scores.components) == ["patient", "length", "patient_too"]
+    first, second, *_ = log.read_text().splitlines()
+    assert {first, second} == {"patient begins", "patient too begins"}  # neither has ended before the other begins
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_async_function_that_blocks_the_others(workers: int, runner: Runners, tmp_path: Path) -> None:
+    own = runner(WeightedRewards([faulty.blocks, faulty.length]), workers=workers, on_error="abstain", time_limit=0.2)
+    assert scores_of(own).components == {"blocks": [None] * 3, "length": RIGHT}
+    assert [line["kind"] for line in faults(tmp_path)] == ["time limit"]
+
+
+def test_async_within_a_running_loop(runner: Runners) -> None:
+    """As in a notebook."""
+
+    async def cell() -> list[Any]:
+        return scores_of(runner(faulty.stuck), {name: ["x"] for name in GIVEN}).rewards
+
+    assert asyncio.run(cell()) == [1.0]
+
+
+# Workers.
+
+
+def test_workers_are_other_processes_and_stay(runner: Runners) -> None:
+    own = runner(faulty.pid, workers=1)
+    first, second = scores_of(own).rewards, scores_of(own).rewards
+    assert first == second and first[0] != os.getpid()
+
+
+def test_a_killed_worker_is_replaced(runner: Runners) -> None:
+    own = runner(WeightedRewards([faulty.pid, faulty.exits]), workers=1, on_error="abstain")
+    first, second = (scores_of(own).components["pid"][0] for _ in range(2))
+    assert first != second
+
+
+def test_no_worker_is_left_behind(runner: Runners) -> None:
+    own = runner(faulty.pid, workers=2)
+    found = {scores_of(own).rewards[0] for _ in range(4)}
+    own.close()
+    assert found
+    for number in found:
+        assert isinstance(number, float)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)
+
+
+def test_closing_does_not_wait_for_what_hangs(runner: Runners, tmp_path: Path) -> None:
+    own = runner(faulty.waits, workers=1)
+    batches = [own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3) for _ in range(3)]
+    began = tmp_path / "began"
+    while not began.exists():
+        time.sleep(0.01)
+    own.close()
+    assert began.read_text() == "a\n" and len(batches) == 3
+
+
+def test_batches_are_scored_while_this_process_goes_on(runner: Runners, tmp_path: Path) -> None:
+    """The second one's call begins before the first one's result was asked for, and before it could end."""
+    own = runner(faulty.waits, workers=2)
+    batches = [own.submit({name: [name[0]] for name in GIVEN}, [{"gate": str(tmp_path)}]) for _ in range(2)]
+    while not (tmp_path / "began").exists() or (tmp_path / "began").read_text() != "o\no\n":
+        time.sleep(0.01)
+    (tmp_path / "open").touch()
+    assert [own.result(batch).rewards for batch in batches] == [[1.0], [1.0]]
+
+
+def test_what_a_worker_prints_is_kept_apart(runner: Runners, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert scores_of(runner(faulty.prints, workers=1)).rewards == RIGHT
+    written = (tmp_path / OUTPUT_FILE).read_bytes()
+    assert written.count(b"printed") == 5000 and b"\x00\x00\x00\x05written\n" in written
+    assert capfd.readouterr() == ("", "")
+
+
+def test_prints_in_this_process_are_the_users(runner: Runners, capfd: pytest.CaptureFixture[str]) -> None:
+    assert scores_of(runner(faulty.prints)).rewards == RIGHT
+    assert capfd.readouterr().out.count("printed") == 5000
+
+
+def test_the_tokenizer_goes_to_workers(runner: Runners) -> None:
+    own = runner(WeightedRewards([faulty.tokens, faulty.Scaled(0.5)]), workers=1)
+    scores = scores_of(own, tokenizer=tiny_tokenizer())
+    assert scores.components == {"tokens": RIGHT, "Scaled": [0.5, 1.5, 1.5]}
+
+
+def test_what_cannot_go_to_a_worker(runner: Runners, tmp_path: Path) -> None:
+    def inner(outputs: list[str]) -> list[float]:
+        return [0.0 for _ in outputs]
+
+    lambda_ = lambda outputs: [0.0 for _ in outputs]  # noqa: E731
+    for function in (inner, lambda_, WeightedRewards([faulty.length, lambda_])):
+        with pytest.raises(
+            ConfigError, match=r"^reward\.workers: .*(inner|<lambda>) cannot be sent .* reward.workers to 0"
+        ):
+            runner(function, workers=1)
+    own = runner(faulty.length, workers=1)
+    with pytest.raises(RewardError, match="has a key whose value cannot be sent to reward.workers"):
+        own.score(GIVEN, [{"check": inner}] * 3)
+
+
+def test_an_argument_that_nobody_gives_ends_the_run(runner: Runners) -> None:
+    """Whatever on_error says: it would be so for every sample."""
+    for workers in (0, 1):
+        with pytest.raises(RewardError, match="tokens wants tokenizer|mutates wants goals, which is neither samples"):
+            scores_of(runner(faulty.mutates, workers=workers, on_error="abstain"))
+
+
+def test_functions_of_files_and_of_the_script(tmp_path: Path) -> None:
+    """A script, run as one, whose functions are in itself and in a file that only a path names."""
+    (tmp_path / "own.py").write_text("def twice(outputs):\n    return [2.0 * len(output) for output in outputs]\n")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = _python(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[3.0, 9.0] {'thrice': [1.0, 3.0], 'twice': [2.0, 6.0]}\n"
+    script.write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"))
+    done = _python(script)
+    assert (
+        "a worker imports the script for its functions" in done.stderr and 'if __name__ == "__main__":' in done.stderr
+    )
+
+
+SCRIPT = """
+import trlx_like
+from trlx_like.config import RewardFnConfig
+from trlx_like.rewards.make import make_reward
+from trlx_like.rewards.runner import RewardRunner
+from trlx_like.rewards.worker import refuse_in_worker
+
+def thrice(outputs):
+    return [float(len(output)) for output in outputs]
+
+if __name__ == "__main__":
+    refuse_in_worker()  # as train() does
+    runner = RewardRunner(make_reward([thrice, "own.py:twice"]), RewardFnConfig(workers=1))
+    scores = runner.score({"outputs": ["a", "bad"]}, [{}, {}])
+    runner.close()
+    print(scores.rewards, scores.components)
+"""
+
+
+def _python(script: Path) -> Any:
+    path = {**os.environ, "PYTHONPATH": str(Path(trlx_like.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, script.name],
+        cwd=script.parent,
+        env=path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("raise OSError('no model here')", "OSError: no model here"),
+        ("import os; os._exit(5)", "exit code 5"),
+        ("import time; time.sleep(60)", r"not within reward\.worker_start_limit \(0\.4 s\)"),
+    ],
+    ids=["raises", "exits", "hangs"],
+)
+def test_a_worker_that_cannot_start(body: str, why: str, runner: Runners, tmp_path: Path) -> None:
+    """Always an error: it would be so for every batch. The module was good when this process imported it."""
+    file = tmp_path / "own.py"
+    file.write_text("def score(outputs):\n    return [0.0 for _ in outputs]\n")
+    limit = 0.4 if "sleep" in body else 60
+    own = runner(make_reward(f"{file}:score"), workers=1, on_error="abstain", worker_start_limit=limit)
+    file.write_text(body)
+    with pytest.raises(RewardError, match=rf"^A process of reward\.workers did not start: {why}\n.*{OUTPUT_FILE}"):
+        scores_of(own)
+
+
+# Other than text, and what is scored once.
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_need_not_be_text(workers: int, runner: Runners, tmp_path: Path) -> None:
+    own = runner(faulty.brightness, workers=workers, on_error="abstain")
+    images = [[[0.0, 1.0]], [[0.5, math.nan]]]
+    assert own.score({"images": images, "prompts": ["x", "y"]}, [{}, {}]).rewards == [0.5, None]
+    (line,) = faults(tmp_path)
+    assert line["prompts"] == ["y"] and "NaN" in (tmp_path / FAULTS_FILE).read_text()
+
+
+def test_another_answer_each_time_is_asked_for_once(runner: Runners) -> None:
+    own = runner(faulty.counts, workers=1)
+    first, second = own.submit(GIVEN, [{}] * 3), own.submit(GIVEN, [{}] * 3)
+    assert own.result(second).rewards == [4.0, 5.0, 6.0]  # whatever the order in which results are asked for
+    assert own.result(first).rewards == [1.0, 2.0, 3.0]
+
+
+def test_nothing_to_score(runner: Runners) -> None:
+    for workers in (0, 1):
+        for function in (faulty.raises, WeightedRewards([faulty.raises, faulty.length])):
+            assert runner(function, workers=workers).score({}, []).rewards == []

@@ -1,0 +1,126 @@
+"""Several reward functions as one: their sum, their names, and what may be a reward function at all."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_config, tiny_tokenizer
+from tests.unit.models.test_reward_model import sharp
+from tests.unit.rewards.test_models import OUTPUTS, PROMPTS, call
+from trlx_like.config import RewardFnConfig
+from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards import call_reward
+from trlx_like.rewards.make import make_reward
+from trlx_like.rewards.models import RewardModel
+from trlx_like.rewards.runner import RewardRunner
+from trlx_like.rewards.weighted import WeightedRewards
+
+
+def length(outputs: list[str], **_: Any) -> list[float]:
+    return [float(len(output)) for output in outputs]
+
+
+def letters(outputs: list[str], **_: Any) -> list[float | None]:
+    return [float(output.count("b")) if output else None for output in outputs]
+
+
+def test_weighted_rewards_golden() -> None:
+    # Lengths 14 1 3 0 70; b's 0 1 1 None 70.
+    assert call(WeightedRewards([length, letters], [1, -0.5])) == [14, 0.5, 2.5, 0, 35]
+    assert call(WeightedRewards([letters])) == [0, 1, 1, None, 70]
+
+
+def test_weighted_rewards_hand_on_what_came_with_the_prompt() -> None:
+    def level(prompts: list[str], level: list[int]) -> list[int]:
+        return [len(prompt) * number for prompt, number in zip(prompts, level, strict=True)]
+
+    texts = {"samples": ["ab", "abc"], "prompts": ["a", "ab"], "outputs": ["b", "c"]}
+    assert call_reward(WeightedRewards([level, length]), texts, [{"level": 2}, {"level": 3}]) == [3.0, 7.0]
+
+
+def test_weighted_rewards_with_models() -> None:
+    models = [RewardModel(sharp(tiny_config(), seed), tiny_tokenizer()) for seed in (0, 1)]
+    first, second = (call(model) for model in models)
+    expected = [2 * one - other for one, other in zip(first, second, strict=True)]
+    assert call(WeightedRewards(models, [2, -1])) == pytest.approx(expected)
+
+
+def test_weighted_rewards_that_cannot_be_added() -> None:
+    with pytest.raises(ConfigError, match="a weight for each: 1 functions, 2 weights"):
+        WeightedRewards([length], [1, 2])
+    with pytest.raises(ConfigError, match="at least one function"):
+        WeightedRewards([])
+    with pytest.raises(RewardError, match="one number a sample"):
+        call(WeightedRewards([lambda **_: [[1.0, 2.0]] * 5]))
+    with pytest.raises(RewardError, match="returned 1 rewards for 5 samples"):
+        call(WeightedRewards([length, lambda **_: [1.0]]))
+
+
+def test_names_of_components() -> None:
+    class Length:
+        def __call__(self, outputs: list[str]) -> list[float]:
+            return length(outputs)
+
+    functions = [length, partial(length), Length(), lambda outputs: length(outputs), Length().__call__]
+    assert WeightedRewards(functions).names == ["length", "length_2", "Length", "lambda", "__call__"]
+    assert WeightedRewards([length, length], names=["long", "long"]).names == ["long", "long_2"]
+    with pytest.raises(ConfigError, match="has 1 functions and 2 names"):
+        WeightedRewards([length], names=["a", "b"])
+
+
+# What may be a reward function.
+
+
+def test_every_form(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def score(outputs, **_):\n    return [2.0 for _ in outputs]\n")
+    model = sharp(tiny_config())
+    model.save_pretrained(tmp_path / "judge")
+    tiny_tokenizer().save_pretrained(tmp_path / "judge")
+    expected = call(RewardModel(model, tiny_tokenizer()))
+    loaded = RewardModel(tmp_path / "judge").network.lm
+    place = f"{tmp_path / 'own.py'}:score"
+    for form in (tmp_path / "judge", str(tmp_path / "judge"), RewardModel(tmp_path / "judge"), loaded):
+        assert call(make_reward(form)) == pytest.approx(expected)
+    assert make_reward(length) is length and call(make_reward(place)) == [2.0] * 5
+    several = make_reward([place, length, tmp_path / "judge"], [0.5, 2, 0])
+    assert isinstance(several, WeightedRewards) and several.names == ["score", "length", "judge"]
+    assert call(several) == pytest.approx([29, 3, 7, 1, 141])
+    assert make_reward(several) is several
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "message"),
+    [
+        (3, None, r"^x must be a function, a reward model, .* or a list of these, not 3\.$"),
+        ([length, None], None, r"^x\[1\] must be a function"),
+        ([length, "nowhere.py:f"], None, r"^x\[1\] \('nowhere\.py:f'\): there is no file nowhere\.py"),
+        ([], None, "^x must be a list of at least one function"),
+        ([length], [1.0, 2.0], "reward.weights have one for each: 1 functions, 2 weights"),
+        (length, [1.0], r"^reward\.weights \(\[1\.0\]\) needs a list of functions as x\. It is one function\.$"),
+        (WeightedRewards([length]), [1.0], "It has weights of its own"),
+    ],
+    ids=["number", "in a list", "no file", "empty", "weights", "one", "both"],
+)
+def test_what_is_no_reward_function(given: Any, weights: list[float] | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_reward(given, weights, "x")
+
+
+def test_a_reward_model_in_another_process_is_the_same(tmp_path: Path) -> None:
+    """Loaded from its folder again, or sent as it is."""
+    model = sharp(tiny_config())
+    model.save_pretrained(tmp_path / "judge")
+    tiny_tokenizer().save_pretrained(tmp_path / "judge")
+    given = {"prompts": PROMPTS, "outputs": OUTPUTS}
+    for form in (RewardModel(tmp_path / "judge", batch_size=2), RewardModel(model, tiny_tokenizer(), max_length=8)):
+        copy = pickle.loads(pickle.dumps(form))
+        assert (copy.batch_size, copy.max_length) == (form.batch_size, form.max_length)
+        assert copy(**given) == form(**given)
+    runner = RewardRunner(RewardModel(tmp_path / "judge"), RewardFnConfig(workers=1))
+    assert runner.score(given, [{}] * 5).rewards == RewardModel(tmp_path / "judge")(**given)
+    runner.close()

@@ -1,0 +1,111 @@
+"""Time limits of reward functions, and how one is kept in the process that calls the function."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from trlx_like.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+AGAIN = 1.0
+"""Seconds after which a function that swallowed the first alarm gets another one."""
+STUCK = 5.0
+"""Seconds past its limit after which a function is said to be out of reach."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Seconds that a call which begins now may take. option, granted: which option says so, and its value."""
+
+    seconds: float
+    option: str
+    granted: float
+
+    def later(self, seconds: float) -> Limit:
+        return replace(self, seconds=self.seconds + seconds)
+
+
+class Deadline:
+    """The time of a function's calls on one batch, which begins with the first of them.
+
+    batch: seconds for all of them. sample: seconds for each. None: no limit.
+    """
+
+    def __init__(self, batch: float | None, sample: float | None) -> None:
+        self.batch, self.sample = batch, sample
+        self._ends: float | None = None
+
+    def begin(self) -> Limit | None:
+        """What a call may take that begins now."""
+        limits = []
+        if self.sample is not None:
+            limits.append(Limit(self.sample, "reward.sample_time_limit", self.sample))
+        if self.batch is not None:
+            self._ends = time.monotonic() + self.batch if self._ends is None else self._ends
+            limits.append(Limit(self._ends - time.monotonic(), "reward.time_limit", self.batch))
+        return min(limits, key=lambda limit: limit.seconds, default=None)
+
+
+class TimeUp(BaseException):
+    """Raised within a function whose time is up. No Exception, which the function may catch as its own."""
+
+
+def check_alarm() -> None:
+    """ConfigError where a function cannot be interrupted."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "reward.time_limit and reward.sample_time_limit can interrupt a function without workers only in the main "
+            "thread of a process, and not on Windows: set reward.workers to 1 or more."
+        )
+
+
+@contextmanager
+def alarm(limit: Limit | None, name: str | None) -> Iterator[None]:
+    """Raises TimeUp in what runs within when its time is up.
+
+    Compiled code is interrupted when it returns to Python. name: of a function of which a log line is to say that it
+    does not return; None: somebody else watches.
+    """
+    if limit is None:
+        yield
+        return
+    if limit.seconds <= 0:
+        raise TimeUp
+    check_alarm()
+    watch = threading.Timer(limit.seconds + STUCK, _say_stuck, (limit, name))
+    watch.daemon = True
+    before = signal.signal(signal.SIGALRM, _ring)
+    if name is not None:
+        watch.start()
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, limit.seconds, AGAIN)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        watch.cancel()
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    raise TimeUp
+
+
+def _say_stuck(limit: Limit, name: str | None) -> None:
+    logger.warning(
+        "%s has run for %g s longer than %s (%g s) and cannot be interrupted in this process. With reward.workers: 1 "
+        "it would run in a process of its own, which can be killed.",
+        name,
+        STUCK,
+        limit.option,
+        limit.granted,
+    )

@@ -1,0 +1,69 @@
+"""From what a user gives as `reward_fn` to the function that it stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trlx_like.errors import ConfigError
+from trlx_like.imports import is_python_name
+from trlx_like.pipelines.sources import load_function
+from trlx_like.rewards.weighted import WeightedRewards
+
+
+def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str = "reward_fn") -> Callable[..., Any]:
+    """The reward function that `spec` stands for.
+
+    spec: a function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
+    `module:function` or `file.py:function`; or a list of these. weights: of a list, `reward.weights`. option: what
+    errors call it. ConfigError for anything else.
+    """
+    if not isinstance(spec, (list, tuple)):
+        if weights is not None:
+            own = " It has weights of its own." if isinstance(spec, WeightedRewards) else " It is one function."
+            raise ConfigError(f"reward.weights ({list(weights)}) needs a list of functions as {option}.{own}")
+        return _one(spec, option)
+    if not spec or (weights is not None and len(weights) != len(spec)):
+        raise ConfigError(
+            f"{option} must be a list of at least one function, and reward.weights have one for each: {len(spec)} "
+            f"functions, {'no' if weights is None else len(weights)} weights."
+        )
+    return WeightedRewards([_one(part, f"{option}[{place}]") for place, part in enumerate(spec)], weights)
+
+
+def _one(spec: Any, option: str) -> Callable[..., Any]:
+    path = os.fspath(spec) if isinstance(spec, (str, os.PathLike)) else None
+    if path is not None and not names_reward_model(path):
+        return load_function(path, option)
+    if path is not None or (hasattr(spec, "from_pretrained") and not isinstance(spec, type)):
+        from trlx_like.rewards.models import RewardModel
+
+        return RewardModel(spec if path is None else os.path.expanduser(path), option=option)
+    if not callable(spec):
+        raise ConfigError(
+            f"{option} must be a function, a reward model, its folder, module:function, file.py:function, or a list of "
+            f"these, not {spec!r}."
+        )
+    function: Callable[..., Any] = spec
+    return function
+
+
+def check_reward(spec: Any, option: str) -> str:
+    """What a YAML's reward function is, in words, without loading a model. Raises what `make_reward` would."""
+    if isinstance(spec, list):
+        return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
+    if not names_reward_model(spec):
+        load_function(spec, option)
+    elif Path(spec).expanduser().is_dir():  # of a hub name the network would be asked
+        from trlx_like.models.reward_model import check_reward_model
+
+        check_reward_model(os.path.expanduser(spec), option)
+    return str(spec)
+
+
+def names_reward_model(spec: str) -> bool:
+    """Whether a reward function is named as a model is: as a folder, or as owner/name of the hub."""
+    hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
+    return Path(spec).expanduser().is_dir() or hub

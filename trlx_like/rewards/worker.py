@@ -1,0 +1,300 @@
+"""A process that calls reward functions, and how the process that trains holds one: it may hang, crash or be killed.
+
+It is a new interpreter, not a fork: a fork would have the locks of torch's threads, but not the threads. It talks over
+a socket of its own, so that a function may print; what it prints goes to a file. Functions come as pickles made and
+read by the same run; nothing of it is ever on a disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trlx_like.errors import ConfigError, RewardError, TrlxError
+from trlx_like.imports import file_modules, import_file
+from trlx_like.rewards.call import Call, Outcome, run
+from trlx_like.rewards.limits import Limit
+
+GRACE = 1.0
+"""Seconds that a function has to come back from the alarm of its own process, before that is killed."""
+_TICK = 0.05  # between looks at the memory
+_PROGRAM = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trlx_like.rewards import worker; "
+    "worker.main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+class _InWorker:
+    """Whether this process is a worker."""
+
+    yes = False
+
+
+def refuse_in_worker() -> None:
+    """ConfigError in a worker, where a script that is imported for its functions must not train."""
+    if _InWorker.yes:
+        raise ConfigError(
+            "reward.workers: a worker imports the script for its functions, and the script calls train(). Put the call "
+            'under `if __name__ == "__main__":`.'
+        )
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What every worker of a run is started with."""
+
+    functions: bytes  # a pickled list
+    tokenizer: bytes
+    start_limit: float  # seconds
+    memory: int | None  # MiB
+    log: Path | None  # where to the functions print
+
+
+@dataclass(frozen=True)
+class Job:
+    """Calls that are made together. functions: the place of each call's function in the payload."""
+
+    calls: Sequence[Call]
+    functions: Sequence[int]
+
+
+class Worker:
+    """A process, started when it is first needed and again after it was killed."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
+        self.busy = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def run(self, job: Job) -> list[list[Outcome]]:
+        """An outcome a sample of each call. RewardError when the process cannot be started."""
+        self.busy = True
+        try:
+            return self._run(job)
+        finally:
+            self.busy = False
+
+    def _run(self, job: Job) -> list[list[Outcome]]:
+        connection = self._started()
+        limits = [call.allowed() for call in job.calls]
+        rows = zip(job.functions, job.calls, limits, strict=True)
+        message = [(place, call.given, call.metadata, call.lengths, limit) for place, call, limit in rows]
+        known = [limit.seconds for limit in limits if limit is not None]
+        longest = max(known) + GRACE if len(known) == len(limits) else None
+        try:
+            connection.send_bytes(_pickled(message))
+            kind, answer = self._received(longest)
+        except OSError as error:  # it ended before it had read everything
+            kind, answer = "died", error
+        if kind == "failed":
+            raise RewardError(answer)
+        if kind == "outcomes":
+            outcomes: list[list[Outcome]] = answer
+            return outcomes
+        ended = self._ended(at_once=kind != "died")
+        return [
+            [self._fault(call, kind, limit, ended)] * len(call) for call, limit in zip(job.calls, limits, strict=True)
+        ]
+
+    def _fault(self, call: Call, kind: str, limit: Limit | None, ended: str) -> Outcome:
+        if kind == "time limit" and limit is not None:
+            return call.late(limit)
+        if kind == "memory limit":
+            return call.fault(kind, f"took more memory than reward.worker_memory ({self.payload.memory} MiB).")
+        return call.fault("died", f"ended the process that it ran in ({ended}).")
+
+    def close(self) -> None:
+        """Lets the process end, and kills it if it does not."""
+        self._ended()
+
+    def kill(self) -> None:
+        """Ends the process at once; may be called from another thread."""
+        if (process := self._process) is not None:
+            _kill(process)
+
+    def _started(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        ours, theirs = Pipe()
+        log = os.devnull if self.payload.log is None else self.payload.log
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
+        with open(log, "ab") as output, theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the run, and what the function starts is killed with it
+            )
+        self._connection = ours
+        ours.send_bytes(pickle.dumps((_modules(), self.payload.functions, self.payload.tokenizer)))
+        kind, answer = self._received(self.payload.start_limit)
+        if kind == "ready":
+            return ours
+        ended = self._ended(at_once=kind == "time limit")
+        reasons = {
+            "failed": answer,
+            "time limit": f"not within reward.worker_start_limit ({self.payload.start_limit:g} s)",
+        }
+        raise RewardError(
+            f"A process of reward.workers did not start: {reasons.get(kind, ended)}\n  What it printed is in {log}."
+        )
+
+    def _received(self, seconds: float | None) -> tuple[str, Any]:
+        """A kind of answer, and what it says. Where none comes the process is killed."""
+        assert self._connection is not None
+        ends = None if seconds is None else time.monotonic() + seconds
+        kind = "died"
+        tick = 3600.0 if self.payload.memory is None else _TICK
+        while True:
+            left = tick if ends is None else min(tick, ends - time.monotonic())
+            if self._connection.poll(max(left, 0)):
+                try:
+                    answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
+                    return answer
+                except (EOFError, OSError):
+                    break
+            if self._too_large():
+                kind = "memory limit"
+                break
+            if ends is not None and time.monotonic() >= ends:
+                kind = "time limit"
+                break
+        return kind, None
+
+    def _too_large(self) -> bool:
+        assert self._process is not None
+        if self.payload.memory is None:
+            return False
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return False
+        return pages * os.sysconf("SC_PAGE_SIZE") > self.payload.memory * 2**20
+
+    def _ended(self, at_once: bool = False) -> str:
+        """Kills what is left of the process, and says how it ended. at_once: does not wait for it to end by itself."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if process is None or connection is None:
+            return "it was ended"
+        connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0 if at_once else GRACE)
+        _kill(process)
+        code = process.returncode
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _pickled(message: Any) -> bytes:
+    try:
+        return pickle.dumps(message)
+    except Exception as error:
+        raise RewardError(f"A prompt has a key whose value cannot be sent to reward.workers: {error}") from error
+
+
+def _modules() -> dict[str, Any]:
+    """Where a worker finds modules that it cannot import by their names: files, and the running script."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return {"files": file_modules(), "main": (getattr(spec, "name", None), getattr(main, "__file__", None))}
+
+
+# In the worker.
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports the files of the training process, and takes its script for `__main__`."""
+
+    def __init__(self, data: bytes, modules: Mapping[str, Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.modules = modules
+
+    def find_class(self, module: str, name: str) -> Any:
+        file = self.modules["files"].get(module)
+        if module == "__main__":
+            own, file = self.modules["main"]
+            if own is not None:
+                return _attribute(import_module(own), name)
+        return super().find_class(module, name) if file is None else _attribute(import_file(Path(file)), name)
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def main(socket: int, parent: int) -> None:
+    """Answers calls until the other end is closed."""
+    _InWorker.yes = True
+    connection = Connection(socket)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    try:
+        modules, functions, tokenizer = pickle.loads(connection.recv_bytes())
+        made = _Unpickler(functions, modules).load()
+        known = _Unpickler(tokenizer, modules).load()
+    except EOFError:
+        return
+    except BaseException as error:
+        traceback.print_exc()
+        _answer(
+            connection, "failed", str(error) if isinstance(error, TrlxError) else f"{type(error).__name__}: {error}"
+        )
+        return
+    _answer(connection, "ready", None)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        rows = _Unpickler(message, modules).load()
+        calls = [
+            Call(made[place], given, metadata, lengths, _as_given(limit))
+            for place, given, metadata, lengths, limit in rows
+        ]
+        try:
+            _answer(connection, "outcomes", run(calls, known, killable=True))
+        except RewardError as error:
+            _answer(connection, "failed", str(error))
+
+
+def _as_given(limit: Limit | None) -> Callable[[], Limit | None]:
+    return lambda: limit
+
+
+def _answer(connection: Connection, kind: str, what: Any) -> None:
+    sys.stdout.flush()
+    connection.send_bytes(pickle.dumps((kind, what)))
+
+
+def _end_with(parent: int) -> None:
+    """A worker does not outlive the process that it works for, whatever its function does."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
