@@ -126,7 +126,7 @@ TOP = {
     "sampler: {engine: 7}": "sampler.engine: must be text, got 7.",
     "optimizer: {kwargs: {amsgrad: no}}": "optimizer.kwargs.amsgrad: 'no' is text here; write true or false.",
     "zzz: {}": (
-        "zzz: unknown section. The sections are model, tokenizer, optimizer, scheduler, method, train, data, "
+        "zzz: unknown section. The sections are model, tokenizer, optimizer, scheduler, method, train, data, reward, "
         "sampler, backend and plugins."
     ),
     "plugins: [no_such_mod]": (
