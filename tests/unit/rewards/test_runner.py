@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import trlx_like
-from tests.tiny import tiny_tokenizer
 from tests.unit.rewards import faulty
-from trlx_like.config import RewardFnConfig
+from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, scores_of
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards.limits import Limit, TimeUp, alarm
-from trlx_like.rewards.make import make_reward
-from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE, RewardRunner, Scores
+from trlx_like.rewards.runner import FAULTS_FILE
 from trlx_like.rewards.weighted import WeightedRewards
-
-GIVEN = {"samples": ["pa", "pbad", "pccc"], "prompts": ["p"] * 3, "outputs": ["a", "bad", "ccc"]}
-RIGHT = [1.0, 3.0, 3.0]
-MANY = {name: column * 2 for name, column in GIVEN.items()}
-
-Runners = Callable[..., RewardRunner]
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runners]:
-    """Makes runners with options of the section `reward`; ends their workers."""
-    made: list[RewardRunner] = []
-
-    def make(function: Any, **options: Any) -> RewardRunner:
-        made.append(RewardRunner(function, RewardFnConfig(**options), directory=tmp_path, rank=3))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def scores_of(runner: RewardRunner, given: Mapping[str, Any] = GIVEN, **more: Any) -> Scores:
-    return runner.score(given, [{} for _ in given["outputs"]], **more)
-
-
-def faults(folder: Path) -> list[dict[str, Any]]:
-    file = folder / FAULTS_FILE
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
 
 # name, options that it needs, what a batch of three gets under on_error: abstain, and the kind of the fault
 IN_PROCESS: list[tuple[str, dict[str, Any], list[float | None], str]] = [
@@ -261,159 +223,6 @@ def test_async_within_a_running_loop(runner: Runners) -> None:
         return scores_of(runner(faulty.stuck), {name: ["x"] for name in GIVEN}).rewards
 
     assert asyncio.run(cell()) == [1.0]
-
-
-# Workers.
-
-
-def test_workers_are_other_processes_and_stay(runner: Runners) -> None:
-    own = runner(faulty.pid, workers=1)
-    first, second = scores_of(own).rewards, scores_of(own).rewards
-    assert first == second and first[0] != os.getpid()
-
-
-def test_a_killed_worker_is_replaced(runner: Runners) -> None:
-    own = runner(WeightedRewards([faulty.pid, faulty.exits]), workers=1, on_error="abstain")
-    first, second = (scores_of(own).components["pid"][0] for _ in range(2))
-    assert first != second
-
-
-def test_no_worker_is_left_behind(runner: Runners) -> None:
-    own = runner(faulty.pid, workers=2)
-    found = {scores_of(own).rewards[0] for _ in range(4)}
-    own.close()
-    assert found
-    for number in found:
-        assert isinstance(number, float)
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(number), 0)
-
-
-def test_closing_does_not_wait_for_what_hangs(runner: Runners, tmp_path: Path) -> None:
-    own = runner(faulty.waits, workers=1)
-    batches = [own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3) for _ in range(3)]
-    began = tmp_path / "began"
-    while not began.exists():
-        time.sleep(0.01)
-    own.close()
-    assert began.read_text() == "a\n" and len(batches) == 3
-
-
-def test_batches_are_scored_while_this_process_goes_on(runner: Runners, tmp_path: Path) -> None:
-    """The second one's call begins before the first one's result was asked for, and before it could end."""
-    own = runner(faulty.waits, workers=2)
-    batches = [own.submit({name: [name[0]] for name in GIVEN}, [{"gate": str(tmp_path)}]) for _ in range(2)]
-    while not (tmp_path / "began").exists() or (tmp_path / "began").read_text() != "o\no\n":
-        time.sleep(0.01)
-    (tmp_path / "open").touch()
-    assert [own.result(batch).rewards for batch in batches] == [[1.0], [1.0]]
-
-
-def test_what_a_worker_prints_is_kept_apart(runner: Runners, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert scores_of(runner(faulty.prints, workers=1)).rewards == RIGHT
-    written = (tmp_path / OUTPUT_FILE).read_bytes()
-    assert written.count(b"printed") == 5000 and b"\x00\x00\x00\x05written\n" in written
-    assert capfd.readouterr() == ("", "")
-
-
-def test_prints_in_this_process_are_the_users(runner: Runners, capfd: pytest.CaptureFixture[str]) -> None:
-    assert scores_of(runner(faulty.prints)).rewards == RIGHT
-    assert capfd.readouterr().out.count("printed") == 5000
-
-
-def test_the_tokenizer_goes_to_workers(runner: Runners) -> None:
-    own = runner(WeightedRewards([faulty.tokens, faulty.Scaled(0.5)]), workers=1)
-    scores = scores_of(own, tokenizer=tiny_tokenizer())
-    assert scores.components == {"tokens": RIGHT, "Scaled": [0.5, 1.5, 1.5]}
-
-
-def test_what_cannot_go_to_a_worker(runner: Runners, tmp_path: Path) -> None:
-    def inner(outputs: list[str]) -> list[float]:
-        return [0.0 for _ in outputs]
-
-    lambda_ = lambda outputs: [0.0 for _ in outputs]  # noqa: E731
-    for function in (inner, lambda_, WeightedRewards([faulty.length, lambda_])):
-        with pytest.raises(
-            ConfigError, match=r"^reward\.workers: .*(inner|<lambda>) cannot be sent .* reward.workers to 0"
-        ):
-            runner(function, workers=1)
-    own = runner(faulty.length, workers=1)
-    with pytest.raises(RewardError, match="has a key whose value cannot be sent to reward.workers"):
-        own.score(GIVEN, [{"check": inner}] * 3)
-
-
-def test_an_argument_that_nobody_gives_ends_the_run(runner: Runners) -> None:
-    """Whatever on_error says: it would be so for every sample."""
-    for workers in (0, 1):
-        with pytest.raises(RewardError, match="tokens wants tokenizer|mutates wants goals, which is neither samples"):
-            scores_of(runner(faulty.mutates, workers=workers, on_error="abstain"))
-
-
-def test_functions_of_files_and_of_the_script(tmp_path: Path) -> None:
-    """A script, run as one, whose functions are in itself and in a file that only a path names."""
-    (tmp_path / "own.py").write_text("def twice(outputs):\n    return [2.0 * len(output) for output in outputs]\n")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = _python(script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[3.0, 9.0] {'thrice': [1.0, 3.0], 'twice': [2.0, 6.0]}\n"
-    script.write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"))
-    done = _python(script)
-    assert (
-        "a worker imports the script for its functions" in done.stderr and 'if __name__ == "__main__":' in done.stderr
-    )
-
-
-SCRIPT = """
-import trlx_like
-from trlx_like.config import RewardFnConfig
-from trlx_like.rewards.make import make_reward
-from trlx_like.rewards.runner import RewardRunner
-from trlx_like.rewards.worker import refuse_in_worker
-
-def thrice(outputs):
-    return [float(len(output)) for output in outputs]
-
-if __name__ == "__main__":
-    refuse_in_worker()  # as train() does
-    runner = RewardRunner(make_reward([thrice, "own.py:twice"]), RewardFnConfig(workers=1))
-    scores = runner.score({"outputs": ["a", "bad"]}, [{}, {}])
-    runner.close()
-    print(scores.rewards, scores.components)
-"""
-
-
-def _python(script: Path) -> Any:
-    path = {**os.environ, "PYTHONPATH": str(Path(trlx_like.__file__).parents[1])}
-    return subprocess.run(
-        [sys.executable, script.name],
-        cwd=script.parent,
-        env=path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ("raise OSError('no model here')", "OSError: no model here"),
-        ("import os; os._exit(5)", "exit code 5"),
-        ("import time; time.sleep(60)", r"not within reward\.worker_start_limit \(0\.4 s\)"),
-    ],
-    ids=["raises", "exits", "hangs"],
-)
-def test_a_worker_that_cannot_start(body: str, why: str, runner: Runners, tmp_path: Path) -> None:
-    """Always an error: it would be so for every batch. The module was good when this process imported it."""
-    file = tmp_path / "own.py"
-    file.write_text("def score(outputs):\n    return [0.0 for _ in outputs]\n")
-    limit = 0.4 if "sleep" in body else 60
-    own = runner(make_reward(f"{file}:score"), workers=1, on_error="abstain", worker_start_limit=limit)
-    file.write_text(body)
-    with pytest.raises(RewardError, match=rf"^A process of reward\.workers did not start: {why}\n.*{OUTPUT_FILE}"):
-        scores_of(own)
 
 
 # Other than text, and what is scored once.
