@@ -1,6 +1,7 @@
 """PPO: where the CPU seconds go.
 
     python -m benchmarks.ppo [--layers 6 --width 144 --vocabulary 24] [--prompt 1 --response 10] [--json out.json]
+    python -m benchmarks.ppo --adapter 8 --engine copy [--dtype bfloat16]
 
 A GPT-2 of random weights on random prompts with a free reward, so that what is measured is the library. The default is
 the size of the randomwalks example; `--layers 12 --width 768 --vocabulary 50257` is GPT-2.
@@ -40,9 +41,11 @@ def config(given: argparse.Namespace, folder: Path) -> TRLConfig:
         eos_token_id=eos,
         bos_token_id=eos,
     )
+    adapter = {"peft_type": "LORA", "r": given.adapter, "target_modules": "all-linear"} if given.adapter else None
     return TRLConfig.from_dict(
         {
-            "model": {"model_path": model, "num_layers_unfrozen": given.unfrozen},
+            "model": {"model_path": model, "num_layers_unfrozen": given.unfrozen, "peft_config": adapter},
+            "sampler": {"engine": given.engine, "kwargs": {} if given.dtype is None else {"dtype": given.dtype}},
             "tokenizer": {"tokenizer_path": tokenizer(given.vocabulary)},
             "optimizer": {"name": "adamw", "kwargs": {"lr": 1e-5}},
             "train": {
@@ -83,8 +86,11 @@ def main() -> None:
         ("batch-size", 64, "responses an optimiser step"),
         ("epochs", 4, "passes over a round"),
         ("steps", 32, "optimiser steps"),
+        ("adapter", 0, "rank of a LoRA adapter; 0: all weights are trained"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--engine", default="transformers", help="that generates (default transformers)")
+    parser.add_argument("--dtype", help="of the engine's weights (default: those of the model)")
     given = arguments(parser)
     rng = random.Random(0)
     prompts = [" ".join(str(rng.randrange(given.vocabulary - 1)) for _ in range(given.prompt)) for _ in range(512)]

@@ -1,6 +1,7 @@
 """The command `trlx-like`.
 
-Exit codes: 0 done, 1 our fault (a traceback), 2 the user's (a sentence), 130 and 143 interrupted. What needs torch is
+Exit codes: 0 done, 1 our fault (a traceback), 2 the user's (a sentence), 3 the run stopped itself since sampler and
+learner disagree, 130 and 143 interrupted. What needs torch is
 imported inside the commands, so that help, and a mistake in a YAML file, come at once.
 """
 
@@ -62,7 +63,7 @@ class _Commands(TyperGroup):
             else:
                 rank = os.environ.get("RANK", "0")
                 typer.echo(f"{'' if rank == '0' else f'Process {rank}: '}{error}", err=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

@@ -252,6 +252,7 @@ RECIPES = {
                 "train.eval_interval": 3,
                 "train.total_steps": 6,
                 "method.init_kl_coef": 1.0,
+                "sampler.engine": "copy",
             },
             "reference scale": {
                 "train.total_steps": 6,

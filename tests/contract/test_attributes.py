@@ -20,12 +20,14 @@ from trlx_like.trainers.callbacks import Callback
 # Attributes that change and need no saving.
 NOT_STATE = {
     ".callbacks",  # the caller's
+    ".canary.before",  # of the last round, for the words of an error
     ".clock",  # seconds of this process
     ".tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
     ".totals",  # set anew by every step
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
     ".run.resumed",  # of this process
+    ".sampler.generator.lm",  # brought up to date before it is used
     ".stop_request",  # of this process
 }
 # Gone by every step boundary: what is seen of it between two steps is a step half done.

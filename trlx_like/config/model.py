@@ -141,7 +141,9 @@ class SamplerConfig(Section):
     section: ClassVar[str] = "sampler"
 
     engine: str = "transformers"
-    """Registered name of the engine that generates."""
+    """Registered name of the engine that generates: the model itself, or a copy of it."""
+    kwargs: dict[str, Any] = {}
+    """Options of the engine; of copy: dtype, the format of its weights."""
     batch_size: int | None = Field(None, ge=1)
     """Rows generated at once; null: all that are asked for."""
 

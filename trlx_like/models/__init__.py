@@ -1,6 +1,6 @@
 """Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
 
-from trlx_like.models.adapters import has_adapter
+from trlx_like.models.adapters import has_adapter, merged, mismerged_weights, plain_weights
 from trlx_like.models.heads import ILQLHeads, ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
@@ -43,7 +43,10 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "load_trained_model",
+    "merged",
+    "mismerged_weights",
     "no_progress_bars",
+    "plain_weights",
     "save_model",
     "vocabulary_size",
 ]

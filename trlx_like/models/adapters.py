@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -166,19 +166,68 @@ def base_of(path: str) -> str | None:
 def merged(lm: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model with its adapter added into its weights: one without an adapter that says the same."""
     whole = copy.deepcopy(lm)
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
     for name, module in list(whole.named_modules()):
-        if isinstance(module, AuxiliaryTrainingWrapper):
-            part = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-            whole.set_submodule(name, part)
-        elif isinstance(module, BaseTunerLayer):
-            module.merge()
-            whole.set_submodule(name, module.get_base_layer())
+        if _adapts(module):
+            whole.set_submodule(name, _merge(module))
     whole._hf_peft_config_loaded = False
     del whole.peft_config
     return whole
+
+
+def plain_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model with its adapter, if any, added into them: those of `merged`, under their names there.
+
+    The model stays as it is; one layer of it is copied at a time. What several layers share comes once.
+    """
+    if not has_adapter(lm):
+        yield from ((name, weight.detach()) for name, weight in lm.named_parameters())
+        return
+    inside, seen = "", set[Tensor]()
+    for path, module in lm.named_modules():
+        if inside and path.startswith(inside):
+            continue
+        inside = f"{path}." if _adapts(module) else ""
+        if inside:
+            own = dict(_merge(copy.deepcopy(module)).named_parameters())
+        else:
+            own = {name: weight for name, weight in module.named_parameters(recurse=False) if weight not in seen}
+            seen.update(own.values())
+        yield from ((f"{path}.{name}".removeprefix("."), weight.detach()) for name, weight in own.items())
+
+
+def mismerged_weights(lm: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """What the weights with an adapter would be if it were left out, and if it were added twice: name, cause, weight.
+
+    For telling what went wrong with a copy of the model.
+    """
+    for path, module in lm.named_modules() if has_adapter(lm) else ():
+        if _adapts(module) and hasattr(module, "get_base_layer"):
+            once, twice = copy.deepcopy(module), copy.deepcopy(module)
+            twice.get_base_layer().load_state_dict(_merge(once).state_dict())
+            for cause, own in (
+                ("without the adapter", module.get_base_layer()),
+                ("with the adapter twice", _merge(twice)),
+            ):
+                yield from ((f"{path}.{name}", cause, weight.detach()) for name, weight in own.named_parameters())
+
+
+def _adapts(module: nn.Module) -> bool:
+    """Whether an adapter has put this module in the place of one of the model's own."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+
+
+def _merge(module: Any) -> nn.Module:
+    """The model's own module, with the adapter's part added into it in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if not isinstance(module, BaseTunerLayer):  # trained as a whole
+        own: nn.Module = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        return own
+    module.merge()
+    return module.get_base_layer()
 
 
 class AdapterWeights(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,26 +19,49 @@ from transformers import (
 )
 
 from trlx_like.data import Completion, padded_right
+from trlx_like.functional.digest import Digest
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.generation import eos_ids
 
 GENERATORS: Registry[Any] = Registry(
-    "sampler engine", lazy={"transformers": "trlx_like.samplers.generators:TransformersGenerator"}
+    "sampler engine",
+    lazy={
+        "copy": "trlx_like.samplers.plain_copy:CopyGenerator",
+        "transformers": "trlx_like.samplers.generators:TransformersGenerator",
+    },
 )
 register_generator = GENERATORS.register
 
 
 class Generator(Protocol):
-    """What an engine does. Constructed as `Engine(lm, tokenizer, allowed)`."""
+    """What an engine does. Constructed as `Engine(lm, tokenizer, allowed, **sampler.kwargs)`."""
+
+    dtype: torch.dtype | None
+    """The format that it keeps weights in on purpose; None: that of the model."""
 
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
         """prompt [B, P] left-padded, prompt_mask [B, P] bool -> a Completion whose responses end with the first EOS
         (kept), or when a `stop` string is complete, or at `config.max_new_tokens`."""
         ...
 
-    def sync_weights(self, policy: nn.Module) -> None:
-        """Brings the engine to the policy's present weights."""
+    def sync_weights(self, lm: nn.Module) -> None:
+        """Brings the engine to the present weights of the language model that learns.
+
+        Called before each round and each evaluation.
+        """
+        ...
+
+    def digests(self) -> Mapping[str, Digest] | None:
+        """Digests of the weights that it generates with, by their names in a model without an adapter, in `dtype`.
+
+        Of what is really there, since this is what finds a mistake in `sync_weights`. None: the model that learns
+        itself.
+        """
+        ...
+
+    def logprobs(self, batch: Completion, temperature: float) -> Tensor:
+        """What it thinks of tokens, at a temperature and without other options of sampling. [B, R], 0 at padding"""
         ...
 
 
@@ -86,8 +109,31 @@ class TransformersGenerator:
         self.start = decoder_start(lm)
         self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
 
-    def sync_weights(self, policy: nn.Module) -> None:
+    dtype: torch.dtype | None = None
+
+    def sync_weights(self, lm: nn.Module) -> None:
         return
+
+    def digests(self) -> Mapping[str, Digest] | None:
+        return None
+
+    @torch.no_grad()
+    def logprobs(self, batch: Completion, temperature: float) -> Tensor:
+        # By the model's own forward, as generate() calls it, and not in the learner's way; a row at a time, since its
+        # logits are large.
+        found = torch.zeros(batch.response.shape, device=batch.response.device)
+        with _bare(self.lm):
+            for row in range(len(batch)):
+                one = batch[[row]].trim()
+                width = one.response.shape[1]
+                logits = self.lm(**one.inputs(self.start)).logits[:, -width - 1 : -1].float() / temperature  # [1, R, V]
+                for processor in self.processors:
+                    assert isinstance(processor, AllowedTokens)
+                    forbidden = ~processor.allowed[one.previous(self.start)]
+                    logits = logits.masked_fill(forbidden, -torch.inf)
+                scores = logits.log_softmax(dim=-1).gather(2, one.response[:, :, None])[:, :, 0]
+                found[row, :width] = torch.where(one.mask[0], scores[0], 0)
+        return found
 
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
         return self.generate_with([], prompt, prompt_mask, config, stop)

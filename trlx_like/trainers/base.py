@@ -25,7 +25,7 @@ from trlx_like.checkpoint import RngState, TrainState, isolated_rng, seed_everyt
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.distributed import GradientAccumulator, Group, make_accelerator
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError, RewardError, SamplerError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.tracking import Trackers
 from trlx_like.trainers.callbacks import Callback
@@ -131,7 +131,7 @@ class BaseRLTrainer(ABC, Generic[E]):
     def make_experience(self) -> Metrics:
         """Fills `self.store` with this process's share of a round; returns what there is to log about it.
 
-        A RewardError must come on all processes, which then save the run as it was before the round.
+        A RewardError or SamplerError must come on all processes, which then save the run as it was before the round.
         """
 
     @abstractmethod
@@ -253,7 +253,7 @@ class BaseRLTrainer(ABC, Generic[E]):
             self._pending |= self.make_experience()
         except (Exception, Interrupted) as error:
             self.state.restore(before)
-            together = self.group.size == 1 or isinstance(error, (Interrupted, RewardError))
+            together = self.group.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError))
             if progress.step and together:
                 self.save()
             raise

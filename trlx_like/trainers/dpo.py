@@ -22,7 +22,6 @@ from trlx_like.models import load_model
 from trlx_like.models.policy import PolicyOutput
 from trlx_like.pipelines.preferences import Preference, SamePreferences, encode_preferences
 from trlx_like.pipelines.truncation import Truncation
-from trlx_like.samplers.generators import GENERATORS
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs, pair_loss
@@ -214,10 +213,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def _reference_sampler(self) -> TextSampler:
         path = self.config.model.ref_model_path
         if path is None:
+            self.sync_sampler()
             return self.sampler
         lm = load_model(path, self.config.model).to(self.device).eval()
-        engine = GENERATORS.get(self.config.sampler.engine)(lm, self.tokenizer, self.model.allowed)
-        return self.sampler_of(engine)
+        return self.sampler_of(self.engine_for(lm))
 
     def _encoded(self, name: str) -> list[Preference]:
         return encode_preferences(

@@ -28,6 +28,7 @@ def evaluate_text(
     table: list[Row] = []
     if trainer.eval_pipeline is None:
         return metrics
+    trainer.sync_sampler()
     for suffix, options in combinations(gen_kwargs):
         scored = _scored(trainer, options)
         others = (reference or {}).get(suffix, ())

@@ -186,9 +186,6 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     def counts(self, batch: GroupExperience) -> dict[str, float]:
         return {"responses": float(len(batch))}
 
-    def after_step(self, metrics: Metrics) -> None:
-        self.check_ratio(metrics)
-
     # Metrics of a round.
 
     def rollout_metrics(self, groups: Groups, trained: Tensor) -> Metrics:

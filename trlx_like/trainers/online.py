@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trlx_like.data import Experience
-from trlx_like.errors import RewardError
+from trlx_like.data import Completion, Experience
+from trlx_like.errors import RewardError, SamplerError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
+from trlx_like.functional.policy_gradient import probability_ratio
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
+from trlx_like.samplers.canary import ROWS, TOKENS, Canary, tolerance
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.scoring import Batch, Tally
@@ -52,6 +54,10 @@ class OnlineTextTrainer(TextTrainer[E]):
     uses = frozenset({"prompts", "eval_prompts"})
     needs = ("reward_fn", "prompts")
 
+    def build(self, tokenizer: Any = None) -> None:
+        super().build(tokenizer)
+        self.canary = Canary()
+
     @property
     def experience_kwargs(self) -> dict[str, Any]:
         options: dict[str, Any] = self.method.experience_kwargs
@@ -82,6 +88,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         if not more:
             self._start_rollouts()
             self.scoring.tally = Tally()
+            self.sync_sampler()
         left = count
         waiting: deque[tuple[TextSamples | None, Batch]] = deque()
         try:
@@ -91,6 +98,8 @@ class OnlineTextTrainer(TextTrainer[E]):
                     size = min(left, chunk_size * self.group.size)
                     begin = count - left
                     samples = self._sampled(size, None if given is None else given[begin : begin + size])
+                    if left == count and not more:
+                        self.check_sampler(samples)
                     waiting.append((samples, self._submitted(samples)))
                     left -= size
                 # Where the reward runs in workers, the next chunks are generated meanwhile.
@@ -133,15 +142,69 @@ class OnlineTextTrainer(TextTrainer[E]):
         """The reward function of what is trained on."""
         return self.reward_fn
 
-    def check_ratio(self, metrics: Metrics) -> None:
-        """On fresh experience the policy that learns must be the policy that sampled: every ratio is 1."""
-        tolerance = 1e-3 if self.config.backend.mixed_precision == "no" else 0.1
-        if self.progress.position == 1 and metrics["policy/ratio_deviation"] > tolerance:
-            logger.warning(
-                "policy/ratio_deviation is %.2g on fresh experience, where it should be 0: the sampler and the "
-                "learner disagree about log-probabilities.",
-                metrics["policy/ratio_deviation"],
+    # What samples is what learns.
+
+    @torch.no_grad()
+    def check_sampler(self, samples: TextSamples | None) -> None:
+        """The canary: the sampler's weights, and its ratio to the learner on what it has just sampled.
+
+        Called on all processes, of which some may have no samples. SamplerError on all of them.
+        """
+        engine = self.sampler.generator
+        with self.clock("canary"):
+            fault = self.canary.weights(self.model.lm, engine)
+            apart, tokens = (0.0, 0) if samples is None else self._apart(samples.completion[:ROWS])
+            seen = self.group.gather([(fault, apart, tokens)])
+        for rank, (found, *_) in enumerate(seen):
+            if found is not None:
+                where = f" on process {rank}" if self.group.size > 1 else ""
+                self._refuse(f"does not hold the weights that are trained{where}: {found}")
+        deviation = sum(apart for _, apart, _ in seen) / sum(tokens for *_, tokens in seen)
+        if not deviation <= (limit := self._tolerance(engine.dtype)):  # NaN is not
+            self._refuse(
+                "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
+                f"{deviation:.2g} from 1 on average, above {limit:g}, although their weights are the same"
             )
+
+    def _apart(self, few: Completion) -> tuple[float, int]:
+        """The sum of abs(ratio of learner to sampler - 1) over tokens, and how many these are."""
+        few = Completion(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS]).trim()
+        with self.accelerator.autocast():
+            learner = self.model(few, heads=False).logprobs
+        ratio = probability_ratio(learner, self.sampler.generator.logprobs(few, self.model.temperature))
+        return float((ratio - 1).abs()[few.mask].sum()), int(few.mask.sum())
+
+    def accept(self, metrics: Metrics) -> bool:
+        """On fresh experience the policy that learns must be the policy that was observed: every ratio is 1."""
+        deviation, limit = metrics.get("policy/ratio_deviation", 0.0), self._tolerance(None)
+        fresh = self.progress.in_round and self.progress.position == 0
+        if fresh and not deviation <= limit:  # NaN is not
+            if self.progress.step:
+                self.save()
+            raise SamplerError(
+                f"policy/ratio_deviation is {deviation:.2g} on fresh experience, above {limit:g}: the loss computes "
+                "other log-probabilities than those that the samples were observed with (dropout, another temperature, "
+                "a model that changes between two forwards). No step was made on this experience; see docs/audit.md."
+            )
+        return True
+
+    def _tolerance(self, sampler: torch.dtype | None) -> float:
+        """How far a ratio may be from 1, by the coarsest numbers it is computed with."""
+        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.backend.mixed_precision)
+        own = {parameter.dtype for parameter in self.model.lm.parameters()}
+        return tolerance({*own, *(dtype for dtype in (mixed, sampler) if dtype is not None)})
+
+    def _refuse(self, what: str) -> None:
+        name = self.config.sampler.engine
+        advice = (
+            "sampler.engine: transformers generates with the trained model itself"
+            if name != "transformers"
+            else "something has changed the model between sampling and scoring"
+        )
+        raise SamplerError(
+            f"sampler.engine ({name}) {what}. Nothing of round {self.progress.round + 1} was learned from. "
+            f"{advice[0].upper()}{advice[1:]}; see docs/audit.md."
+        )
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""

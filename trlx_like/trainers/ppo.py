@@ -166,6 +166,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
 
     def accept(self, metrics: Metrics) -> bool:
         """False for a batch that has left the trust region; beyond `target_kl` the round ends as well."""
+        super().accept(metrics)
         method = self.method
         too_far = method.target_kl is not None and metrics["policy/approx_kl"] > method.target_kl
         too_steep = method.ratio_threshold is not None and metrics["policy/ratio"] > method.ratio_threshold
@@ -173,9 +174,6 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             self.end_round()
         metrics["policy/skipped"] = float(too_far or too_steep)
         return not (too_far or too_steep)
-
-    def after_step(self, metrics: Metrics) -> None:
-        self.check_ratio(metrics)
 
     def step(self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
         """One round on responses made and scored by hand: `ppo_epochs` passes; returns their mean metrics.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
@@ -109,10 +110,21 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def make_generator(self) -> Generator:
         """The engine that generates."""
-        engine: Generator = GENERATORS.get(self.config.sampler.engine)(
-            self.model.lm, self.tokenizer, self.model.allowed
-        )
+        return self.engine_for(self.model.lm)
+
+    def engine_for(self, lm: PreTrainedModel) -> Generator:
+        """An engine by the configuration for any language model. ConfigError for options that it does not take."""
+        name, options = self.config.sampler.engine, self.config.sampler.kwargs
+        try:
+            engine: Generator = GENERATORS.get(name)(lm, self.tokenizer, self.model.allowed, **options)
+        except TypeError as error:
+            raise ConfigError(f"sampler.kwargs ({options}): {name}: {error}") from error
         return engine
+
+    def sync_sampler(self) -> None:
+        """What generates gets the present weights."""
+        with self.clock("sync"):
+            self.sampler.generator.sync_weights(self.model.lm)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Heads on the policy's hidden states, by name."""
@@ -215,6 +227,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def _generated(self, queries: Sequence[Query], options: Mapping[str, Any]) -> list[Tensor]:
         batch = PromptBatch([self.query_ids(query) for query in queries], [{} for _ in queries])
+        self.sync_sampler()
         completion = self.sampler.sample(batch, options).completion
         return [element.response for element in completion.split()]
 

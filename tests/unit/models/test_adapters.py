@@ -24,7 +24,7 @@ from tests.unit.models.support import (
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import LanguagePolicy, load_model, load_trained_model, save_model
-from trlx_like.models.adapters import add_adapter, merged, read_adapter
+from trlx_like.models.adapters import add_adapter, merged, mismerged_weights, plain_weights, read_adapter
 
 LINEAR = {"target_modules": "all-linear"}
 LORA: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
@@ -133,6 +133,38 @@ def test_its_state_is_what_is_trained() -> None:
     del state["heads.value.layers.0.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*heads\.value\.layers\.0\.weight"):
         other.load_state_dict(state)
+
+
+@every_kind
+def test_the_plain_weights_are_those_of_the_merged_model(family: str, options: dict[str, Any]) -> None:
+    """Bit by bit, and neither they nor what they might be by mistake change the model."""
+    lm = adapted(family, options)
+    move(LanguagePolicy(lm))
+    before = {name: weight.clone() for name, weight in lm.named_parameters()}
+    plain, whole = dict(plain_weights(lm)), dict(merged(lm).named_parameters())
+    assert set(plain) == set(whole)
+    assert all(torch.equal(weight, whole[name]) for name, weight in plain.items())
+    mistakes = {(name, cause): weight for name, cause, weight in mismerged_weights(lm)}
+    assert bool(mistakes) or "modules_to_save" in options
+    assert {name for name, _ in mistakes} <= set(whole)
+    assert all(torch.equal(weight, before[name]) for name, weight in lm.named_parameters())
+
+
+def test_what_a_merge_may_do_wrong_by_hand() -> None:
+    """W is 1, B A is 2 x 3 x 0.5 (alpha / r): 1 left out, 4 added once, 7 twice."""
+    lm = tiny_lm("llama", layers=1)
+    add_adapter(lm, {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": ["q_proj"]}, None)
+    layer = lm.model.layers[0].self_attn.q_proj
+    with torch.no_grad():
+        layer.weight.fill_(1)
+        for part, value in ((layer.lora_A.default, 2), (layer.lora_B.default, 3)):
+            part.weight.zero_()
+            part.weight[:, 0 if part is layer.lora_B.default else slice(None)] = value
+        layer.lora_A.default.weight[1] = 0
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert dict(plain_weights(lm))[name].unique().tolist() == [4]
+    found = {(name, cause): weight.unique().tolist() for name, cause, weight in mismerged_weights(lm)}
+    assert found == {(name, "without the adapter"): [1], (name, "with the adapter twice"): [7]}
 
 
 # Files.

@@ -18,7 +18,7 @@ from tests.unit.trainers import ppo_numpy
 from tests.unit.trainers.test_ppo_experience import kls, shaken
 from trlx_like import Callback
 from trlx_like.api import make_trainer
-from trlx_like.errors import ConfigError, DataError
+from trlx_like.errors import ConfigError, DataError, SamplerError
 from trlx_like.trainers.ppo import PPOExperience, PPOTrainer
 
 OLD = ("old_logprobs", "old_values", "advantages", "returns")
@@ -187,23 +187,26 @@ def test_fresh_experience_has_a_ratio_of_one(minibatch_size: int | None, tmp_pat
     assert max(step["policy/ratio_deviation"] for step in collect.steps) > 1e-3
 
 
-def test_disagreement_on_fresh_experience_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1})
-    trainer.learn()
-    assert "ratio_deviation" not in caplog.text
-    trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1})
-    trainer.model.temperature = 0.5  # as if the learner did not know what the sampler does
+def test_disagreement_on_fresh_experience_stops_the_run(tmp_path: Path) -> None:
+    """The learner scores at another temperature than the observer: no step is made, and the run is saved."""
+    options = {"train.epochs": 3, "train.batch_size": 5}
+    trainer = make("PPOTrainer", tmp_path, **options)
     observe = trainer.observe
 
-    def with_another_temperature(*args: Any) -> Any:
-        trainer.model.temperature = 0.7
+    def observed(*args: Any) -> Any:
         elements = observe(*args)
-        trainer.model.temperature = 0.5
+        if trainer.progress.round == 2:
+            trainer.model.temperature = 0.5
         return elements
 
-    trainer.observe = with_another_temperature
-    trainer.learn()
-    assert "policy/ratio_deviation is" in caplog.text
+    trainer.observe = observed
+    with pytest.raises(SamplerError, match=r"^policy/ratio_deviation is 0\.\d+ on fresh experience, above 0\.001"):
+        trainer.learn()
+    assert trainer.progress.step == 4  # two rounds of two passes
+    saved = make("PPOTrainer", tmp_path / "again", **options)
+    saved.load(tmp_path)
+    assert_same(saved.model.state_dict(), trainer.model.state_dict())
+    assert (saved.progress.round, saved.progress.position, saved.progress.step) == (3, 0, 4)
 
 
 def test_too_large_a_kl_ends_the_round(tmp_path: Path) -> None:
@@ -225,6 +228,7 @@ def test_a_batch_beyond_the_ratio_is_skipped(tmp_path: Path) -> None:
     trainer.begin_round()
     batch = PPOExperience.collate(trainer.store.elements)
     trainer.optimize(batch)
+    trainer.progress.position = 1  # the experience is not fresh any more
     before = copy.deepcopy([trainer.model.state_dict(), trainer.optimizer.state_dict()])
     batch.old_logprobs = batch.old_logprobs - 3  # e^3 = 20
     metrics = trainer.optimize(batch)

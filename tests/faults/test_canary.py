@@ -1,0 +1,231 @@
+"""A sampler whose weights are not those that are trained is found out in the round in which it goes wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from tests.contract.recipes import LORA, make
+from tests.contract.runs import assert_same, rows, state_of
+from tests.distributed.ranks import on_ranks
+from tests.tiny import tiny_config
+from trlx_like.cli import app
+from trlx_like.errors import ConfigError, SamplerError
+from trlx_like.models import mismerged_weights
+from trlx_like.samplers.generators import register_generator
+from trlx_like.samplers.plain_copy import CopyGenerator
+
+ONLINE = ["GRPOTrainer", "OnlineDPOTrainer", "PPOTrainer", "RFTTrainer", "RLOOTrainer"]
+# Moved away from the start, where the model without its adapter is the model with it.
+ADAPTER = {"model.peft_config": {**LORA, "init_lora_weights": False}}
+ROUNDS = {"train.epochs": 4, "train.checkpoint_interval": 1000}
+LAYER = "transformer.h.1.attn.c_attn.weight"  # one that has an adapter
+
+Held = dict[str, torch.Tensor]
+
+
+def skipped(lm: nn.Module, held: Held, before: Held) -> None:
+    for name, weight in held.items():
+        weight.copy_(before[name])
+
+
+def base(lm: nn.Module, held: Held, before: Held) -> None:
+    for name, cause, weight in mismerged_weights(lm):
+        if cause == "without the adapter":
+            held[name].copy_(weight)
+
+
+def merged_twice(lm: nn.Module, held: Held, before: Held) -> None:
+    """What is added to the weights in place stays there: the next merge is on top of it."""
+    for name, cause, weight in mismerged_weights(lm):
+        if cause == "with the adapter twice":
+            held[name].copy_(weight)
+
+
+def stale_layer(lm: nn.Module, held: Held, before: Held) -> None:
+    held[LAYER].copy_(before[LAYER])
+
+
+def cast(lm: nn.Module, held: Held, before: Held) -> None:
+    for weight in held.values():
+        weight.copy_(weight.bfloat16())
+
+
+def permuted(lm: nn.Module, held: Held, before: Held) -> None:
+    """Two rows trade places, as shards that were joined in the wrong order."""
+    held[LAYER][[0, 1]] = held[LAYER][[1, 0]]
+
+
+FAULTS: dict[str, tuple[Callable[[nn.Module, Held, Held], None], str]] = {
+    "skipped update": (
+        skipped,
+        r"all \d+ weights that the last round changed are as before the last round: an update was skipped",
+    ),
+    "base weights": (
+        base,
+        r"of 28 weights 2 \(the first is transformer\.h\.0\.attn\.c_attn\.weight\) are without the adapter",
+    ),
+    "double merge": (
+        merged_twice,
+        r"of 28 weights 2 \(the first is transformer\.h\.0\.attn\.c_attn\.weight\) are with the adapter twice",
+    ),
+    "stale layer": (stale_layer, rf"of 28 weights {re.escape(LAYER)} is as before the last round"),
+    "cast": (cast, r"of 28 weights \d+ \(the first is transformer\.wte\.weight\) are rounded to bfloat16"),
+    "permuted shard": (
+        permuted,
+        rf"of 28 weights {re.escape(LAYER)} is in another order, the right numbers at wrong places",
+    ),
+}
+
+
+class Faulty(CopyGenerator):
+    """Goes wrong when it is brought up to date for the third time: after the evaluation and the round at the start."""
+
+    fault: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.syncs = 0
+
+    @torch.no_grad()
+    def sync_weights(self, lm: nn.Module) -> None:
+        held = dict(self.lm.named_parameters())
+        before = {name: weight.clone() for name, weight in held.items()}
+        super().sync_weights(lm)
+        self.syncs += 1
+        if self.syncs == 3:
+            type(self).fault(lm, held, before)
+
+
+for _name, (_fault, _) in FAULTS.items():
+    register_generator(f"faulty: {_name}")(type("FaultyNow", (Faulty,), {"fault": staticmethod(_fault)}))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught_within_the_round(fault: str, tmp_path: Path) -> None:
+    """The run stops before it learns from the round, says which weight and why, and is saved as it was before."""
+    healthy = make("PPOTrainer", tmp_path / "healthy", **ADAPTER, **ROUNDS, **{"sampler.engine": "copy"})
+    healthy.config.train.total_steps = 4  # two passes over two batches: the first round
+    healthy.learn()
+    trainer = make("PPOTrainer", tmp_path / "faulty", **ADAPTER, **ROUNDS, **{"sampler.engine": f"faulty: {fault}"})
+    with pytest.raises(SamplerError) as stopped:
+        trainer.learn()
+    message = str(stopped.value)
+    assert "\n" not in message
+    assert re.search(
+        rf"^sampler\.engine \(faulty: {fault}\) does not hold the weights that are trained: {FAULTS[fault][1]}\. "
+        r"Nothing of round 2 was learned from\. ",
+        message,
+    ), message
+    assert rows(tmp_path / "faulty")[-1]["step"] == 4
+    again = make("PPOTrainer", tmp_path / "again", **ADAPTER, **ROUNDS)
+    again.load(tmp_path / "faulty")
+    assert_same(again.model.state_dict(), healthy.model.state_dict())
+    assert (again.progress.round, again.progress.step) == (1, 4)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_every_online_trainer_asks(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SamplerError, match="an update was skipped"):
+        make(name, tmp_path, **ROUNDS, **{"sampler.engine": "faulty: skipped update"}).learn()
+
+
+def _stopped(rank: int, folder: Path) -> tuple[str, int]:
+    engine = {"sampler.engine": "faulty: stale layer" if rank else "copy"}
+    trainer = make("PPOTrainer", folder, **ADAPTER, **ROUNDS, **engine, **{"train.batch_size": 4})
+    with pytest.raises(SamplerError) as stopped:
+        trainer.learn()
+    return str(stopped.value), trainer.progress.step
+
+
+def test_all_processes_stop_where_one_is_wrong(tmp_path: Path) -> None:
+    (first, step), (second, other) = on_ranks(_stopped, tmp_path, timeout=60)
+    assert step == other > 0
+    assert f"on process 1: of 28 weights {LAYER} is as before" in first
+    assert f"on process 1: of 28 weights {LAYER} is as before" in second
+    assert list(tmp_path.glob("checkpoint_*"))
+
+
+@pytest.mark.parametrize("fault", ["base weights", "double merge", "permuted shard", "stale layer"])
+def test_the_ratio_sees_what_the_checksum_takes_for_right(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake on both sides of the checksum: the sampler vouches for weights that are wrong.
+
+    A cast is not among them: what it does to a ratio is in the tolerance of the ratio, and only the checksum sees it.
+    """
+    engine = {"sampler.engine": f"faulty: {fault}"}
+    trainer = make("PPOTrainer", tmp_path, **ADAPTER, **ROUNDS, **engine, **{"optimizer.kwargs": {"lr": 0.03}})
+    monkeypatch.setattr(trainer.canary, "weights", lambda *_: None)
+    with pytest.raises(SamplerError, match=r"the learner disagree about what was sampled: the ratio .* 0\.001"):
+        trainer.learn()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in ONLINE), ("PPOTrainer", None)])
+def test_a_sound_copy_is_let_through(name: str, dtype: str | None, tmp_path: Path) -> None:
+    """Rounded on purpose it is compared with what is rounded."""
+    options = {"sampler.engine": "copy", "sampler.kwargs": {} if dtype is None else {"dtype": dtype}}
+    trainer = make(name, tmp_path, **(ADAPTER if name != "RFTTrainer" else {}), **ROUNDS, **options)
+    trainer.learn()
+    held = dict(trainer.sampler.generator.lm.named_parameters())
+    assert {weight.dtype for weight in held.values()} == {getattr(torch, dtype or "float32")}
+    assert trainer.progress.round > 2
+
+
+def test_a_copy_makes_the_run_that_the_model_itself_makes(tmp_path: Path) -> None:
+    """Without an adapter nothing is merged, and both have the same numbers."""
+    runs = [
+        make("PPOTrainer", tmp_path / name, **ROUNDS, **{"sampler.engine": name}) for name in ("copy", "transformers")
+    ]
+    for run in runs:
+        run.learn()
+    assert_same(state_of(runs[0]), state_of(runs[1]))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "t5", "bart"])
+def test_other_families_and_encoder_decoders(family: str, tmp_path: Path) -> None:
+    """Capped and scaled logits, tied weights, decoders: the model's own forward is what the learner computes."""
+    model: dict[str, Any] = {"model.model_path": tiny_config(family)}
+    if family in ("t5", "bart"):
+        model["model.model_arch_type"] = "seq2seq"
+    lora = {"model.peft_config": {**LORA, "init_lora_weights": False, "target_modules": r".*(q_proj|\.q)"}}
+    trainer = make("PPOTrainer", tmp_path, **model, **lora, **ROUNDS, **{"sampler.engine": "copy"})
+    trainer.learn()
+    assert trainer.progress.round == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int8"}, r"sampler\.kwargs\.dtype \('int8'\) must be one of float32, bfloat16, float16"),
+        ({"bits": 4}, r"sampler\.kwargs \(\{'bits': 4\}\): copy: .* unexpected keyword argument 'bits'"),
+    ],
+)
+def test_options_that_a_copy_does_not_have(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("PPOTrainer", tmp_path, **{"sampler.engine": "copy", "sampler.kwargs": options})
+
+
+def test_a_weight_of_two_layers_with_one_adapter_has_no_copy(tmp_path: Path) -> None:
+    options = {"model.peft_config": {**LORA, "target_modules": ["lm_head"]}, "sampler.engine": "copy"}
+    with pytest.raises(ConfigError, match=r"sampler\.engine \(copy\): lm_head\.weight shares its weight"):
+        make("PPOTrainer", tmp_path, **options)
+
+
+def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise SamplerError("sampler.engine (copy) does not hold the weights that are trained.")
+
+    monkeypatch.setattr("trlx_like.api.read_config", refuse)
+    result = CliRunner().invoke(app, ["train", "any.yml"])
+    assert (result.exit_code, result.stderr) == (
+        3,
+        "sampler.engine (copy) does not hold the weights that are trained.\n",
+    )

@@ -1,0 +1,104 @@
+"""Whether what samples is what learns, asked in every round before anything is learned from its samples.
+
+Two checks, since neither sees everything. The checksum compares each weight that an engine generates with, bit by bit,
+with what it should hold: the policy's, adapters merged, in the engine's number format. At a learning rate of 1e-5 a
+layer that is a round old changes log-probabilities by less than their rounding error; its bits are others all the same.
+The ratio compares what engine and learner think of the same tokens: it sees right weights that are used wrongly, and a
+mistake in what both sides of the checksum take for the right ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trlx_like.functional.digest import Digest, digest
+from trlx_like.models import mismerged_weights, plain_weights
+from trlx_like.samplers.generators import Generator
+
+ROWS, TOKENS = 4, 256
+"""Responses of a round, and tokens of each, that the ratio is taken of."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""How far the ratio of a token may be from 1 on average, by the coarsest numbers that it is computed with.
+
+Rounding alone makes 5e-6 in float32 and .03 in bfloat16 (docs/audit.md has the measurements).
+"""
+
+
+def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """The entry of `TOLERANCE` for the coarsest of the formats. Formats that are not there are coarse ones."""
+    return max(TOLERANCE.get(dtype, 0.1) for dtype in dtypes if dtype != torch.float64)
+
+
+class Canary:
+    """The checksum. Remembers the digests of the last round, only to tell what went wrong."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Digest] = {}
+
+    def weights(self, lm: nn.Module, generator: Generator) -> str | None:
+        """What is wrong with the weights that an engine generates with, in words; None if nothing is.
+
+        lm: the language model that learns.
+        """
+        held = generator.digests()
+        if held is None:
+            return None
+        expected = {name: digest(_as(weight, generator.dtype)) for name, weight in plain_weights(lm)}
+        before, self.before = self.before, expected
+        wrong = [name for name in expected if held.get(name) != expected[name]]
+        if not wrong:
+            return None
+        other = _mistakes(lm, generator.dtype, wrong)
+        causes: defaultdict[str, list[str]] = defaultdict(list)
+        for name in wrong:
+            if name in before and before[name] != expected[name]:
+                other[name] = {_STALE: before[name], **other[name]}
+            causes[_cause(held.get(name), expected[name], other[name])].append(name)
+        changed = [name for name in expected if before and before[name] != expected[name]]
+        if wrong == changed and all(_STALE in cause for cause in causes):
+            same = " and ".join(causes)
+            return f"all {len(wrong)} weights that the last round changed are {same}: an update was skipped"
+        told = (f"{_names(names)} {'is' if len(names) == 1 else 'are'} {cause}" for cause, names in causes.items())
+        return f"of {len(expected)} weights {'; '.join(told)}"
+
+
+_STALE = "as before the last round"
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} (the first is {names[0]})"
+
+
+def _as(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return weight if dtype is None else weight.to(dtype)
+
+
+def _cause(held: Digest | None, expected: Digest, other: Mapping[str, Digest]) -> str:
+    if held is None:
+        return "missing"
+    found = [cause for cause, digested in other.items() if digested == held]
+    if found:
+        return " and ".join(found)
+    if held.kind != expected.kind:
+        return f"{held.kind}, not {expected.kind}"
+    if held.unordered == expected.unordered:
+        return "in another order, the right numbers at wrong places"
+    return "of other numbers"
+
+
+def _mistakes(lm: nn.Module, dtype: torch.dtype | None, names: Collection[str]) -> dict[str, dict[str, Digest]]:
+    """What might be in the place of these weights by mistake: for each name, digests by the words for them."""
+    found: dict[str, dict[str, Digest]] = {name: {} for name in names}
+    for name, cause, weight in mismerged_weights(lm):
+        if name in found:
+            found[name][cause] = digest(_as(weight, dtype))
+    for name, weight in plain_weights(lm):
+        for coarse in (torch.bfloat16, torch.float16) if name in found else ():
+            rounded = _as(weight.to(coarse).to(weight.dtype), dtype)
+            found[name][f"rounded to {str(coarse).removeprefix('torch.')}"] = digest(rounded)
+    return found
