@@ -19,7 +19,7 @@ from tests.tiny import tiny_config
 from trlx_like.cli import app
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.models import mismerged_weights
-from trlx_like.samplers.generators import register_generator
+from trlx_like.samplers.generators import GENERATORS
 from trlx_like.samplers.plain_copy import CopyGenerator
 
 ONLINE = ["GRPOTrainer", "OnlineDPOTrainer", "PPOTrainer", "RFTTrainer", "RLOOTrainer"]
@@ -104,8 +104,11 @@ class Faulty(CopyGenerator):
             type(self).fault(lm, held, before)
 
 
-for _name, (_fault, _) in FAULTS.items():
-    register_generator(f"faulty: {_name}")(type("FaultyNow", (Faulty,), {"fault": staticmethod(_fault)}))
+@pytest.fixture(autouse=True)
+def faulty_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GENERATORS, "_entries", dict(GENERATORS._entries))
+    for name, (fault, _) in FAULTS.items():
+        GENERATORS.register(f"faulty: {name}")(type("FaultyNow", (Faulty,), {"fault": staticmethod(fault)}))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
