@@ -43,8 +43,8 @@ class Fault:
     traceback: str = ""
     cause: BaseException | None = None  # in the process that it happened in
 
-    def error(self) -> RewardError:
-        error = RewardError(self.message + self.shown)
+    def error(self, more: str = "") -> RewardError:
+        error = RewardError(self.message + self.shown + more)
         error.__cause__ = self.cause
         return error
 

@@ -7,6 +7,7 @@ does, EOS at the end, and what is too long loses its beginning, so that the answ
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ class RewardModel:
     def _placed(self) -> torch.device:
         """The device, with the model on it. At the first call, when a process knows which GPU is its own."""
         if self.device is None:
-            self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+            # A worker is a new process, in which nobody has chosen the GPU of the process that it works for.
+            own = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())) if torch.cuda.is_available() else 0
+            self.device = torch.device("cuda", own) if torch.cuda.is_available() else "cpu"
         self.network.to(self.device)
         return torch.device(self.device)
 

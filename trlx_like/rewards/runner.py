@@ -120,7 +120,7 @@ class RewardRunner:
             columns[name][rows.start : rows.stop] = of_call
         faults = self._record(batch, outcomes)
         if faults and self.options.on_error == "raise":
-            raise faults[0].error()
+            raise faults[0].error(self._see_also(faults[0]))
         rewards = {name: [self._in_place_of(outcome) for outcome in column] for name, column in columns.items()}
         if isinstance(self.function, WeightedRewards):
             return Scores(self.function.combined(list(rewards.values())), rewards, len(faults))
@@ -161,6 +161,11 @@ class RewardRunner:
         for places in [*([place] for place in alone), *([together] if together else [])]:
             job = Job([batch.calls[place] for place in places], [of_name[batch.places[place][0]] for place in places])
             batch.answers.append((self._pool.submit(job), places))
+
+    def _see_also(self, fault: Fault) -> str:
+        """Where the traceback is, where the exception that has it is in a worker."""
+        elsewhere = fault.traceback and fault.cause is None and self.directory is not None
+        return f"\n  traceback: in {self.directory}/{FAULTS_FILE}" if elsewhere else ""
 
     def _in_place_of(self, outcome: Outcome) -> Reward:
         if not isinstance(outcome, Fault):

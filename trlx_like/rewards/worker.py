@@ -206,7 +206,7 @@ class Worker:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The process and what it has started."""
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # macOS says so of a process that has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

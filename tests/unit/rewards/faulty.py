@@ -167,3 +167,37 @@ async def _of_one(output: str) -> float:
 
 def brightness(images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
     return [sum(row[0]) / len(row[0]) for row, _ in zip(images, prompts, strict=True)]
+
+
+class Odd:
+    """One of these functions as it is for outputs of even length, and with its fault for the others.
+
+    rank: the only process of a run in which there is a fault; None: any.
+    """
+
+    def __init__(self, name: str, rank: int | None = None) -> None:
+        self.name = name
+        self.rank = rank
+
+    def __call__(self, outputs: Sequence[str], goals: Sequence[Any] = ()) -> list[float]:
+        here = self.rank is None or os.environ["RANK"] == str(self.rank)
+        seen = ["bad" if here and len(output) % 2 else output for output in outputs]
+        keys = {"goals": goals} if self.name == "mutates" else {}
+        rewards: list[float] = globals()[self.name](seen, **keys)
+        return rewards
+
+
+def even(outputs: Sequence[str]) -> list[float | None]:
+    """What is left of such a function when its faults are abstentions."""
+    return [None if len(output) % 2 else float(len(output)) for output in outputs]
+
+
+def vowels(outputs: Sequence[str]) -> list[float]:
+    return [float(sum(letter in "aeiou" for letter in output)) for output in outputs]
+
+
+class Longest:
+    """A judge."""
+
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> list[int | None]:
+        return [None if len(a) == len(b) else int(len(a) < len(b)) for a, b in pairs]
