@@ -234,6 +234,13 @@ def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
     assert not (here / "model").exists() and not (here / "run").exists()
 
 
+def test_a_check_of_several_reward_functions(here: Path) -> None:
+    file = ppo_file(here, reward_fn=["rewards.py:score", "rewards.py:score_and_interrupt"])
+    assert said(0, "check", file).endswith("reward_fn: rewards.py:score, rewards.py:score_and_interrupt.\n")
+    file = ppo_file(here, reward_fn=["rewards.py:score", "rewards.py:none"])
+    assert said(2, "check", file) == "data.reward_fn[1] ('rewards.py:none'): rewards.py has no 'none'.\n"
+
+
 def test_a_check_takes_a_folder_for_a_reward_model(here: Path) -> None:
     (here / "judge").mkdir()
     file = ppo_file(here, reward_fn="judge")

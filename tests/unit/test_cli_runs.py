@@ -36,6 +36,17 @@ def test_a_run_from_yaml(finished: Path) -> None:
     assert (finished / "run" / "checkpoint_2" / "hf_model" / "config.json").is_file()
 
 
+def test_a_run_with_several_rewards_in_workers(finished: Path, here: Path) -> None:
+    """All of it from the file: the functions are in one that only its path names."""
+    (here / "model").symlink_to(finished / "model")
+    file = ppo_file(here, reward_fn=["rewards.py:score", f"{here / 'rewards.py'}:score"])
+    options = ["--set", "reward.weights=[1, -0.5]", "--set", "reward.workers=1"]
+    assert run("train", file, *options).exit_code == 0
+    for line in (here / "run" / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["reward/score"] == row["reward/score_2"] == row["output"].count("a") == 2 * row["reward"]
+
+
 def test_text_from_a_run_a_checkpoint_and_a_model(finished: Path) -> None:
     words = ["--prompt", "ab", "--prompt", "cd", "--num", 2, "--max-new-tokens", 3, "--seed", 1]
     made = {name: said(0, "generate", finished / name, *words) for name in ("model", "run", "run/checkpoint_2")}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.tiny import tiny_config, tiny_tokenizer
 from tests.unit.models.test_reward_model import sharp
@@ -61,6 +64,24 @@ def test_weighted_rewards_that_cannot_be_added() -> None:
         call(WeightedRewards([length, lambda **_: [1.0]]))
 
 
+@given(
+    columns=st.integers(0, 6).flatmap(
+        lambda rows: st.lists(
+            st.lists(st.none() | st.floats(-1e3, 1e3), min_size=rows, max_size=rows), min_size=1, max_size=4
+        )
+    ),
+    data=st.data(),
+)
+def test_the_sum_is_numpys_over_what_is_given(columns: list[list[float | None]], data: st.DataObject) -> None:
+    """An abstention is a NaN that is left out; where all abstain there is none."""
+    weights = data.draw(st.lists(st.floats(-10, 10), min_size=len(columns), max_size=len(columns)))
+    table = np.array([[math.nan if entry is None else entry for entry in column] for column in columns])
+    expected = np.nansum(np.array(weights)[:, None] * table, axis=0)
+    got = WeightedRewards([length] * len(columns), weights).combined(columns)
+    assert [reward is None for reward in got] == np.isnan(table).all(axis=0).tolist()
+    assert [0.0 if reward is None else reward for reward in got] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
 def test_names_of_components() -> None:
     class Length:
         def __call__(self, outputs: list[str]) -> list[float]:
@@ -94,7 +115,7 @@ def test_every_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "weights", "message"),
+    ("spec", "weights", "message"),
     [
         (3, None, r"^x must be a function, a reward model, .* or a list of these, not 3\.$"),
         ([length, None], None, r"^x\[1\] must be a function"),
@@ -106,9 +127,9 @@ def test_every_form(tmp_path: Path) -> None:
     ],
     ids=["number", "in a list", "no file", "empty", "weights", "one", "both"],
 )
-def test_what_is_no_reward_function(given: Any, weights: list[float] | None, message: str) -> None:
+def test_what_is_no_reward_function(spec: Any, weights: list[float] | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_reward(given, weights, "x")
+        make_reward(spec, weights, "x")
 
 
 def test_a_reward_model_in_another_process_is_the_same(tmp_path: Path) -> None:
@@ -116,11 +137,11 @@ def test_a_reward_model_in_another_process_is_the_same(tmp_path: Path) -> None:
     model = sharp(tiny_config())
     model.save_pretrained(tmp_path / "judge")
     tiny_tokenizer().save_pretrained(tmp_path / "judge")
-    given = {"prompts": PROMPTS, "outputs": OUTPUTS}
+    texts = {"prompts": PROMPTS, "outputs": OUTPUTS}
     for form in (RewardModel(tmp_path / "judge", batch_size=2), RewardModel(model, tiny_tokenizer(), max_length=8)):
         copy = pickle.loads(pickle.dumps(form))
         assert (copy.batch_size, copy.max_length) == (form.batch_size, form.max_length)
-        assert copy(**given) == form(**given)
+        assert copy(**texts) == form(**texts)
     runner = RewardRunner(RewardModel(tmp_path / "judge"), RewardFnConfig(workers=1))
-    assert runner.score(given, [{}] * 5).rewards == RewardModel(tmp_path / "judge")(**given)
+    assert runner.score(texts, [{}] * 5).rewards == RewardModel(tmp_path / "judge")(**texts)
     runner.close()

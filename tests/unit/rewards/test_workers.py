@@ -169,3 +169,47 @@ def test_a_worker_that_cannot_start(body: str, why: str, runner: Runners, tmp_pa
     file.write_text(body)
     with pytest.raises(RewardError, match=rf"^A process of reward\.workers did not start: {why}\n.*{OUTPUT_FILE}"):
         scores_of(own)
+
+
+def test_a_worker_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
+    """Not even one that hangs."""
+    script = tmp_path / "script.py"
+    script.write_text(HANGING)
+    path = {**os.environ, "PYTHONPATH": str(Path(trlx_like.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=path, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = int(run.stdout.readline())
+        os.kill(worker, 0)
+        run.kill()
+    until = time.monotonic() + 30
+    while time.monotonic() < until and _runs(worker):
+        time.sleep(0.05)
+    assert not _runs(worker)
+
+
+def _runs(process: int) -> bool:
+    """A process that has ended stays in the table until somebody asks how; nobody may."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+HANGING = """
+import os, sys, time
+from trlx_like.config import RewardFnConfig
+from trlx_like.rewards.runner import RewardRunner
+
+def hangs(outputs):
+    open("pid", "w").write(str(os.getpid()))
+    os.rename("pid", "began")
+    while True:
+        time.sleep(1)
+
+if __name__ == "__main__":
+    RewardRunner(hangs, RewardFnConfig(workers=1)).submit({"outputs": ["a"]}, [{}])
+    while not os.path.exists("began"):
+        time.sleep(0.01)
+    print(open("began").read(), flush=True)
+    time.sleep(60)
+"""
