@@ -26,11 +26,11 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory, measured(directory), {"ILQL": watch.lap()})
 
 
-def train_ilql(directory: Path, seed: int) -> Any:
-    """The trainer of an ILQL run whose evaluation decodes with one beta."""
+def train_ilql(directory: Path, seed: int, **method: Any) -> Any:
+    """The trainer of an ILQL run whose evaluation decodes with one beta. method: options of ILQL to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
-        method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}},
+        method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}, **method},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
     )
     return trlx_like.train(

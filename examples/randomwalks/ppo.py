@@ -29,14 +29,20 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory / "ppo", measured(directory / "ppo"), {**seconds, "PPO": watch.lap()})
 
 
-def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, **method: Any) -> None:
+def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int = 64, **method: Any) -> None:
     """PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         model={"model_path": str(model)},
         method=method,
         scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
-        train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None, "total_steps": steps},
+        train={
+            "seed": seed,
+            "checkpoint_dir": str(directory),
+            "resume_from_checkpoint": None,
+            "total_steps": steps,
+            "batch_size": batch_size,
+        },
     )
     trlx_like.train(config, reward_fn, task.prompts, eval_prompts=task.eval_prompts * WALKS, metric_fn=metric_fn)
 
