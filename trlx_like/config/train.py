@@ -63,6 +63,8 @@ class TrainConfig(Section):
     rollout_logging_dir: PathText | None = None
     """Folder for the experience of every round as text; null: not written."""
 
+    log_samples: int = Field(4, ge=0)
+    """Prompts of every round whose samples are shown, with all responses to each; 0: none."""
     tracker: str | list[str] | None = None
     """Registered names of trackers beside metrics.jsonl, for example wandb; null: none."""
     logging_dir: PathText | None = None

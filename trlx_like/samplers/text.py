@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ SEPARATOR = "<sep>"
 """What stands in `samples` between the prompt that an encoder reads and the output of its decoder, as in trlX."""
 
 
+FinishReason = Literal["eos", "stop", "length"]
+"""Why a response ends: EOS, a stop sequence, or `max_new_tokens`."""
+
+
 @dataclass
 class TextSamples:
     """What was sampled, as ids for the trainer and as text for the user's functions."""
@@ -27,12 +31,17 @@ class TextSamples:
     prompts: list[str]
     outputs: list[str]  # without special tokens, cut before a stop sequence
     samples: list[str]  # prompt and output
-    finished: list[bool]  # ended by itself (EOS or a stop sequence), not by max_new_tokens
+    finish_reasons: list[FinishReason]
     metadata: list[dict[str, Any]]
     components: dict[str, list[Any]] = field(default_factory=dict)  # of a reward of several functions, once scored
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def finished(self) -> list[bool]:
+        """Which ended by themselves, not by max_new_tokens."""
+        return [reason != "length" for reason in self.finish_reasons]
 
     def __getitem__(self, rows: Sequence[int]) -> TextSamples:
         def pick(values: list[Any]) -> list[Any]:
@@ -43,7 +52,7 @@ class TextSamples:
             pick(self.prompts),
             pick(self.outputs),
             pick(self.samples),
-            pick(self.finished),
+            pick(self.finish_reasons),
             pick(self.metadata),
             {name: pick(column) for name, column in self.components.items()},
         )
@@ -90,7 +99,7 @@ class TextSampler:
         if len(parts) > 1:
             completion = Completion.collate([row for part in parts for row in part.split()])
         texts = self.decode(completion)
-        return TextSamples(completion, *texts, finished=self.finished(completion, config), metadata=prompts.metadata)
+        return TextSamples(completion, *texts, self.finish_reasons(completion, config), prompts.metadata)
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Completion:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
@@ -112,16 +121,15 @@ class TextSampler:
             outputs.append(self._cut(output))
         return prompts, outputs, [p + o for p, o in zip(prompts, outputs, strict=True)]
 
-    def finished(self, completion: Completion, config: GenerationConfig) -> list[bool]:
+    def finish_reasons(self, completion: Completion, config: GenerationConfig) -> list[FinishReason]:
+        """Of each row. EOS, where it completes a stop sequence as well."""
         lengths = completion.mask.sum(dim=1)
         last: Tensor = completion.response.gather(1, lengths[:, None] - 1).squeeze(1)
-        ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype))
-        if self.stop:
-            rows = zip(completion.response, completion.mask, strict=True)
-            texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows]
-            stopped = [any(s in text for s in self.stop) for text in texts]
-            ended = ended | torch.tensor(stopped, device=last.device)
-        return [bool(row) for row in ended]
+        ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype)).tolist()
+        rows = zip(completion.response, completion.mask, strict=True)
+        texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows] if self.stop else [""] * len(lengths)
+        stopped = [any(string in text for string in self.stop) for text in texts]
+        return ["eos" if eos else "stop" if stop else "length" for eos, stop in zip(ended, stopped, strict=True)]
 
     def _text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

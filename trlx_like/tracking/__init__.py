@@ -6,11 +6,22 @@ Importing this package imports none of their libraries, nor torch.
 
 from __future__ import annotations
 
-from trlx_like.tracking.base import TRACKERS, RunInfo, Tracker, Trackers, make_trackers, register_tracker
+from trlx_like.tracking.base import (
+    EVALUATION,
+    TRACKERS,
+    TRAINING,
+    RunInfo,
+    Tracker,
+    Trackers,
+    make_trackers,
+    register_tracker,
+)
 from trlx_like.tracking.report import write_report
 
 __all__ = [
+    "EVALUATION",
     "TRACKERS",
+    "TRAINING",
     "RunInfo",
     "Tracker",
     "Trackers",

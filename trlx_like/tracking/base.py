@@ -15,6 +15,9 @@ from trlx_like.errors import ConfigError
 from trlx_like.registry import Registry
 from trlx_like.tracking.values import number
 
+EVALUATION, TRAINING = "samples", "training"
+"""What the table of an evaluation's samples is called, and that of a round's."""
+
 
 class Tracker(Protocol):
     """A destination of metrics and tables. Only the main process has trackers."""

@@ -1,4 +1,5 @@
-"""The terminal: a bar with the time left and the numbers that matter, and the samples of each evaluation.
+"""The terminal: a bar with the time left and the numbers that matter, the samples of each evaluation, and now and then
+those of a round.
 
 Where output is not a terminal there are neither bars nor control characters: one plain line an evaluation, and one a
 minute when nothing else is said.
@@ -17,16 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from trlx_like.tracking.base import RunInfo
+from trlx_like.tracking.base import TRAINING, RunInfo
 from trlx_like.tracking.values import compact, plain, shorten
 
 # What is shown of training, in this order: a label and the names it goes by, of which the first that exists is taken.
-TRAINING = {
+NUMBERS = {
     "kl": ("policy/kl", "policy/approx_kl"),
     "loss": ("losses/total_loss", "losses/loss", "loss"),
     "lr": ("learning_rate",),
 }
 ROWS, CELL = 6, 160  # of a table: rows and characters a cell that are shown
+SHORT, READABLE = 16, 24  # characters of a cell that is no text, and of the column of a text that can be read
 QUIET_SECONDS = 60.0
 
 
@@ -46,7 +48,7 @@ class Headline:
         shown = [(_label(name), self._latest[name]) for name in filter(_evaluated, self._latest)][:evaluation]
         if not shown and "rollout/score_mean" in self._latest:
             shown = [("score", self._latest["rollout/score_mean"])]
-        for label, names in TRAINING.items():
+        for label, names in NUMBERS.items():
             shown += [(label, self._latest[name]) for name in names if name in self._latest][:1]
         return "  ".join(f"{shorten(label, 40)} {compact(value)}" for label, value in shown)
 
@@ -134,6 +136,7 @@ class Bar:
             "training", total=run.total_steps, completed=run.resume_step or 0, numbers=""
         )
         self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._round_shown = -QUIET_SECONDS  # when the samples of a round were last shown
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._begin()
@@ -144,14 +147,37 @@ class Bar:
             self._console.print(Text(line, style="bold"))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        if name == TRAINING:  # there is one in every round, which may be a step
+            if time.monotonic() - self._round_shown < QUIET_SECONDS:
+                return
+            self._round_shown = time.monotonic()
         more = f", {ROWS} of {len(rows)} rows" if len(rows) > ROWS else ""
         self._console.print(Text(f"{self._cell(name)} at step {step}{more}", style="bold"))
-        table = Table(show_lines=True)
-        for column in columns:
-            table.add_column(Text(self._cell(column)), overflow="fold")
-        for row in rows[:ROWS]:
-            table.add_row(*(Text(self._cell(value)) for value in row))
-        self._console.print(table)
+        self._console.print(self._table(columns, rows[:ROWS]))
+
+    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+        """Texts beside what is short, which has columns of its own where they leave room for the texts, else one."""
+        cells = [[self._cell(value) for value in row] for row in rows]
+        titles = [[self._cell(part) for part in column.replace("_", " ").split("/")] for column in columns]
+        texts = [place for place in range(len(columns)) if max(len(row[place]) for row in cells) > SHORT]
+        short = [place for place in range(len(columns)) if place not in texts]
+        widths = [max(map(len, [*titles[place], *(row[place] for row in cells)])) + 3 for place in short]
+        narrow = self._console.width - sum(widths) < READABLE * len(texts)
+        table = Table()
+        for place in texts if narrow else range(len(columns)):
+            right = all(isinstance(row[place], int | float | None) for row in rows)
+            table.add_column("\n".join(titles[place]), justify="right" if right else "left", overflow="fold")
+        if narrow:
+            table.add_column("", no_wrap=True)
+        groups = [row[columns.index("group")] if "group" in columns else number for number, row in enumerate(rows)]
+        for number, row in enumerate(cells):
+            if number and groups[number] == groups[number - 1]:
+                row = ["" if columns[place] in ("group", "prompt") else cell for place, cell in enumerate(row)]
+            last = number + 1 == len(rows) or groups[number] != groups[number + 1]
+            shown = [row[place] for place in (texts if narrow else range(len(columns)))]
+            notes = [f"{' '.join(titles[place])} {row[place]}" for place in short if row[place]] if narrow else []
+            table.add_row(*map(Text, [*shown, *(["\n".join(notes)] if narrow else [])]), end_section=last or narrow)
+        return table
 
     def close(self) -> None:
         self._progress.stop()
@@ -173,5 +199,5 @@ class Bar:
 
     def _cell(self, value: Any) -> str:
         """A value as text that this terminal can show, whatever is in it."""
-        text = compact(value) if isinstance(value, float) else str(plain(value))
+        text = "" if value is None else compact(value) if isinstance(value, float) else str(plain(value))
         return shorten(text, CELL).encode(self._console.encoding, "replace").decode(self._console.encoding)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config.generation import swept
+from trlx_like.tracking import EVALUATION
+from trlx_like.trainers.samples import log_rows, reward_columns
 from trlx_like.trainers.scoring import Row, Tally, measure
 
 if TYPE_CHECKING:
@@ -43,10 +45,7 @@ def evaluate_text(
                 metrics[f"reward/std{suffix}"] = statistics.pstdev(values)
         metrics[f"generation/length{suffix}"] = statistics.fmean(row["length"] for row in rows)
         table += [{"sweep": suffix.lstrip("@"), **row} if suffix else row for row in rows]
-    if trainer.tracker is not None and table:
-        columns = list({name: None for row in table for name in row})
-        cells = [[row.get(name) for name in columns] for row in table]
-        trainer.tracker.log_table("samples", columns, cells, trainer.progress.step)
+    log_rows(trainer, EVALUATION, table, trainer.progress.step)
     return metrics
 
 
@@ -74,17 +73,16 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
     for prompts in trainer.eval_batches():
         with trainer.clock("generate"):
             samples = trainer.sampler.sample(prompts, options)
-        for row, finished in zip(samples.rows(), samples.finished, strict=True):
+        for row, reason in zip(samples.rows(), samples.finish_reasons, strict=True):
             seen.append(row)
             texts = {"prompt": row["prompts"], "output": row["outputs"]}
-            shown.append({**texts, "length": row["length"], "finished": finished})
+            shown.append({**texts, "length": row["length"], "finish_reason": reason})
     group, tokenizer = trainer.group, trainer.tokenizer
     if trainer.reward_fn is not None:
         scores = trainer.scoring.score(trainer.reward_fn, seen)
         trainer.scoring.total(Tally().add(scores))
-        for place, (row, reward) in enumerate(zip(shown, scores.rewards, strict=True)):
-            row["reward"] = sum(reward) if isinstance(reward, list) else reward
-            row |= {f"reward/{name}": column[place] for name, column in scores.components.items()}
+        for place, row in enumerate(shown):
+            row |= reward_columns(scores.rewards, scores.components, place)
     if trainer.metric_fn is not None:
         for name, values in measure(group, trainer.metric_fn, seen, tokenizer).items():
             for row, value in zip(shown, values, strict=True):

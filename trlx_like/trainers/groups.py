@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, whole
+from trlx_like.trainers.samples import ShownSamples, spread
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,11 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     def make_experience(self) -> Metrics:
         method = self.method
         groups, responses = self.table([], [], torch.zeros(0)), []
+        shown = ShownSamples(self, method.num_generations)
         attempts, wanted = 0, method.num_prompts
         while wanted > 0 and attempts < (method.max_sampling_attempts or 1):
             for samples, rewards in self.all_samples(wanted, method.chunk_size, more=attempts > 0):
+                shown.add(samples, rewards)
                 part = self.table(rewards, samples.finished, samples.completion.mask.sum(dim=1).cpu())
                 groups = groups.extend(part)
                 responses += self.chosen(samples, part.kept)
@@ -97,6 +100,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             wanted = method.num_prompts - int(self.group.sum([float(groups.kept.any(dim=1).sum())])[0])
         batch = self.observe(responses)
         batch.advantages = zero_padding(self.advantages(batch, groups.scores, groups.kept).float(), batch.mask)
+        shown.log(**self.shown_columns(batch, groups.kept.flatten().tolist()))
         trained = groups.finished[groups.kept] | (not method.mask_truncated_completions)  # [B]
         self.push_to_store(batch[trained].split())
         if not self.group.sum([len(self.store)])[0]:
@@ -148,6 +152,13 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         """Scores less the KL penalty of the whole response. scores, mask: [P, G]"""
         penalties = torch.zeros_like(scores).masked_scatter(mask, self.penalty(batch).sum(dim=1).to(scores))
         return scores - penalties
+
+    def shown_columns(self, batch: GroupExperience, kept: list[bool]) -> dict[str, Iterable[float | None]]:
+        """Of all responses of a round, what it made of those that are kept."""
+        columns = {"advantage": sequence_means(batch.advantages, batch.mask)}
+        if batch.ref_logprobs is not None:
+            columns["kl"] = sequence_sums(kl_k3(batch.old_logprobs, batch.ref_logprobs), batch.mask)
+        return {name: spread(values.tolist(), kept) for name, values in columns.items()}
 
     # The loss.
 

@@ -28,6 +28,7 @@ from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs
 from trlx_like.trainers.online import OnlineTextTrainer, whole
+from trlx_like.trainers.samples import ShownSamples
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Tally:
     scores: list[float] = field(default_factory=list)  # of those that have one
     lengths: list[int] = field(default_factory=list)  # in tokens
     finished: list[bool] = field(default_factory=list)
+    roles: list[str | None] = field(default_factory=list)  # in a pair: chosen or rejected
     ties: int = 0  # prompts whose best response is no better than the worst
     unjudged: int = 0  # prompts with fewer than two responses that have a score
 
@@ -81,13 +83,29 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         method = self.method
         self.beta = method.beta_of(self.prompts.next_epoch)
         tally = Tally()
+        shown = ShownSamples(self, method.n_generations_per_prompt)
         for samples, rewards in self.all_samples(method.num_prompts or self.config.train.batch_size, method.chunk_size):
+            shown.add(samples, rewards)
             scores = self.penalized(rewards, samples.finished)
             tally.scores += [score for score in scores if score is not None]
             tally.lengths += samples.completion.mask.sum(dim=1).tolist()
             tally.finished += samples.finished
             self.push_to_store(list(self.pairs_of(samples, scores, tally)))
+        shown.log(pair=tally.roles, kl=self.divergence(shown.completions))
         return self.rollout_metrics(tally)
+
+    @torch.no_grad()
+    def divergence(self, completions: Sequence[Completion]) -> list[float]:
+        """k3 estimate of KL(policy || reference) of each response, in nats."""
+        found: list[float] = []
+        size = self.config.train.minibatch_size or self.local_batch_size
+        for start in range(0, len(completions), size):
+            part = Completion.collate(completions[start : start + size]).to(self.device)
+            with self.clock("observe"), self.accelerator.autocast():
+                out = self.model(part, reference=True)
+            assert out.ref_logprobs is not None
+            found += sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).tolist()
+        return found
 
     def rollout_metrics(self, tally: Tally) -> Metrics:
         """Of the responses of a round, over all processes."""
@@ -129,6 +147,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         size = self.method.n_generations_per_prompt
         responses = samples.completion.to("cpu").split()
         for start in range(0, len(responses), size):
+            tally.roles += [None] * size
             judged = [(score, row) for row in range(start, start + size) if (score := scores[row]) is not None]
             if len(judged) < 2:
                 tally.unjudged += 1
@@ -139,6 +158,8 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
                 tally.ties += 1
                 continue
             ended = [float(samples.finished[row]) for _, row in (best, worst)]
+            for (_, row), role in ((best, "chosen"), (worst, "rejected")):
+                tally.roles[row - start - size] = role
             yield _pair(responses[best[1]], responses[worst[1]], [best[0], worst[0]], ended)
 
     # The loss.

@@ -34,6 +34,7 @@ from trlx_like.models import PolicyOutput, ValueHead
 from trlx_like.samplers.generation import generation_config
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, Statistics, dense
+from trlx_like.trainers.samples import ShownSamples
 from trlx_like.trainers.text import Query
 
 
@@ -82,12 +83,18 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     def make_experience(self) -> Metrics:
         elements: list[PPOExperience] = []
         finished: list[bool] = []
+        shown = ShownSamples(self)
         for samples, rewards in self.scored_samples(self.method.num_rollouts, self.method.chunk_size):
+            shown.add(samples, rewards)
             scores = dense(rewards, samples.completion.mask)
             elements += self.observe(samples.completion, scores, samples.finished)
             finished += samples.finished
         ended, count = self.group.sum([sum(finished), len(finished)])
-        return self.add_experience(elements) | {"rollout/finished_fraction": ended / count}
+        metrics = self.add_experience(elements)
+        first = self.store.elements[: len(shown.rows)]
+        divergence = [float(kl_k3(element.old_logprobs, element.ref_logprobs).sum()) for element in first]
+        shown.log(advantage=[float(element.advantages.mean()) for element in first], kl=divergence)
+        return metrics | {"rollout/finished_fraction": ended / count}
 
     @torch.no_grad()
     def observe(self, completion: Completion, scores: Tensor, finished: Sequence[bool]) -> list[PPOExperience]:
@@ -209,7 +216,8 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             prompt, ids = torch.tensor(self.query_ids(query)), response.cpu()
             rows.append(Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool()))
         completion = Completion.collate(rows).to(self.device)
-        finished = self.sampler.finished(completion, generation_config(self.experience_kwargs, self.tokenizer))
+        reasons = self.sampler.finish_reasons(completion, generation_config(self.experience_kwargs, self.tokenizer))
+        finished = [reason != "length" for reason in reasons]
         return self.observe(completion, dense([float(score) for score in scores], completion.mask), finished)
 
     def _penalty(self, out: PolicyOutput) -> Tensor:

@@ -19,6 +19,7 @@ from trlx_like.data.pool import ResponsePool, Scored
 from trlx_like.functional.selection import percentile_at, score_thresholds
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, whole
+from trlx_like.trainers.samples import ShownSamples
 from trlx_like.trainers.sft import negative_log_likelihood
 
 
@@ -51,12 +52,15 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
         made: list[Scored] = []
         finished: list[bool] = []
+        shown = ShownSamples(self, group_size=None)
         for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):
+            shown.add(samples, rewards)
             rows = zip(samples.completion.to("cpu").split(), samples.outputs, rewards, strict=True)
             made += [Scored(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows]
             finished += samples.finished
         made, finished = self.group.gather(made), self.group.gather(finished)
         self.pool.extend(made)
+        shown.log()
         scores = torch.tensor([response.score for response in made], dtype=torch.float64)
         return {
             "rollout/score_mean": float(scores.mean()),

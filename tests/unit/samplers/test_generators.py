@@ -39,6 +39,7 @@ def test_the_first_eos_is_kept_and_nothing_after_it(pad: bool) -> None:
     assert out.completion.mask.int().tolist() == masks
     assert out.outputs == ["d", "bcd", "xyxyxyxy", ""]
     assert out.finished == [True, True, False, True]
+    assert out.finish_reasons == ["eos", "eos", "length", "eos"]
     lengths = out.completion.mask.sum(dim=1)
     last = out.completion.response.gather(1, lengths[:, None] - 1)[:, 0]
     assert (last == EOS).tolist() == [True, True, False, True]
@@ -227,6 +228,8 @@ def test_stop_sequences(
     out = sampler(allowed, tokenizer=tokenizer, stop=stop).sample(batch, {"max_new_tokens": 7})
     assert spelled(out.completion, tokenizer) == ids
     assert out.outputs == texts and out.finished == finished
+    ends = ["eos" if spelling.endswith(".") else "stop" for spelling in ids]
+    assert out.finish_reasons == [end if ended else "length" for end, ended in zip(ends, finished, strict=True)]
     assert out.samples == [p + o for p, o in zip(["a", "de", "e", "x"], texts, strict=True)]
 
 

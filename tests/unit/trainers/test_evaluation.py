@@ -49,7 +49,7 @@ def test_numbers_and_table_by_hand(tmp_path: Path) -> None:
     assert {row["table"] for row in table} == {"samples"}
     lengths_seen = [row["length"] for row in table]
     assert first["generation/length"] == pytest.approx(sum(lengths_seen) / 3)
-    assert all(row["finished"] or row["length"] == GENERATION["max_new_tokens"] for row in table)
+    assert all(row["finish_reason"] == "eos" or row["length"] == GENERATION["max_new_tokens"] for row in table)
 
 
 def test_a_sweep_has_a_metric_and_rows_for_each_setting(tmp_path: Path) -> None:
