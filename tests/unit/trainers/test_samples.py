@@ -12,6 +12,7 @@ import torch
 
 from tests.contract.recipes import GENERATION, PROMPTS, count_letters, make
 from tests.contract.runs import StopAfter, rows, run_until_stopped
+from trlx_like.rewards.weighted import WeightedRewards
 
 ONE_ROUND = {"train.epochs": 1, "train.total_steps": 100}
 ONLINE = ("PPOTrainer", "GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "RFTTrainer")
@@ -168,3 +169,23 @@ def test_trackers_that_have_tables_get_them(tmp_path: Path, monkeypatch: pytest.
     table = json.loads(file.read_text())
     assert table["columns"] == ["group", "prompt", "output", "reward", "advantage", "kl", "length", "finish_reason"]
     assert [row[2] for row in table["data"]] == [row["output"] for row in tables(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["PPOTrainer", "GRPOTrainer"])
+def test_each_part_of_a_reward_has_a_column(name: str, tmp_path: Path) -> None:
+    """Also of the samples that one of the functions abstains from."""
+
+    def letters(outputs: Sequence[str], **_: Any) -> list[float]:
+        return [float(output.count("a")) for output in outputs]
+
+    def brief(outputs: Sequence[str], **_: Any) -> list[float | None]:
+        return [None if len(output) > 4 else 0.25 for output in outputs]
+
+    reward = WeightedRewards([letters, brief], [1.0, 2.0])
+    make(name, tmp_path, reward_fn=reward, **ONE_ROUND).learn()
+    found = [*tables(tmp_path), *tables(tmp_path, "samples")]
+    assert {row["reward/brief"] for row in found} == {None, 0.25}
+    for row in found:
+        assert row["reward/letters"] == row["output"].count("a")
+        assert row["reward"] == pytest.approx(row["reward/letters"] + 2 * (row["reward/brief"] or 0))
+        assert list(row).index("reward/brief") == list(row).index("reward") + 2
