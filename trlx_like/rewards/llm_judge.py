@@ -90,6 +90,13 @@ class LLMJudge:
         self._file = None if cache is None else Path(cache)
         self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process of `reward.workers`, which needs a lock of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     def compare(self, *, prompts: Sequence[str], pairs: Sequence[tuple[str, str]], **_: Any) -> list[int | None]:
         """0 or 1, the better one of each pair; None where the model abstains or goes by the order."""
         orders = [(0, 1), (1, 0)] if self.swap else [(0, 1)]

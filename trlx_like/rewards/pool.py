@@ -57,8 +57,7 @@ class Pool:
             self._jobs.get()
         for worker in self._workers:
             self._jobs.put(None)
-            if worker.busy:
-                worker.kill()
+            worker.stop()
         for thread in self._threads:
             thread.join()
 

@@ -204,7 +204,15 @@ class RewardRunner:
             **columns,
             "metadata": [call.metadata[row] for row in rows],
         }
-        return json.dumps(line, default=repr, ensure_ascii=False) + "\n"
+        return json.dumps({name: _plain(value) for name, value in line.items()}, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it; what that cannot have, as Python writes it."""
+    try:
+        return json.loads(json.dumps(value, default=repr, allow_nan=False))
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -79,19 +79,21 @@ class Worker:
 
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
-        self.busy = False
+        self._busy = self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def run(self, job: Job) -> list[list[Outcome]]:
         """An outcome a sample of each call. RewardError when the process cannot be started."""
-        self.busy = True
+        self._busy = True  # before it is asked whether to stop, as `stop` asks the other way round
         try:
             return self._run(job)
         finally:
-            self.busy = False
+            self._busy = False
 
     def _run(self, job: Job) -> list[list[Outcome]]:
+        if self._stopped:
+            raise RewardError("The rewards of this batch are not wanted any more.")
         connection = self._started()
         limits = [call.allowed() for call in job.calls]
         rows = zip(job.functions, job.calls, limits, strict=True)
@@ -124,9 +126,10 @@ class Worker:
         """Lets the process end, and kills it if it does not."""
         self._ended()
 
-    def kill(self) -> None:
-        """Ends the process at once; may be called from another thread."""
-        if (process := self._process) is not None:
+    def stop(self) -> None:
+        """Ends the job that is being done, if there is one, and does no other. For other threads than that of `run`."""
+        self._stopped = True
+        if self._busy and (process := self._process) is not None:
             _kill(process)
 
     def _started(self) -> Connection:
@@ -135,16 +138,21 @@ class Worker:
         ours, theirs = Pipe()
         log = os.devnull if self.payload.log is None else self.payload.log
         command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-        with open(log, "ab") as output, theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the run, and what the function starts is killed with it
-            )
+        try:
+            with open(log, "ab") as output, theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C is for the run, and what the function starts is killed with it
+                )
+        except OSError as error:
+            raise RewardError(f"A process of reward.workers did not start: {error}") from error
         self._connection = ours
+        if self._stopped:
+            _kill(self._process)
         ours.send_bytes(pickle.dumps((_modules(), self.payload.functions, self.payload.tokenizer)))
         kind, answer = self._received(self.payload.start_limit)
         if kind == "ready":

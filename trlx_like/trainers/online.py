@@ -118,9 +118,8 @@ class OnlineTextTrainer(TextTrainer[E]):
                 self.scoring.close()
         tally = self.scoring.total(self.scoring.tally)
         if tally.all_abstained and not more:
-            raise RewardError(
-                f"reward_fn abstained (None) from all {tally.samples:g} samples; there is nothing to train on."
-            )
+            what = f"reward_fn abstained (None) from all {tally.samples:g} samples{tally.because}"
+            raise RewardError(f"{what}; there is nothing to train on.")
         self._pending |= tally.metrics()
 
     def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:

@@ -111,24 +111,26 @@ class Tally:
     def all_abstained(self) -> bool:
         return self.sums["abstained"] == self.samples
 
+    @property
+    def because(self) -> str:
+        """Where to read on, when functions failed."""
+        return f", after {self.sums['faults']:g} faults ({FAULTS_FILE})" if self.sums["faults"] else ""
+
     def check(self, limit: float) -> None:
-        abstained, samples, faults = (self.sums[name] for name in ("abstained", "samples", "faults"))
-        if abstained > limit * samples:
-            because = f", after {faults:g} faults ({FAULTS_FILE})" if faults else ""
-            raise RewardError(
-                f"{abstained:g} of {samples:g} samples have no reward{because}; reward.max_abstained is {limit:g}."
-            )
+        """RewardError when a larger fraction than the limit abstained."""
+        if self.sums["abstained"] > limit * self.samples:
+            share = f"{self.sums['abstained']:g} of {self.samples:g} samples have no reward"
+            raise RewardError(f"{share}{self.because}; reward.max_abstained is {limit:g}.")
 
     def metrics(self) -> dict[str, float]:
         """Of a round."""
-        means = {
-            f"rollout/reward/{name}/mean": self.sums[f"sum/{name}"] / count if count else float("nan")
-            for kind, _, name in (key.partition("/") for key in list(self.sums))
-            if kind == "count"
-            for count in [self.sums[f"count/{name}"]]
-        }
-        share = self.sums["abstained"] / max(self.sums["samples"], 1)
-        return {"rollout/abstained_fraction": share, "rollout/reward_faults": self.sums["faults"], **means}
+        share = self.sums["abstained"] / max(self.samples, 1)
+        metrics = {"rollout/abstained_fraction": share, "rollout/reward_faults": self.sums["faults"]}
+        for key, count in list(self.sums.items()):
+            kind, _, name = key.partition("/")
+            if kind == "count":
+                metrics[f"rollout/reward/{name}/mean"] = self.sums[f"sum/{name}"] / count if count else float("nan")
+        return metrics
 
 
 def measure(group: Group, function: Callable[..., Any], rows: Sequence[Row], tokenizer: Any) -> dict[str, list[float]]:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from tests.contract.recipes import make
+from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
-from trlx_like.rewards.judges import judged, make_judge
+from trlx_like.rewards.judges import GroupReward, judged, make_judge
 from trlx_like.rewards.llm_judge import LLMJudge
+from trlx_like.rewards.runner import RewardRunner
 
 Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
 
@@ -210,6 +212,15 @@ def test_bad_options_are_refused() -> None:
         LLMJudge("localhost:8000", "m")
     with pytest.raises(ConfigError, match=r"judge.template lacks \{prompt\}, \{b\}"):
         LLMJudge("http://localhost", "m", template="{a}?")
+
+
+def test_it_works_in_a_process_of_its_own(server: Server) -> None:
+    """The server is in this one."""
+    runner = RewardRunner(GroupReward(judge_of(server), 2), RewardFnConfig(workers=1))
+    given = {"samples": ["x"] * 4, "prompts": ["p", "p", "q", "q"], "outputs": ["aaa", "b", "c", "dd"]}
+    assert runner.score(given, [{}] * 4).rewards == [1.0, 0.0, 0.0, 1.0]
+    runner.close()
+    assert len(server.requests) == 4
 
 
 def test_online_dpo_learns_from_it(server: Server, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.unit.rewards import faulty
 from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, scores_of
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards.limits import Limit, TimeUp, alarm
-from trlx_like.rewards.runner import FAULTS_FILE
 from trlx_like.rewards.weighted import WeightedRewards
 
 # name, options that it needs, what a batch of three gets under on_error: abstain, and the kind of the fault
@@ -234,7 +233,7 @@ def test_columns_need_not_be_text(workers: int, runner: Runners, tmp_path: Path)
     images = [[[0.0, 1.0]], [[0.5, math.nan]]]
     assert own.score({"images": images, "prompts": ["x", "y"]}, [{}, {}]).rewards == [0.5, None]
     (line,) = faults(tmp_path)
-    assert line["prompts"] == ["y"] and "NaN" in (tmp_path / FAULTS_FILE).read_text()
+    assert line["prompts"] == ["y"] and line["images"] == "[[[0.5, nan]]]"
 
 
 def test_another_answer_each_time_is_asked_for_once(runner: Runners) -> None:
@@ -242,6 +241,14 @@ def test_another_answer_each_time_is_asked_for_once(runner: Runners) -> None:
     first, second = own.submit(GIVEN, [{}] * 3), own.submit(GIVEN, [{}] * 3)
     assert own.result(second).rewards == [4.0, 5.0, 6.0]  # whatever the order in which results are asked for
     assert own.result(first).rewards == [1.0, 2.0, 3.0]
+
+
+def test_a_record_holds_whatever_came_with_a_prompt(runner: Runners, tmp_path: Path) -> None:
+    metadata = [{"goal": {(1, 2): math.inf}, "path": tmp_path}, {"goal": {1: [2]}}, {}]
+    runner(faulty.raises, on_error="abstain").score(GIVEN, metadata)
+    assert faults(tmp_path)[0]["metadata"] == repr(metadata)
+    runner(faulty.raises, on_error="abstain").score(GIVEN, [{"path": tmp_path}, {"goal": {1: [2]}}, {}])
+    assert faults(tmp_path)[1]["metadata"] == [{"path": repr(tmp_path)}, {"goal": {"1": [2]}}, {}]
 
 
 def test_nothing_to_score(runner: Runners) -> None:

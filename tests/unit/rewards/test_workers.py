@@ -54,6 +54,18 @@ def test_closing_does_not_wait_for_what_hangs(runner: Runners, tmp_path: Path) -
     assert began.read_text() == "a\n" and len(batches) == 3
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 0.3])
+def test_closing_at_any_time(seconds: float, runner: Runners, tmp_path: Path) -> None:
+    """While the process is being made, imports, or is at work; the next batch gets a new one."""
+    own = runner(faulty.waits, workers=1)
+    for _ in range(2):
+        own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3)
+    time.sleep(seconds)
+    own.close()
+    (tmp_path / "open").touch()
+    assert own.score(GIVEN, [{"gate": str(tmp_path)}] * 3).rewards == RIGHT
+
+
 def test_batches_are_scored_while_this_process_goes_on(runner: Runners, tmp_path: Path) -> None:
     """The second one's call begins before the first one's result was asked for, and before it could end."""
     own = runner(faulty.waits, workers=2)
