@@ -171,7 +171,8 @@ def _check_sources(config: TRLConfig) -> list[str]:
             elif option == "data.judge" and not (isinstance(spec, str) and names_reward_model(spec)):
                 found.append(f"judge: {check_judge(spec, option)}")
             elif option in ("data.reward_fn", "data.judge"):
-                found.append(f"{name}: {check_reward(spec, option)}")
+                weights = config.reward.weights if name == "reward_fn" else None
+                found.append(f"{name}: {check_reward(spec, option, weights)}")
             elif section == "data" and name != "stop_sequences":
                 load_function(spec, option)
                 found.append(f"{name}: {spec}")

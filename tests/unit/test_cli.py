@@ -237,6 +237,10 @@ def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
 def test_a_check_of_several_reward_functions(here: Path) -> None:
     file = ppo_file(here, reward_fn=["rewards.py:score", "rewards.py:score_and_interrupt"])
     assert said(0, "check", file).endswith("reward_fn: rewards.py:score, rewards.py:score_and_interrupt.\n")
+    assert said(2, "check", file, "--set", "reward.weights=[1]") == (
+        "data.reward_fn must be a list of at least one function, and reward.weights have one for each: 2 functions, 1 "
+        "weights.\n"
+    )
     file = ppo_file(here, reward_fn=["rewards.py:score", "rewards.py:none"])
     assert said(2, "check", file) == "data.reward_fn[1] ('rewards.py:none'): rewards.py has no 'none'.\n"
 

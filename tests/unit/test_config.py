@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trlx_like.config import METHODS, TRAINERS, PPOConfig, Section, TRLConfig
+from trlx_like.config import METHODS, TRAINERS, PPOConfig, RewardFnConfig, Section, TRLConfig
 from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError
 
@@ -63,6 +63,13 @@ def test_the_shortest_file_gets_the_defaults(tmp_path: Path) -> None:
     assert (config.train.seed, config.train.max_grad_norm, config.train.trackers) == (1000, 1.0, [])
     assert isinstance(config.method, PPOConfig) and config.method.ratio_threshold == 10.0
     assert config.inert() == []
+
+
+def test_options_of_rewards_that_do_nothing() -> None:
+    assert RewardFnConfig(worker_memory=100, worker_start_limit=5.0, error_value=1.0).inert() == [
+        *("worker_memory", "worker_start_limit", "error_value")
+    ]
+    assert RewardFnConfig(workers=1, worker_memory=100, on_error="value", error_value=1.0).inert() == []
 
 
 # A setting that is added to the file, and the sentence about it.
@@ -123,6 +130,10 @@ TOP = {
     "plugins: p.py": "plugins: must be a list of texts, got 'p.py'.",
     "backend: {device: gpu}": "backend.device: must be 'auto' or 'cpu', got 'gpu'.",
     "data: 7": "data: must be a mapping of settings, got 7.",
+    "reward: {time_limit: 0}": "reward.time_limit: must be a number above 0 or null, got 0.",
+    "reward: {on_error: skip}": "reward.on_error: must be 'raise', 'abstain' or 'value', got 'skip'.",
+    "reward: {max_abstained: 1.5}": "reward.max_abstained: must be a number from 0 to 1, got 1.5.",
+    "reward: {weights: [a]}": "reward.weights: must be a list or null, got ['a'].",
     "sampler: {engine: 7}": "sampler.engine: must be text, got 7.",
     "optimizer: {kwargs: {amsgrad: no}}": "optimizer.kwargs.amsgrad: 'no' is text here; write true or false.",
     "zzz: {}": (

@@ -173,11 +173,11 @@ def _awaited(waiting: Mapping[int, tuple[Call, Any]]) -> dict[int, Any]:
     longest = max(known, key=lambda limit: limit.seconds) if len(known) == len(limits) else None
     try:
         _run_loop(all_of_them, longest)
-    except TimeUp as error:  # some function blocks the loop in which the others wait
-        for place, (call, _) in waiting.items():
-            limit = limits[place]
-            if place not in done and limit is not None:
-                done[place] = call.late(limit, error)
+    except (TimeUp, SystemExit) as error:  # of one that blocks or ends the loop in which the others wait
+        for place in set(waiting) - set(done):
+            call, limit = waiting[place][0], limits[place]
+            late = isinstance(error, TimeUp) and limit is not None
+            done[place] = call.late(limit, error) if late and limit is not None else _raised(call, error)
     return done
 
 

@@ -20,17 +20,22 @@ def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str =
     `module:function` or `file.py:function`; or a list of these. weights: of a list, `reward.weights`. option: what
     errors call it. ConfigError for anything else.
     """
+    _check_weights(spec, weights, option)
+    if not isinstance(spec, (list, tuple)):
+        return _one(spec, option)
+    return WeightedRewards([_one(part, f"{option}[{place}]") for place, part in enumerate(spec)], weights)
+
+
+def _check_weights(spec: Any, weights: Sequence[float] | None, option: str) -> None:
     if not isinstance(spec, (list, tuple)):
         if weights is not None:
-            own = " It has weights of its own." if isinstance(spec, WeightedRewards) else " It is one function."
-            raise ConfigError(f"reward.weights ({list(weights)}) needs a list of functions as {option}.{own}")
-        return _one(spec, option)
-    if not spec or (weights is not None and len(weights) != len(spec)):
+            own = "It has weights of its own." if isinstance(spec, WeightedRewards) else "It is one function."
+            raise ConfigError(f"reward.weights ({list(weights)}) needs a list of functions as {option}. {own}")
+    elif not spec or (weights is not None and len(weights) != len(spec)):
         raise ConfigError(
             f"{option} must be a list of at least one function, and reward.weights have one for each: {len(spec)} "
             f"functions, {'no' if weights is None else len(weights)} weights."
         )
-    return WeightedRewards([_one(part, f"{option}[{place}]") for place, part in enumerate(spec)], weights)
 
 
 def _one(spec: Any, option: str) -> Callable[..., Any]:
@@ -50,8 +55,9 @@ def _one(spec: Any, option: str) -> Callable[..., Any]:
     return function
 
 
-def check_reward(spec: Any, option: str) -> str:
+def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None) -> str:
     """What a YAML's reward function is, in words, without loading a model. Raises what `make_reward` would."""
+    _check_weights(spec, weights, option)
     if isinstance(spec, list):
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
     if not names_reward_model(spec):

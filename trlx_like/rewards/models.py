@@ -116,8 +116,11 @@ class RewardModel:
         """The device, with the model on it. At the first call, when a process knows which GPU is its own."""
         if self.device is None:
             # A worker is a new process, in which nobody has chosen the GPU of the process that it works for.
-            own = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())) if torch.cuda.is_available() else 0
-            self.device = torch.device("cuda", own) if torch.cuda.is_available() else "cpu"
+            if torch.cuda.is_available():
+                own = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+                self.device = torch.device("cuda", own % torch.cuda.device_count())
+            else:
+                self.device = "cpu"
         self.network.to(self.device)
         return torch.device(self.device)
 

@@ -133,8 +133,9 @@ class Worker:
             _kill(process)
 
     def _started(self) -> Connection:
-        if self._connection is not None:
+        if self._connection is not None and self._process is not None and self._process.poll() is None:
             return self._connection
+        self._ended()  # of one that ended while it had nothing to do
         ours, theirs = Pipe()
         log = os.devnull if self.payload.log is None else self.payload.log
         command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]

@@ -118,6 +118,15 @@ async def stuck(outputs: Sequence[str]) -> list[float]:
     return length(outputs)
 
 
+def leaves(outputs: Sequence[str]) -> list[Any]:
+    async def one(output: str) -> float:
+        if output == "bad":
+            raise SystemExit(3)
+        return float(len(output))
+
+    return [one(output) for output in outputs]
+
+
 async def blocks(outputs: Sequence[str]) -> list[float]:
     """Async by name: it keeps all others from running."""
     while "bad" in outputs:

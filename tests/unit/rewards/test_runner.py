@@ -215,6 +215,13 @@ def test_an_async_function_that_blocks_the_others(workers: int, runner: Runners,
     assert [line["kind"] for line in faults(tmp_path)] == ["time limit"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_async_function_that_exits(workers: int, runner: Runners, tmp_path: Path) -> None:
+    own = runner(WeightedRewards([faulty.leaves, faulty.length]), workers=workers, on_error="abstain")
+    assert scores_of(own).components == {"leaves": [None] * 3, "length": RIGHT}
+    assert faults(tmp_path)[0]["message"] == "leaves raised SystemExit: 3"
+
+
 def test_async_within_a_running_loop(runner: Runners) -> None:
     """As in a notebook."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,16 @@ def test_a_killed_worker_is_replaced(runner: Runners) -> None:
     own = runner(WeightedRewards([faulty.pid, faulty.exits]), workers=1, on_error="abstain")
     first, second = (scores_of(own).components["pid"][0] for _ in range(2))
     assert first != second
+
+
+def test_a_worker_that_ended_while_it_had_nothing_to_do_is_replaced(runner: Runners) -> None:
+    own = runner(faulty.pid, workers=1)
+    first = scores_of(own).rewards[0]
+    assert isinstance(first, float)
+    os.kill(int(first), signal.SIGKILL)
+    while _runs(int(first)):
+        time.sleep(0.01)
+    assert scores_of(own).rewards[0] != first
 
 
 def test_no_worker_is_left_behind(runner: Runners) -> None:
