@@ -1,7 +1,7 @@
 """The command `trlx-like`.
 
 Exit codes: 0 done, 1 our fault (a traceback), 2 the user's (a sentence), 3 the run stopped itself since sampler and
-learner disagree, 130 and 143 interrupted. What needs torch is
+learner disagree, 4 `audit` has found something, 130 and 143 interrupted. What needs torch is
 imported inside the commands, so that help, and a mistake in a YAML file, come at once.
 """
 
@@ -45,6 +45,9 @@ REGISTRIES = {
     "judges": "trlx_like.rewards.judges:JUDGES",
 }
 KINDS = [*REGISTRIES, "presets"]
+
+FINDINGS = 4
+"""Exit code of `audit` where a run shows signs of reward hacking."""
 
 
 class _Commands(TyperGroup):
@@ -375,3 +378,14 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     if run.is_dir() and not (run / "metrics.jsonl").is_file():
         raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
     typer.echo(write_report(run))
+
+
+@app.command()
+def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
+    """Look for signs of reward hacking in a run.
+
+    Exits with 0 where there are none, and with 4 where there are.
+    """
+    from trlx_like.tracking import show_audit
+
+    raise typer.Exit(FINDINGS if show_audit(run) else 0)

@@ -10,6 +10,7 @@ exp(beta A), as in AWAC. The table shows PPO from its step 0 on; with `--seeds 5
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from examples.randomwalks.ilql import train_ilql
 from examples.randomwalks.ppo import train_ppo
@@ -18,7 +19,7 @@ from examples.randomwalks.seeds import Result, Stopwatch, main, measured
 AWAC = {"beta": 6.0, "awac_clip": 20.0}
 # The start knows the edges. Without the KL penalty a policy may settle on moves that do not exist from some node, and
 # with half as many walks in a round on one that is a step too long.
-PPO = {"steps": 200, "batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
+PPO: dict[str, Any] = {"steps": 200, "batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
 
 
 def run(seed: int, directory: Path) -> Result:

@@ -26,6 +26,7 @@ NOT_STATE = {
     ".totals",  # set anew by every step
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
+    ".outputs",  # of the round
     ".run.resumed",  # of this process
     ".sampler.generator.lm",  # brought up to date before it is used
     ".stop_request",  # of this process

@@ -33,6 +33,9 @@ GENERATORS: Registry[Any] = Registry(
 )
 register_generator = GENERATORS.register
 
+LOGITS = 1 << 26
+"""Logits made at once for `logprobs`: 256 MiB in float32."""
+
 
 class Generator(Protocol):
     """What an engine does. Constructed as `Engine(lm, tokenizer, allowed, **sampler.kwargs)`."""
@@ -119,21 +122,21 @@ class TransformersGenerator:
 
     @torch.no_grad()
     def logprobs(self, batch: Completion, temperature: float) -> Tensor:
-        # By the model's own forward, as generate() calls it, and not in the learner's way; a row at a time, since its
-        # logits are large.
-        found = torch.zeros(batch.response.shape, device=batch.response.device)
+        # By the model's own forward, as generate() calls it, and not in the learner's way.
+        columns = batch.prompt.shape[1] + batch.response.shape[1]
+        rows = max(1, LOGITS // (columns * self.lm.config.get_text_config().vocab_size))
+        parts = [self._logprobs(batch[start : start + rows], temperature) for start in range(0, len(batch), rows)]
+        return torch.cat(parts)
+
+    def _logprobs(self, batch: Completion, temperature: float) -> Tensor:
+        width = batch.response.shape[1]
         with _bare(self.lm):
-            for row in range(len(batch)):
-                one = batch[[row]].trim()
-                width = one.response.shape[1]
-                logits = self.lm(**one.inputs(self.start)).logits[:, -width - 1 : -1].float() / temperature  # [1, R, V]
-                for processor in self.processors:
-                    assert isinstance(processor, AllowedTokens)
-                    forbidden = ~processor.allowed[one.previous(self.start)]
-                    logits = logits.masked_fill(forbidden, -torch.inf)
-                scores = logits.log_softmax(dim=-1).gather(2, one.response[:, :, None])[:, :, 0]
-                found[row, :width] = torch.where(one.mask[0], scores[0], 0)
-        return found
+            logits = self.lm(**batch.inputs(self.start)).logits[:, -width - 1 : -1].float() / temperature  # [B, R, V]
+        for processor in self.processors:
+            assert isinstance(processor, AllowedTokens)
+            logits = logits.masked_fill(~processor.allowed[batch.previous(self.start)], -torch.inf)
+        scores = logits.log_softmax(dim=-1).gather(2, batch.response[:, :, None])[:, :, 0]
+        return torch.where(batch.mask, scores, 0)
 
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
         return self.generate_with([], prompt, prompt_mask, config, stop)

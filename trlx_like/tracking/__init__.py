@@ -1,11 +1,12 @@
 """Where the numbers go: one protocol, one file a destination, and the page that shows a finished run.
 
-`metrics.jsonl`, `samples.jsonl`, `report.html` and the console are always on; `train.tracker` names the others.
+`metrics.jsonl`, `samples.jsonl`, `report.html`, the audit and the console are always on; `train.tracker` names others.
 Importing this package imports none of their libraries, nor torch.
 """
 
 from __future__ import annotations
 
+from trlx_like.tracking.audit import show_audit
 from trlx_like.tracking.base import (
     EVALUATION,
     TRACKERS,
@@ -27,5 +28,6 @@ __all__ = [
     "Trackers",
     "make_trackers",
     "register_tracker",
+    "show_audit",
     "write_report",
 ]

@@ -59,6 +59,7 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
     lazy={
         "jsonl": "trlx_like.tracking.jsonl:JsonlTracker",
         "report": "trlx_like.tracking.report:ReportTracker",
+        "audit": "trlx_like.tracking.audit:AuditTracker",
         "console": "trlx_like.tracking.console:ConsoleTracker",
         "wandb": "trlx_like.tracking.wandb:WandbTracker",
         "tensorboard": "trlx_like.tracking.tensorboard:TensorboardTracker",
@@ -67,7 +68,7 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
 )
 register_tracker = TRACKERS.register
 
-ALWAYS = ("report", "jsonl", "console")  # closed in the opposite order: the report reads what jsonl wrote
+ALWAYS = ("report", "jsonl", "audit", "console")  # closed in the opposite order: the report reads what jsonl wrote
 
 
 class Trackers:
@@ -101,7 +102,7 @@ class Trackers:
 
 
 def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
-    """The trackers of a run: jsonl, console, the report, and those in `names` (`train.tracker`).
+    """The trackers of a run: jsonl, console, audit, the report, and those in `names` (`train.tracker`).
 
     main: False on processes that log nothing. RegistryError for an unknown name, on every process; ConfigError for a
     package that is not installed.

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from trlx_like.errors import DataError
+from trlx_like.tracking.audit import findings
 from trlx_like.tracking.base import RunInfo
 from trlx_like.tracking.curves import Curve, charts, duration, goals, phases, read_curves
 from trlx_like.tracking.tables import read_tables
@@ -52,6 +53,7 @@ def write_report(run_dir: Path) -> Path:
         "goals": goals(curves),
         "groups": charts(curves),
         "phases": phases(curves),
+        "audit": findings(run_dir),
         "tables": tables,
         "torn": {name: count for name, count in torn.items() if count},
     }

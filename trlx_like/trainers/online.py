@@ -22,6 +22,7 @@ from trlx_like.rewards.call import Reward
 from trlx_like.samplers.canary import ROWS, TOKENS, Canary, tolerance
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import Metrics
+from trlx_like.trainers.outputs import Output, output_metrics, outputs_of
 from trlx_like.trainers.scoring import Batch, Tally
 from trlx_like.trainers.text import TextTrainer
 
@@ -57,6 +58,7 @@ class OnlineTextTrainer(TextTrainer[E]):
     def build(self, tokenizer: Any = None) -> None:
         super().build(tokenizer)
         self.canary = Canary()
+        self.outputs: list[Output] = []  # of this round
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             self._start_rollouts()
             self.scoring.tally = Tally()
             self.sync_sampler()
+            self.outputs = []
         left = count
         waiting: deque[tuple[TextSamples | None, Batch]] = deque()
         try:
@@ -112,6 +115,8 @@ class OnlineTextTrainer(TextTrainer[E]):
                 if samples is not None:
                     samples.components = scores.components
                     self._write_rollouts(samples, scores.rewards)
+                    wholes = [None if reward is None else whole(reward) for reward in scores.rewards]
+                    self.outputs += outputs_of(samples, wholes)
                     yield samples, scores.rewards
         finally:
             if waiting:  # nobody wants these any more
@@ -120,7 +125,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         if tally.all_abstained and not more:
             what = f"reward_fn abstained (None) from all {tally.samples:g} samples{tally.because}"
             raise RewardError(f"{what}; there is nothing to train on.")
-        self._pending |= tally.metrics()
+        self._pending |= tally.metrics() | output_metrics(self.group.gather(self.outputs))
 
     def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:
         """Samples to this process's share of `size` prompts, if it has one."""

@@ -26,6 +26,16 @@ function showTiles() {
   }
 }
 
+function showAudit() {
+  const { audit } = data;
+  if (!audit) return;
+  const found = audit.found ? `${audit.found} ${audit.found === 1 ? "signal" : "signals"} of reward hacking` : "no signal of reward hacking";
+  const rows = audit.verdicts.map((one) => el("tr", one.found ? "found" : "", el("th", "", one.name), el("td", "", one.state), el("td", "", one.words, one.found ? el("p", "", `Try: ${one.advice}`) : "")));
+  const folded = el("details", "", el("summary", "", "Audit", el("small", audit.found ? "bad" : "", ` ${found} in ${audit.rounds} rounds`)), el("table", "", ...rows));
+  folded.open = audit.found > 0;
+  byId("audit").append(folded);
+}
+
 function goalTile(goal) {
   const change = goal.last.value - goal.first.value, best = goal.lower ? goal.min : goal.max;
   const better = goal.lower ? change < 0 : change > 0;
@@ -69,6 +79,7 @@ function showFoot() {
 
 showFacts();
 showTiles();
+showAudit();
 showCharts();
 showSmoothing();
 showSamples();
