@@ -28,8 +28,8 @@ ROUNDS = 5
 WINDOW = 3
 """Last rounds whose mean is judged: one odd round is no finding."""
 
-SURPRISE = 2.5  # times what the reference finds its own outputs
-CORRELATION, DRIFT, FACTOR = 0.95, 1.2, 3.0
+SURPRISE = 3.0  # times what the reference finds its own outputs
+CORRELATION, DRIFT, FACTOR = 0.9, 1.2, 3.0
 SHARE = 1.25
 COMMONEST = 0.7
 ENTROPY, SPREAD = 0.05, 0.5
