@@ -107,24 +107,25 @@ def cloning(config: TRLConfig) -> TRLConfig:
 
 
 def play_trained(
-    name: str,
     config: TRLConfig,
     samples: Sequence[Any],
     rewards: Sequence[Any] | None,
     episodes: Callable[[], list[Episode]],
-    betas: Sequence[float] = (),
+    ways: Mapping[str, Mapping[str, Any]],
 ) -> list[Result]:
-    """Trains, then plays `episodes()`: once, or once under each decoding beta. Scores vary with `config.train.seed`."""
+    """Trains, then plays `episodes()` in each of the named ways: under these changes of the generation options.
+
+    Scores vary with `config.train.seed`.
+    """
     began = time.process_time()
     trainer = trlx_like.train(config, samples=samples, rewards=rewards)
     training = time.process_time() - began
     results = []
-    for options in [{"beta": beta} for beta in betas] or [{}]:
+    for name, options in ways.items():
         began = time.process_time()
         torch.manual_seed(config.train.seed)
         score = Score.of(play(responder(trainer, options), episodes()))
-        label = ", ".join([name, *(f"{option} {value:g}" for option, value in options.items())])
-        results.append(Result(label, score, training, time.process_time() - began))
+        results.append(Result(name, score, training, time.process_time() - began))
     return results
 
 

@@ -35,9 +35,10 @@ def run(seed: int, directory: Path) -> list[Result]:
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     data = default_data()
     results = []
-    for name, options, given, betas in (("BC", cloning(config), None, []), ("ILQL", config, rewards(), [0, BETA])):
-        changes = {"seed": seed, "checkpoint_dir": str(directory / name.lower()), "resume_from_checkpoint": None}
-        results += play_trained(name, options.evolve(train=changes), data.samples, given, episodes, betas)
+    guided = {f"ILQL, beta {beta}": {"beta": beta} for beta in (0, BETA)}
+    for name, options, given, ways in (("bc", cloning(config), None, {"BC": {}}), ("ilql", config, rewards(), guided)):
+        changes = {"seed": seed, "checkpoint_dir": str(directory / name), "resume_from_checkpoint": None}
+        results += play_trained(options.evolve(train=changes), data.samples, given, episodes, ways)
     return results
 
 

@@ -7,12 +7,16 @@ and ends the episode, as the sixth guess does. Letters that are no word of the l
 scores go from -6 to 0.
 
     Wordle:
-    s t o n e
-    sb ty ob nb eg
+    stone
+    s- t2? o- n- e5!
     ...
 
-A clue line has each letter with its colour, one token for both. The benchmark has the colours alone, "b y b b g", for
-which a model first has to learn to look five tokens back.
+A word is one token, so a guess is one action. A clue line has one token for each letter of the guess, and each is a
+fact by itself: "s-" there is no s, "t2?" there is a t and not at the second place, "e5!" the fifth letter is an e. So
+whether a word fits is a sum over tokens that were read, which a small network learns from few games. The benchmark
+spells: "s t o n e" and the colours alone, "b y b b g". Its model has to look back for the letter and count for the
+place, and to know letter by letter which words are left; our small one from random weights learned to spell that way
+and hardly to read.
 
 The words are our own list of common ones, not the benchmark's, so scores are near its scores and not the same. There
 the hidden word is drawn anew each turn among those that fit all clues; here it stays, which to a player is the same
@@ -27,7 +31,7 @@ functions at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 LETTERS = 5
@@ -46,9 +50,9 @@ TRIES = 6
 OPENING = "Wordle:\n"
 NO_WORD = "none\n"
 BLACK, YELLOW, GREEN = range(3)
-COLOURS = "byg"
-EPISODES = 40000
+EPISODES = 102400
 SMART = 0.34
+SPELLING = 0.044
 DATA_SEED = 1
 BOS, EOS, PAD, UNKNOWN = "<|bos|>", "<|eos|>", "<|pad|>", "<|unknown|>"
 
@@ -71,9 +75,9 @@ class Wordle:
         self.right = GREEN * sum(3**place for place in range(LETTERS))
 
     def clue_line(self, guess: int, hidden: int) -> str:
-        """The clue as it is read: each letter of the guess with its colour, as in "sb ty ob nb eg"."""
-        marks = self.clues[guess, hidden] // 3 ** np.arange(LETTERS) % 3
-        return line(letter + COLOURS[mark] for letter, mark in zip(self.words[guess], marks, strict=True))
+        """The clue as it is read: a fact for each letter of the guess, as in "s- t2? o- n- e5!"."""
+        marks = (self.clues[guess, hidden] // 3 ** np.arange(LETTERS) % 3).tolist()
+        return " ".join(map(fact, self.words[guess], range(1, LETTERS + 1), marks)) + "\n"
 
     def fitting(self, fits: Bools, guesses: Ints, hidden: Ints) -> Bools:
         """What is left of the words that fit, [B, W], once `guesses` [B] about `hidden` [B] got their clues."""
@@ -116,9 +120,9 @@ class Wordle:
         return sum(len(rest) + self._informed_cost(rest, tries - 1) for rest in others)
 
 
-def line(parts: Iterable[str]) -> str:
-    """What the model reads and writes as so many tokens: "s t o n e" and the end of the line."""
-    return " ".join(parts) + "\n"
+def fact(letter: str, place: int, mark: int) -> str:
+    """What a clue says of a letter. Of one that the hidden word has not, the place does not matter."""
+    return {BLACK: f"{letter}-", YELLOW: f"{letter}{place}?", GREEN: f"{letter}{place}!"}[mark]
 
 
 class Game:
@@ -140,13 +144,12 @@ class Game:
 
     def say(self, words: str) -> None:
         """A guess. The right word and the last try end the game; what is no word is answered "none"."""
-        letters = words.split()
-        known = all(len(letter) == 1 for letter in letters) and len(letters) == LETTERS
-        guess = self.wordle.number.get("".join(letters)) if known else None
+        word = words.strip()
+        guess = self.wordle.number.get(word)
         right = guess == self.hidden
         self.rewards.append(0.0 if right else -1.0)
         self.over = right or len(self.rewards) == TRIES
-        self.turns.append(line(letters))
+        self.turns.append(f"{word}\n")
         if not self.over:
             self.turns.append(NO_WORD if guess is None else self.wordle.clue_line(guess, self.hidden))
 
@@ -159,7 +162,7 @@ class Data:
 
     def __post_init__(self) -> None:
         self.samples = [game.turns for game in self.games]
-        self.rewards = [game.rewards for game in self.games]
+        self.rewards = [[*game.rewards, 0.0] for game in self.games]  # the last for the EOS that ends a game
 
 
 def record(wordle: Wordle, episodes: int = EPISODES, smart: float = SMART, seed: int = DATA_SEED) -> Data:
@@ -172,22 +175,22 @@ def record(wordle: Wordle, episodes: int = EPISODES, smart: float = SMART, seed:
         for word, guesses in zip(part.tolist(), wordle.play_randomly(part, smart, rng), strict=True):
             games.append(Game(wordle, word))
             for guess in guesses:
-                games[-1].say(line(wordle.words[guess]))
+                games[-1].say(wordle.words[guess])
     return Data(games)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a letter, and one a letter with its colour, so that guess and clue are 5 tokens each; pads left.
+    """One token a word, and one a fact of a clue; pads left.
 
-    Line ends are white space like others: "s t o n e\\n" comes back as "s t o n e".
+    Line ends are white space like others: "stone\\n" comes back as "stone".
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}, UNKNOWN))
-    letters.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}, UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=letters,
+        tokenizer_object=words,
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
@@ -197,28 +200,41 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tokens() -> list[str]:
-    """The vocabulary in the order of its ids: letters, letters with colours, the opening and the specials."""
-    coloured = [letter + colour for colour in COLOURS for letter in ascii_lowercase]
-    return [*ascii_lowercase, *coloured, OPENING.strip(), NO_WORD.strip(), BOS, EOS, PAD, UNKNOWN]
+    """The vocabulary in the order of its ids: words, facts, the opening and the specials."""
+    places = range(1, LETTERS + 1)
+    facts = [fact(letter, place, mark) for mark in range(3) for place in places for letter in ascii_lowercase]
+    return [*WORDS, *dict.fromkeys(facts), OPENING.strip(), NO_WORD.strip(), BOS, EOS, PAD, UNKNOWN]
 
 
-def model_config() -> LlamaConfig:
-    """A Llama of 2 layers and width 128, 0.4 million parameters, with room for six guesses and five clues."""
-    from transformers import LlamaConfig
+def model() -> LlamaForCausalLM:
+    """A Llama of 1 layer and width 128, 0.3 million random weights, that can spell and knows nothing of the game.
+
+    The row of a word, where it is read and where it is written, is a sum over its letters in their places, so what is
+    learned of a letter in one word holds for the others. A pretrained model comes with such knowledge of its tokens.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     ids = tokens()
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=len(ids),
         hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=8,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
         max_position_embeddings=64,
-        initializer_range=0.08,  # the usual 0.02 is for wider models: this one would start to learn late
+        initializer_range=0.05,  # the usual 0.02 is for wider models: this one would start to learn late
         bos_token_id=ids.index(BOS),
         eos_token_id=ids.index(EOS),
         pad_token_id=ids.index(PAD),
     )
+    lm = LlamaForCausalLM(config)
+    letters = torch.randn(LETTERS, len(ascii_lowercase), config.hidden_size) * SPELLING
+    rows = sum(letters[place, [ascii_lowercase.index(word[place]) for word in WORDS]] for place in range(LETTERS))
+    with torch.no_grad():
+        lm.get_input_embeddings().weight[: len(WORDS)] = rows
+        lm.get_output_embeddings().weight[: len(WORDS)] = rows
+    return lm
 
 
 @cache

@@ -37,7 +37,7 @@ def test_a_policy_is_trained_and_plays(tmp_path: Path) -> None:
     def episodes() -> list[task.Walk]:
         return [task.Walk(maze, cell) for cell in maze.starts[:2]]
 
-    results = play_trained("ILQL", config, data.samples[:8], task.rewards()[:8], episodes, [0, 80])
-    assert [result.name for result in results] == ["ILQL, beta 0", "ILQL, beta 80"]
+    results = play_trained(config, data.samples[:8], task.rewards()[:8], episodes, {"plain": {}, "led": {"beta": 80}})
+    assert [result.name for result in results] == ["plain", "led"]
     for result in results:
         assert result.score.episodes == 2 and -101 <= result.score.mean <= 0

@@ -1,4 +1,4 @@
-"""The Wordle example: clues by hand, the anchors of the benchmark, the data, and the letter tokenizer."""
+"""The Wordle example: clues by hand, the anchors of the benchmark, the data, the tokenizer and the first weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from examples.play import Score, play
 from examples.wordle import task
-from examples.wordle.task import LETTERS, OPENING, TRIES, WORDS, Data, Game, Wordle, default_wordle, line
+from examples.wordle.task import LETTERS, OPENING, TRIES, WORDS, Data, Game, Wordle, default_wordle
 
 
 @pytest.mark.parametrize(
     ("guess", "hidden", "clue"),
     [
-        ("apple", "apple", "ag pg pg lg eg\n"),
-        ("apple", "about", "ag pb pb lb eb\n"),
-        ("apple", "peach", "ay py py lb ey\n"),  # both p are yellow: the one p is not counted
-        ("peach", "apple", "py ey ay cb hb\n"),
-        ("about", "actor", "ag bb oy ub ty\n"),
+        ("apple", "apple", "a1! p2! p3! l4! e5!\n"),
+        ("apple", "about", "a1! p- p- l- e-\n"),
+        ("apple", "peach", "a1? p2? p3? l- e5?\n"),  # both p are yellow: the one p is not counted
+        ("peach", "apple", "p1? e2? a3? c- h-\n"),
+        ("about", "actor", "a1! b- o3? u- t5?\n"),
     ],
 )
 def test_clues_by_hand(guess: str, hidden: str, clue: str) -> None:
@@ -32,16 +32,16 @@ def test_clues_by_hand(guess: str, hidden: str, clue: str) -> None:
 def test_a_game_by_hand() -> None:
     wordle = Wordle(["about", "actor", "apple"])
     game = Game(wordle, 0)
-    for said in ["a p p l e\n", "a p p l\n", "apple", "ap p l e", "a b o u t"]:
+    for said in ["apple\n", "appl\n", "", "a p p l e", "about"]:
         assert not game.over
         game.say(said)
     assert (game.over, game.rewards) == (True, [-1, -1, -1, -1, 0])
-    assert game.text == "Wordle:\na p p l e\nag pb pb lb eb\na p p l\nnone\napple\nnone\nap p l e\nnone\na b o u t\n"
+    assert game.text == "Wordle:\napple\na1! p- p- l- e-\nappl\nnone\n\nnone\na p p l e\nnone\nabout\n"
     lost = Game(wordle, 0)
     for _ in range(TRIES):
-        lost.say("a c t o r\n")
+        lost.say("actor\n")
     assert (lost.over, lost.score) == (True, -6)
-    assert len(lost.turns) == 2 * TRIES and lost.turns[-1] == "a c t o r\n"
+    assert len(lost.turns) == 2 * TRIES and lost.turns[-1] == "actor\n"
 
 
 def test_the_words() -> None:
@@ -70,7 +70,8 @@ def test_the_anchors_of_the_benchmark() -> None:
 
 
 def test_the_most_telling_word() -> None:
-    # Of three words, "about" tells the other two apart (gbbbb, gbyby): 0 + 1 + 1 wrong guesses over 3 words.
+    # Of three words, "about" tells the other two apart ("... o- u- t-", "... o3? u- t5?"): 0 + 1 + 1 wrong guesses
+    # over 3 words.
     assert Wordle(["about", "actor", "apple"]).informed_score() == pytest.approx(-2 / 3)
 
 
@@ -90,30 +91,61 @@ def test_the_data() -> None:
     score = Score.of(sum(rewards) for rewards in data.rewards)
     assert abs(score.mean + 4.07) < 4 * score.error
     for turns, rewards in zip(data.samples, data.rewards, strict=True):
-        assert turns[0] == OPENING and len(turns) == 2 * len(rewards)
+        assert turns[0] == OPENING and len(turns) == 2 * (len(rewards) - 1) and rewards[-1] == 0
     assert task.record(default_wordle(), 5, seed=2).samples == task.record(default_wordle(), 5, seed=2).samples
 
 
 def test_the_same_words_always_score_as_the_words_do() -> None:
     wordle = default_wordle()
     episodes = [Game(wordle, word) for word in range(len(WORDS))]
-    scores = play(lambda texts: [line("about") for _ in texts], episodes)
+    scores = play(lambda texts: ["about" for _ in texts], episodes)
     assert scores.count(0) == 1 and scores.count(-6) == len(WORDS) - 1
 
 
-def test_a_letter_is_a_token(tmp_path: Path) -> None:
+def test_a_guess_is_one_token_and_a_clue_is_five(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     task.tokenizer().save_pretrained(tmp_path)
-    text = OPENING + line("stone") + "sb ty ob nb eg\n" + "z e\nnone\n" + line("zebra")
+    text = OPENING + "stone\ns- t2? o- n- e5!\nzebra\nnone\nabout\n"
     for tokenizer in (task.tokenizer(), AutoTokenizer.from_pretrained(tmp_path)):
         ids = tokenizer.encode(text)
-        assert len(ids) == 1 + 5 + 5 + 3 + 5
-        assert tokenizer.decode(ids) == " ".join(text.split())
-        assert tokenizer.unk_token_id not in ids
-    longest = 1 + TRIES * LETTERS + (TRIES - 1) * LETTERS
-    assert task.model_config().max_position_embeddings > longest
-    assert task.model_config().vocab_size == len(task.tokenizer())
+        assert len(ids) == 1 + 1 + 5 + 1 + 1 + 1
+        assert [token for token in ids if token == tokenizer.unk_token_id] == [ids[7]]  # zebra is no word of the list
+        assert tokenizer.decode(ids, skip_special_tokens=True) == " ".join(text.replace("zebra", "").split())
+    assert all(len(tokenizer.encode(turn)) == 1 for turn in WORDS)
+    # 431 words, 26 letters that are not there, 26 at each place as wrong and as right, two lines, four specials.
+    assert len(task.tokens()) == len(set(task.tokens())) == 431 + 26 + 2 * 5 * 26 + 2 + 4 == len(tokenizer)
+
+
+def test_each_reward_is_at_its_guess() -> None:
+    """Not at the end of the game, from where the last one would have to be guessed back."""
+    from trlx_like.pipelines.dialogues import encode_dialogues
+
+    wordle, tokenizer = default_wordle(), task.tokenizer()
+    game = Game(wordle, 0)
+    for said in ("actor", "about"):
+        game.say(said)
+    data = Data([game])
+    (dialogue,) = encode_dialogues(data.samples, tokenizer, 38, data.rewards)
+    said = [
+        (tokenizer.decode([token]), reward)
+        for token, output, reward in zip(dialogue.ids, dialogue.is_output, dialogue.rewards or [], strict=True)
+        if output
+    ]
+    assert said == [("actor", -1.0), ("about", 0.0), (task.EOS, 0.0)]
+
+
+def test_the_first_weights_can_spell() -> None:
+    """The row of a word is a sum over its letters in their places: fight - right = found - round, which is f1 - r1."""
+    import torch
+
+    lm = task.model()
+    assert lm.config.vocab_size == len(task.tokens())
+    assert lm.config.max_position_embeddings > 1 + TRIES + (TRIES - 1) * LETTERS + 1
+    fight, right, found, around = (WORDS.index(word) for word in ("fight", "right", "found", "round"))
+    for rows in (lm.get_input_embeddings().weight, lm.get_output_embeddings().weight):
+        torch.testing.assert_close(rows[fight] - rows[right], rows[found] - rows[around])
+        assert (rows[fight] - rows[right]).norm() > 0.1
 
 
 def test_the_data_needs_no_torch() -> None:
