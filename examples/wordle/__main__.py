@@ -17,7 +17,7 @@ from examples.play import Episode, Result, cloning, main, play_trained
 from examples.wordle.task import SMART, Game, default_data, default_wordle
 
 CONFIG = Path(__file__).parents[2] / "configs" / "ilql_wordle.yml"
-BETA = 8
+BETA = 4
 PLAYS = 2
 
 
@@ -33,8 +33,10 @@ def run(seed: int, directory: Path) -> list[Result]:
     data = default_data()
     results = []
     cloned = {"BC": {}, "BC, greedy": {"do_sample": False}}
-    guided = {f"ILQL, beta {beta}": {"beta": beta} for beta in (0, BETA)} | {
-        f"ILQL, beta {BETA}, greedy": {"beta": BETA, "do_sample": False}
+    guided = {
+        f"ILQL, beta {beta}{name}": {"beta": beta, **how}
+        for beta in (0, BETA)
+        for name, how in (("", {}), (", greedy", {"do_sample": False}))
     }
     for name, options, given, ways in (("bc", cloning(config), None, cloned), ("ilql", config, data.rewards, guided)):
         changes = {"seed": seed, "checkpoint_dir": str(directory / name), "resume_from_checkpoint": None}

@@ -229,11 +229,12 @@ def model() -> LlamaForCausalLM:
         pad_token_id=ids.index(PAD),
     )
     lm = LlamaForCausalLM(config)
-    letters = torch.randn(LETTERS, len(ascii_lowercase), config.hidden_size) * SPELLING
-    rows = sum(letters[place, [ascii_lowercase.index(word[place]) for word in WORDS]] for place in range(LETTERS))
+    letters = torch.randn(LETTERS, len(ascii_lowercase), config.hidden_size) * SPELLING  # [5, 26, H]
+    spelled = torch.tensor([[ascii_lowercase.index(letter) for letter in word] for word in WORDS])  # [W, 5]
+    rows = letters[torch.arange(LETTERS), spelled].sum(dim=1)  # [W, H]
     with torch.no_grad():
-        lm.get_input_embeddings().weight[: len(WORDS)] = rows
-        lm.get_output_embeddings().weight[: len(WORDS)] = rows
+        lm.model.embed_tokens.weight[: len(WORDS)] = rows
+        lm.lm_head.weight[: len(WORDS)] = rows
     return lm
 
 

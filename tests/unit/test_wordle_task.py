@@ -143,7 +143,7 @@ def test_the_first_weights_can_spell() -> None:
     assert lm.config.vocab_size == len(task.tokens())
     assert lm.config.max_position_embeddings > 1 + TRIES + (TRIES - 1) * LETTERS + 1
     fight, right, found, around = (WORDS.index(word) for word in ("fight", "right", "found", "round"))
-    for rows in (lm.get_input_embeddings().weight, lm.get_output_embeddings().weight):
+    for rows in (lm.model.embed_tokens.weight, lm.lm_head.weight):
         torch.testing.assert_close(rows[fight] - rows[right], rows[found] - rows[around])
         assert (rows[fight] - rows[right]).norm() > 0.1
 
