@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from trlx_like.config.generation import NEUTRAL
 from trlx_like.errors import ConfigError
 from trlx_like.registry import nearest
 
@@ -59,6 +60,16 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         return GenerationConfig(**{**neutral, **special, **options})
     except ValueError as error:
         raise ConfigError(f"method.gen_kwargs: {error}") from error
+
+
+def is_plain(config: GenerationConfig) -> bool:
+    """Whether every token is drawn from softmax(logits / temperature): what `method` allows for text to train on."""
+    return all(getattr(config, name, None) in values for name, values in NEUTRAL.items())
+
+
+def greedy(config: GenerationConfig) -> GenerationConfig:
+    """The same settings for taking the likeliest token."""
+    return GenerationConfig(**{**config.to_dict(), **dict.fromkeys(_SAMPLING_ONLY), "do_sample": False})
 
 
 def eos_ids(config: GenerationConfig) -> list[int]:

@@ -20,9 +20,10 @@ from transformers import (
 
 from trlx_like.data import Completion, padded_right
 from trlx_like.functional.digest import Digest
+from trlx_like.functional.draw import draw
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
-from trlx_like.samplers.generation import eos_ids
+from trlx_like.samplers.generation import eos_ids, greedy, is_plain
 
 GENERATORS: Registry[Any] = Registry(
     "sampler engine",
@@ -76,6 +77,17 @@ class AllowedTokens(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
+
+
+class Drawn(LogitsProcessor):
+    """Draws each row's next token and leaves it no other, so that it is the likeliest, which generate() then takes."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        tokens = draw((scores / self.temperature).softmax(dim=-1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
 class StopStrings(StoppingCriteria):
@@ -156,6 +168,8 @@ class TransformersGenerator:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
+        if is_plain(config):
+            processors, config = [*processors, Drawn(config.temperature)], greedy(config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         with _bare(self.lm):
             ids = self.lm.generate(  # type: ignore[operator]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.activations import NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
 from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
@@ -31,6 +33,20 @@ DROPOUTS: dict[str, dict[str, float]] = {
 def load(path: Any, **options: Any) -> PreTrainedModel:
     config = ModelConfig(model_path=path, **options)
     return load_model(config.model_path, config)
+
+
+def test_the_activation_of_gpt2_is_one_kernel_and_the_same_function(tmp_path: Path) -> None:
+    plain = tiny_lm("gpt2").double()
+    fused = load(copy.deepcopy(plain))
+    kinds = {type(module) for module in fused.modules()}
+    assert NewGELUActivation not in kinds and torch.nn.GELU in kinds
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(fused(ids).logits, plain(ids).logits, rtol=0, atol=1e-12)
+    fused.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.activation_function == "gelu_new" and any(
+        type(module) is NewGELUActivation for module in again.modules()
+    )
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from tests.tiny import FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
+from trlx_like.functional.draw import draw
 from trlx_like.models import LanguagePolicy
+from trlx_like.samplers import generators
 from trlx_like.samplers.generators import GENERATORS, TransformersGenerator, ends
 
 PLAIN: dict[str, Any] = {"max_new_tokens": 8}
@@ -62,44 +63,42 @@ def test_no_wider_than_the_longest_response() -> None:
     assert completion.prompt.tolist() == [[2], [4]] and completion.prompt_mask.all()
 
 
-def recorded(lm: PreTrainedModel) -> list[Tensor]:
-    """Fills with log-probabilities [B, R, V] of the distributions that generate() draws from."""
-    real, found = lm.generate, []
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Fills with the probabilities [B, V] that each token is drawn from."""
+    found: list[Tensor] = []
 
-    def generate(**kwargs: Any) -> Tensor:
-        config = copy.deepcopy(kwargs.pop("generation_config"))
-        config.return_dict_in_generate = config.output_scores = True
-        out = real(**kwargs, generation_config=config)
-        found.append(torch.stack(out.scores, dim=1).log_softmax(-1))
-        return out.sequences
+    def seen(probabilities: Tensor) -> Tensor:
+        found.append(probabilities)
+        return draw(probabilities)
 
-    lm.generate = generate
+    monkeypatch.setattr(generators, "draw", seen)
     return found
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
-def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool) -> None:
+def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = sharp_lm(family)
     allowed = None
     if masked:
         allowed = torch.rand(32, 32, generator=torch.Generator().manual_seed(0)) < 0.5
         allowed[:, EOS] = True
-    found = recorded(lm)
+    found = recorded(monkeypatch)
     torch.manual_seed(0)
     batch = prompts(["abc", "d", "efghij", "", "kl", "mn"])
     options = {"max_new_tokens": 12, "temperature": 0.7, "eos_token_id": [EOS, 5, 10, 15]}
     completion = sampler(allowed, lm=lm).sample(batch, options).completion
     lengths = completion.mask.sum(dim=1)
     assert lengths.min() < lengths.max()
-    drawn = found[0][:, : lengths.max()].gather(2, completion.response[..., None])[..., 0]
+    distributions = torch.stack(found[: lengths.max()], dim=1).log()  # [B, R, V]
+    drawn = distributions.gather(2, completion.response[..., None])[..., 0]
     scored = LanguagePolicy(lm, temperature=0.7, allowed=allowed)(completion).logprobs
     ratio = (scored - drawn)[completion.mask].exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
     assert torch.isfinite(scored).all()
     # A distribution without the temperature would be far away.
     hot = LanguagePolicy(lm, allowed=allowed)(completion).logprobs
-    assert (hot - drawn)[completion.mask].abs().max() > 0.1
+    assert (hot - drawn)[completion.mask].abs().max() > 0.05
 
 
 OWN: list[dict[str, Any]] = [
@@ -188,6 +187,25 @@ def test_options_raise_no_warnings(options: dict[str, Any], recwarn: pytest.Warn
     with transformers_messages() as messages:
         sampler(lm=lm, stop=("zz",)).sample(prompts(["ab", "c"]), {**PLAIN, **options})
     assert messages == [] and not recwarn.list
+
+
+@pytest.mark.parametrize("option", [{}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}], ids=str)
+def test_only_what_bends_the_distribution_is_left_to_generate(
+    option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = recorded(monkeypatch)
+    sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), {"max_new_tokens": 3, "eos_token_id": 31, **option})
+    assert len(found) == (0 if option else 3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_another_kind_of_cache_changes_nothing(family: str) -> None:
+    lm, made = sharp_lm(family), []
+    for option in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        torch.manual_seed(2)
+        options = {"max_new_tokens": 8, "eos_token_id": [EOS, 5], **option}
+        made.append(sampler(lm=lm).sample(prompts(["ab", "cdefg", "h"]), options).completion.response.tolist())
+    assert made[0] == made[1] == made[2]
 
 
 def test_greedy_is_the_likeliest_token() -> None:
