@@ -43,7 +43,7 @@ def group_stds(scores: Tensor, mask: Tensor) -> Tensor:
 def group_centered(scores: Tensor, mask: Tensor) -> Tensor:
     """A_i = r_i - m, with m the mean of the group; exactly 0 in a group of equal scores.
 
-    Source: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), sec. 3.1. Shapes: scores, mask (bool) [P, G] -> [P, G].
+    Source: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), sec. 3.2. Shapes: scores, mask (bool) [P, G] -> [P, G].
     """
     varied = zero_padding(scores, mask & ~group_ties(scores, mask))
     means = group_means(varied, mask)
@@ -88,7 +88,7 @@ def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: flo
     dr_grpo: sum_i (sum_t l / max_length) / responses, w = tokens / responses / max_length. No length is favoured.
 
     Source: Yu et al. 2025, arXiv:2503.14476, eq. 8; Shao et al. 2024, arXiv:2402.03300, eq. 3; Liu et al. 2025,
-    arXiv:2503.20783, sec. 3.1, whose constant is the longest length that generation allows. Shapes: mask (bool) [B, R]
+    arXiv:2503.20783, sec. 3.2, whose constant is the longest length that generation allows. Shapes: mask (bool) [B, R]
     -> [B, 1] float. tokens, responses: how many the global batch has.
     """
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1).float()  # [B, 1]
