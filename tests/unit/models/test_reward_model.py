@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
+from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import disable_dropout, load_tokenizer
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
@@ -96,7 +97,7 @@ def test_only_the_top_and_the_head_are_trained(unfrozen: int, trained: int) -> N
 @pytest.mark.parametrize("pads", ["<pad>", "<eos>", "<bos>"])
 def test_an_export_says_the_same_in_plain_transformers(pads: str, tmp_path: Path) -> None:
     given = tiny_tokenizer(pad=pads == "<pad>", bos=pads == "<bos>")
-    given = load_tokenizer(None, None, given)  # type: ignore[arg-type]
+    given = load_tokenizer(TokenizerConfig(), None, given)
     model = sharp(tiny_config("gpt2", vocabulary=len(given)))
     tokenizer = with_own_pad_token(given, model)
     assert given.padding_side == "left" and given.pad_token == ("<pad>" if pads == "<pad>" else "<eos>")
@@ -117,7 +118,7 @@ def test_a_new_pad_token_keeps_the_rewards() -> None:
     ids, mask = padded([[5, 6, 0], [7, 0]], "right", 0)
     with torch.no_grad():
         before = RewardNetwork(model)(ids, mask)
-        with_own_pad_token(load_tokenizer(None, None, tiny_tokenizer(pad=False)), model)  # type: ignore[arg-type]
+        with_own_pad_token(load_tokenizer(TokenizerConfig(), None, tiny_tokenizer(pad=False)), model)
         torch.testing.assert_close(RewardNetwork(model)(ids, mask), before, rtol=0, atol=0)
 
 
