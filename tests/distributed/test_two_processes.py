@@ -32,6 +32,7 @@ def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], change
     metrics = []
     for _ in range(2):
         trainer.begin_round()
+        trainer.progress.in_round = False  # of the second round it is not fresh, and ratios are not 1
         metrics += [trainer.optimize(batch) for batch in trainer.round_batches()]
     return {"weights": trainer.model.state_dict(), "metrics": metrics}
 
