@@ -40,6 +40,11 @@ def faults(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def evaluated(folder: Path) -> list[dict[str, Any]]:
+    """The samples of evaluations, which stand beside those of rounds."""
+    return [row for row in rows(folder, "samples.jsonl") if row["table"] == "samples"]
+
+
 def without_count(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "rollout/reward_faults"} for row in table]
 
@@ -73,8 +78,7 @@ def test_a_run_with_faults_is_one_with_abstentions(name: str, tmp_path: Path) ->
     assert found and {(line["kind"], line["count"]) for line in found} == {(kind, 1)}
     assert all(len(line["outputs"][0]) % 2 for line in found)
     counted = sum(row.get("rollout/reward_faults", 0) for row in rows(tmp_path / "got"))
-    evaluated = sum(len(row["output"]) % 2 for row in rows(tmp_path / "got", "samples.jsonl"))
-    assert 0 < counted == len(found) - evaluated
+    assert 0 < counted == len(found) - sum(len(row["output"]) % 2 for row in evaluated(tmp_path / "got"))
     assert not faults(tmp_path / "expected")
 
 
@@ -115,10 +119,10 @@ def test_what_is_scored_once_is_what_is_stored(tmp_path: Path) -> None:
     """A function that counts: every number is of one sample, and no sample has been scored twice."""
     changes = {"train.rollout_logging_dir": tmp_path / "rollouts", "reward.workers": 1}
     trainer = run("PPOTrainer", tmp_path, reward_fn=faulty.counts, **changes)
-    evaluated = [row["reward"] for row in rows(tmp_path, "samples.jsonl")]
+    seen = [row["reward"] for row in evaluated(tmp_path)]
     files = sorted((tmp_path / "rollouts").glob("*.jsonl"))
     sampled = [json.loads(line)["reward"] for file in files for line in file.read_text().splitlines()]
-    assert sorted(evaluated + sampled) == list(range(1, len(evaluated + sampled) + 1))
+    assert sorted(seen + sampled) == list(range(1, len(seen + sampled) + 1))
     scored = [float(element.scores.sum()) for element in trainer.store.elements]
     assert scored == sampled[-len(scored) :] and len(scored) == 5
 
@@ -166,7 +170,7 @@ def test_each_component_is_a_column_and_a_metric(tmp_path: Path) -> None:
     functions = [faulty.even, faulty.vowels]
     changes = {"reward_fn": functions, "reward.weights": [0.5, 2.0], "train.rollout_logging_dir": tmp_path / "rollouts"}
     run("PPOTrainer", tmp_path, **changes, **{"train.epochs": 1})
-    table = [row for row in rows(tmp_path, "samples.jsonl") if row["step"] == 0]
+    table = [row for row in evaluated(tmp_path) if row["step"] == 0]
     assert [row["reward/vowels"] for row in table] == faulty.vowels([row["output"] for row in table])
     assert [row["reward/even"] for row in table] == faulty.even([row["output"] for row in table])
     assert any(row["reward/even"] is None for row in table)
