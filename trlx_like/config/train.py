@@ -64,7 +64,9 @@ class TrainConfig(Section):
     """Folder for the experience of every round as text; null: not written."""
 
     log_samples: int = Field(4, ge=0)
-    """Prompts of every round whose samples are shown, with all responses to each; 0: none."""
+    """Prompts of a round whose samples are shown, with all responses to each; 0: none."""
+    log_samples_interval: int = Field(10, ge=1)
+    """Optimizer steps between rounds whose samples are shown, at least; 1: every round."""
     tracker: str | list[str] | None = None
     """Registered names of trackers beside metrics.jsonl, for example wandb; null: none."""
     logging_dir: PathText | None = None
@@ -103,7 +105,8 @@ class TrainConfig(Section):
         names = {name.lower() for name in self.trackers}
         without_wandb = [] if "wandb" in names else ["entity_name", "group_name", "tags"]
         without_both = [] if {"tensorboard", "wandb"} & names else ["logging_dir"]
-        return [name for name in (*without_both, *without_wandb) if self.changed(name)]
+        unshown = [] if self.log_samples else ["log_samples_interval"]
+        return [name for name in (*without_both, *without_wandb, *unshown) if self.changed(name)]
 
 
 class DataConfig(Section):

@@ -28,6 +28,7 @@ class Progress:
     round: int = 0  # rounds begun; a round is: make experience, then optimise on it
     position: int = 0  # batches of this round done
     in_round: bool = False
+    shown: int | None = None  # step before the round whose samples were last shown
     best: float | None = None  # best value of the metric that `train.save_best` watches
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
 

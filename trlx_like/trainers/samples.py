@@ -36,6 +36,8 @@ def reward_columns(
 class ShownSamples:
     """The main process's first samples of a round: to `train.log_samples` prompts, with all responses to each.
 
+    None are taken where those of another round were shown less than `train.log_samples_interval` steps ago.
+
     group_size: responses to a prompt, which follow each other; None: those to the same prompt, wherever they are. Of
     more than one the rows say which group they are in.
     """
@@ -43,8 +45,10 @@ class ShownSamples:
     def __init__(self, trainer: TextTrainer[Any], group_size: int | None = 1) -> None:
         self.trainer = trainer
         self.group_size = group_size
-        shows = trainer.tracker is not None and trainer.group.main
-        self.prompts = trainer.config.train.log_samples if shows else 0
+        train, progress = trainer.config.train, trainer.progress
+        recent = progress.shown is not None and progress.step - progress.shown < train.log_samples_interval
+        self.is_due = trainer.tracker is not None and not recent
+        self.prompts = train.log_samples if self.is_due and trainer.group.main else 0
         self.rows: list[Row] = []
         self.completions: list[Completion] = []  # of the rows, on the CPU
         self._groups: dict[Hashable, int] = {}
@@ -71,7 +75,10 @@ class ShownSamples:
         for name, cells in columns.items():
             for row, cell in zip(self.rows, cells, strict=False):
                 row[name] = cell
-        log_rows(self.trainer, TRAINING, self.rows, self.trainer.progress.step + 1)
+        progress = self.trainer.progress
+        log_rows(self.trainer, TRAINING, self.rows, progress.step + 1)
+        if self.is_due:
+            progress.shown = progress.step
 
     def _shown(self, samples: TextSamples) -> Iterator[tuple[int, int]]:
         """Places of the samples to be shown, and the number of their group."""

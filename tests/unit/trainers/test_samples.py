@@ -14,6 +14,7 @@ from tests.contract.recipes import GENERATION, PROMPTS, count_letters, make
 from tests.contract.runs import StopAfter, rows, run_until_stopped
 from trlx_like.rewards.weighted import WeightedRewards
 
+EVERY = {"train.log_samples_interval": 1}
 ONE_ROUND = {"train.epochs": 1, "train.total_steps": 100}
 ONLINE = ("PPOTrainer", "GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "RFTTrainer")
 
@@ -135,12 +136,22 @@ def test_what_is_shown_does_not_change_the_run(name: str, tmp_path: Path) -> Non
 
 
 def test_a_resumed_run_has_the_rows_of_each_round_once(tmp_path: Path) -> None:
-    whole = make("PPOTrainer", tmp_path / "whole")
+    whole = make("PPOTrainer", tmp_path / "whole", **EVERY)
     whole.learn()
-    run_until_stopped(make("PPOTrainer", tmp_path / "parts", callbacks=[StopAfter(4)]))
-    make("PPOTrainer", tmp_path / "parts", **{"train.resume_from_checkpoint": "auto"}).learn()
+    run_until_stopped(make("PPOTrainer", tmp_path / "parts", callbacks=[StopAfter(4)], **EVERY))
+    make("PPOTrainer", tmp_path / "parts", **EVERY, **{"train.resume_from_checkpoint": "auto"}).learn()
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     assert len({row["step"] for row in tables(tmp_path / "whole")}) == 2
+
+
+def test_rounds_in_quick_succession_are_not_all_shown(tmp_path: Path) -> None:
+    """A round is a step: those before steps 1, 4 and 7 are, also where a run was stopped in between."""
+    options = {"method.num_prompts": 3, "train.epochs": 8, "train.log_samples_interval": 3}
+    make("OnlineDPOTrainer", tmp_path / "whole", **options).learn()
+    assert {row["step"] for row in tables(tmp_path / "whole")} == {1, 4, 7}
+    run_until_stopped(make("OnlineDPOTrainer", tmp_path / "parts", callbacks=[StopAfter(5)], **options))
+    make("OnlineDPOTrainer", tmp_path / "parts", **options, **{"train.resume_from_checkpoint": "auto"}).learn()
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
 
 
 def test_evaluations_say_how_responses_end_and_what_they_got(tmp_path: Path) -> None:
