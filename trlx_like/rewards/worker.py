@@ -92,19 +92,11 @@ class Worker:
             self._busy = False
 
     def _run(self, job: Job) -> list[list[Outcome]]:
-        if self._stopped:
-            raise RewardError("The rewards of this batch are not wanted any more.")
-        connection = self._started()
+        self._hand_over(job)
         limits = [call.allowed() for call in job.calls]
-        rows = zip(job.functions, job.calls, limits, strict=True)
-        message = [(place, call.given, call.metadata, call.lengths, limit) for place, call, limit in rows]
         known = [limit.seconds for limit in limits if limit is not None]
         longest = max(known) + GRACE if len(known) == len(limits) else None
-        try:
-            connection.send_bytes(_pickled(message))
-            kind, answer = self._received(longest)
-        except OSError as error:  # it ended before it had read everything
-            kind, answer = "died", error
+        kind, answer = self._asked(pickle.dumps(limits), longest)
         if kind == "failed":
             raise RewardError(answer)
         if kind == "outcomes":
@@ -114,6 +106,30 @@ class Worker:
         return [
             [self._fault(call, kind, limit, ended)] * len(call) for call, limit in zip(job.calls, limits, strict=True)
         ]
+
+    def _hand_over(self, job: Job) -> None:
+        """Sends the calls, which are not made yet: to a new process if the old one has ended with nothing to do."""
+        rows = zip(job.functions, job.calls, strict=True)
+        message = _pickled([(place, call.given, call.metadata, call.lengths) for place, call in rows])
+        ended = ""
+        for _ in range(2):
+            if self._stopped:
+                raise RewardError("The rewards of this batch are not wanted any more.")
+            kind, answer = self._asked(message, self.payload.start_limit)
+            if kind == "taken":
+                return
+            if kind == "failed":
+                raise RewardError(answer)
+            ended = f"{kind}, {self._ended(at_once=True)}"
+        raise RewardError(f"A process of reward.workers ended before it had read its batch, twice ({ended}).")
+
+    def _asked(self, message: bytes, seconds: float | None) -> tuple[str, Any]:
+        connection = self._started()
+        try:
+            connection.send_bytes(message)
+        except OSError:  # it ended before it had read everything
+            return "died", None
+        return self._received(seconds)
 
     def _fault(self, call: Call, kind: str, limit: Limit | None, ended: str) -> Outcome:
         if kind == "time limit" and limit is not None:
@@ -133,12 +149,11 @@ class Worker:
             _kill(process)
 
     def _started(self) -> Connection:
-        if self._connection is not None and self._process is not None and self._process.poll() is None:
+        if self._connection is not None:
             return self._connection
-        self._ended()  # of one that ended while it had nothing to do
         ours, theirs = Pipe()
         log = os.devnull if self.payload.log is None else self.payload.log
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-u", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
         try:
             with open(log, "ab") as output, theirs:
                 self._process = subprocess.Popen(
@@ -279,13 +294,17 @@ def main(socket: int, parent: int) -> None:
     _answer(connection, "ready", None)
     while True:
         try:
-            message = connection.recv_bytes()
+            rows = _Unpickler(connection.recv_bytes(), modules).load()
+            _answer(connection, "taken", None)
+            limits = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        rows = _Unpickler(message, modules).load()
+        except Exception as error:
+            _answer(connection, "failed", f"A worker cannot read a key of the prompts: {type(error).__name__}: {error}")
+            continue
         calls = [
             Call(made[place], given, metadata, lengths, _as_given(limit))
-            for place, given, metadata, lengths, limit in rows
+            for (place, given, metadata, lengths), limit in zip(rows, limits, strict=True)
         ]
         try:
             _answer(connection, "outcomes", run(calls, known, killable=True))
@@ -298,7 +317,6 @@ def _as_given(limit: Limit | None) -> Callable[[], Limit | None]:
 
 
 def _answer(connection: Connection, kind: str, what: Any) -> None:
-    sys.stdout.flush()
     connection.send_bytes(pickle.dumps((kind, what)))
 
 

@@ -28,10 +28,12 @@ def test_workers_are_other_processes_and_stay(runner: Runners) -> None:
     assert first == second and first[0] != os.getpid()
 
 
-def test_a_killed_worker_is_replaced(runner: Runners) -> None:
+def test_a_killed_worker_is_replaced(runner: Runners, tmp_path: Path) -> None:
+    """What it printed before its end is not lost."""
     own = runner(WeightedRewards([faulty.pid, faulty.exits]), workers=1, on_error="abstain")
     first, second = (scores_of(own).components["pid"][0] for _ in range(2))
     assert first != second
+    assert (tmp_path / OUTPUT_FILE).read_text() == "leaving\nleaving\n"
 
 
 def test_a_worker_that_ended_while_it_had_nothing_to_do_is_replaced(runner: Runners) -> None:
@@ -118,6 +120,13 @@ def test_what_cannot_go_to_a_worker(runner: Runners, tmp_path: Path) -> None:
     own = runner(faulty.length, workers=1)
     with pytest.raises(RewardError, match="has a key whose value cannot be sent to reward.workers"):
         own.score(GIVEN, [{"check": inner}] * 3)
+
+
+def test_a_key_of_a_prompt_that_a_worker_cannot_read(runner: Runners) -> None:
+    own = runner(faulty.length, workers=1)
+    with pytest.raises(RewardError, match="^A worker cannot read a key of the prompts: ZeroDivisionError: not here"):
+        own.score(GIVEN, [{"x": faulty.Unreadable()}] * 3)
+    assert scores_of(own).rewards == RIGHT
 
 
 def test_an_argument_that_nobody_gives_ends_the_run(runner: Runners) -> None:
