@@ -8,6 +8,7 @@ without marks that rewrite earlier turns are refused instead of being learnt fro
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,13 +36,25 @@ def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
-def template_options(row: Mapping[str, Any], common: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def template_options(
+    row: Mapping[str, Any], common: Mapping[str, Any] | None = None, place: str = ""
+) -> dict[str, Any]:
     """What the template is told beside a row's messages: the row's `tools` and `chat_template_kwargs`, before `common`.
 
-    common: of all rows, as in `tokenizer.chat_template_kwargs`.
+    common: of all rows, as in `tokenizer.chat_template_kwargs`. Tools may be text, as data sets have them whose columns
+    are typed; DataError for text that is no JSON list. place: how it names the row.
     """
-    tools = {} if row.get("tools") is None else {"tools": row["tools"]}
-    return {**(common or {}), **tools, **(row.get("chat_template_kwargs") or {})}
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            tools = None
+        if not isinstance(tools, list):
+            name = f"{place}: tools" if place else "tools"
+            raise DataError(f"{name} must be a list of JSON schemas, or such a list as text, not {row['tools']!r:.60}.")
+    own = {} if tools is None else {"tools": tools}
+    return {**(common or {}), **own, **(row.get("chat_template_kwargs") or {})}
 
 
 def common_options(options: Mapping[str, Any], option: str = "tokenizer.chat_template_kwargs") -> dict[str, Any]:

@@ -82,11 +82,11 @@ def _conversations(
     samples: Sequence[Any], template: Mapping[str, Any] | None
 ) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
     """What is asked first in the samples that are messages, and what the template is told with it."""
-    for sample in samples:
+    for number, sample in enumerate(samples):
         row = sample if isinstance(sample, Mapping) else {"messages": sample}
         if is_messages(row.get("messages")):
             asked = takewhile(lambda m: not isinstance(m, Mapping) or m.get("role") != "assistant", row["messages"])
-            yield list(asked), template_options(row, template)
+            yield list(asked), template_options(row, template, f"samples[{number}]")
 
 
 def _turns(sample: Any, row: int) -> list[str]:
@@ -122,8 +122,9 @@ def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, 
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
             raise DataError(f"samples[{row}] has no assistant message; there is nothing to learn.")
-        options = template_options(sample if isinstance(sample, Mapping) else {}, template)
-        return encode_chat(conversation, encoder.tokenizer, place=f"samples[{row}]", **options)
+        place = f"samples[{row}]"
+        options = template_options(sample if isinstance(sample, Mapping) else {}, template, place)
+        return encode_chat(conversation, encoder.tokenizer, place=place, **options)
     turns = _turns(sample, row)
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
     if ids[-1][-1:] != [encoder.eos]:

@@ -131,7 +131,7 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin=margin)
     elif is_messages(chosen) and is_messages(rejected) and (prompt is None or is_messages(prompt)):
         start, *answers = _split_messages(prompt, chosen, rejected, place)
-        options = template_options(row, template)
+        options = template_options(row, template, place)
         first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
         second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
         said = None if all(first.said) and all(second.said) else (first.said, second.said)

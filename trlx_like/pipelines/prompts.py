@@ -84,8 +84,9 @@ class PromptPipeline:
         has_chats = False
         for row, (prompt, metadata) in enumerate(rows):
             if is_messages(prompt):
-                options = template_options(metadata, template)
-                whole.append(encode_prompt(prompt, tokenizer, place=f"prompts[{row}]", **options))
+                place = f"prompts[{row}]"
+                options = template_options(metadata, template, place)
+                whole.append(encode_prompt(prompt, tokenizer, place=place, **options))
                 if not has_chats:
                     warn_of_ending(prompt, tokenizer, **options)
                 has_chats = True

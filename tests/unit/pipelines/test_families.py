@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from itertools import pairwise
 from typing import Any
@@ -313,6 +314,16 @@ def test_tools_of_a_row_come_before_those_of_all() -> None:
     pair = {"prompt": TWO[:1], "chosen": TWO[1:2], "rejected": [assistant("No")]}
     pairs = encode_preferences([pair, {**pair, "tools": [other]}], tokenizer, max_length=900, template=everywhere)
     assert ["get_weather" in tokenizer.decode(pair.prompt) for pair in pairs] == [True, False]
+
+
+def test_tools_as_text() -> None:
+    tokenizer = family_tokenizer("llama3")
+    rows = [{"messages": TWO, "tools": tools} for tools in ([WEATHER], json.dumps([WEATHER]))]
+    first, second = encode_dialogues(rows, tokenizer, 900)
+    assert first == second and "get_weather" in tokenizer.decode(first.ids)
+    for wrong in ("get_weather", "{}"):
+        with pytest.raises(DataError, match=r"^samples\[1\]: tools must be a list of JSON schemas, or such .* not '"):
+            encode_dialogues([TWO, {"messages": TWO, "tools": wrong}], tokenizer, 900)
 
 
 def test_functions_become_schemas() -> None:

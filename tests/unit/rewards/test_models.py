@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,30 @@ def test_rewards_are_those_of_training(family: str) -> None:
         assert rewards == pytest.approx(expected, abs=1e-5)
     assert len(set(expected)) == 4
     assert all(type(reward) is float for reward in rewards)
+
+
+def test_that_texts_lose_their_beginning_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = RewardModel(sharp(tiny_config()), tiny_tokenizer(), max_length=4)
+    with caplog.at_level(logging.WARNING, "trlx_like"):
+        call(model, ["a", "b"], ["b", "cc"])
+        assert not caplog.messages
+        for _ in range(2):
+            call(model, ["aaab", "a", "aaaa"], ["bc", "b", "b"])
+    assert caplog.messages == [
+        "2 of 3 texts are longer than the 4 tokens that the reward model reads: these, and others like them, lose "
+        "their beginning."
+    ]
+
+
+def test_tools_of_a_prompt_reach_the_template_of_the_reward_model() -> None:
+    """The prompts are written as `x` or `y`, and the chat as ChatML writes it: the same ids as of that text."""
+    tokenizer = chat_tokenizer("{% for t in tools or [] %}{{ t.name }}{% endfor %}" + CHATML)
+    model = sharp(tiny_config(vocabulary=40))
+    chats = {"messages": [[user("a")]] * 3, "tools": [[{"name": "x"}], [{"name": "y"}], None]}
+    rewards = call(RewardModel(model, tokenizer), ["a"] * 3, ["b"] * 3, **chats)
+    ids = [tokenizer(f"{name}<|user|>a<eos> <|assistant|>b<eos>").input_ids for name in ("x", "y", "")]
+    assert rewards == pytest.approx(network_on(model, *ids), abs=1e-5)
+    assert len(set(rewards)) == 3
 
 
 def test_long_texts_keep_their_answer() -> None:
