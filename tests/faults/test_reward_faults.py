@@ -243,6 +243,23 @@ def test_a_run_with_workers_is_the_run_without(name: str, tmp_path: Path) -> Non
     assert without.progress.step >= 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_judges_of_training_and_evaluation_have_the_same_runner(workers: int, tmp_path: Path) -> None:
+    """A judge that fails has no opinion: on a group of the round, or on how an answer compares with a reference."""
+    prompts = [{"prompt": text, "reference": "abc"} for text in PROMPTS]
+    changes = {"judge": faulty.Picky(), "reward_fn": None, "eval_prompts": prompts, "reward.workers": workers}
+    run("OnlineDPOTrainer", tmp_path, **changes, **{name: ABSTAIN[name] for name in ABSTAIN if name != "prompts"})
+    table = [row for row in evaluated(tmp_path) if row["step"] == 0]
+    for row in table:
+        length = len(row["output"])
+        assert row["metrics/win_rate"] == (None if length % 2 else 0.0 if length < 3 else 1.0)
+    assert {len(row["output"]) % 2 for row in table} == {0, 1}
+    first, second, *_ = rows(tmp_path)
+    known = [row["metrics/win_rate"] for row in table if row["metrics/win_rate"] is not None]
+    assert first["metrics/win_rate"] == sum(known) / len(known)
+    assert second["rollout/unjudged"] > 0 and {line["function"] for line in faults(tmp_path)} == {"Wins", "GroupReward"}
+
+
 def test_a_resumed_run_with_workers_is_the_run_that_was_not_stopped(tmp_path: Path) -> None:
     changes = {"reward_fn": faulty.Odd("exits"), **ABSTAIN, "reward.workers": 1, "train.total_steps": 4}
     whole = make("PPOTrainer", tmp_path / "whole", **changes, **AUTO)

@@ -193,6 +193,31 @@ class GroupReward:
         return [score for group in scores for score in group]
 
 
+class Wins:
+    """A reward function: 1 for an output that is better than a reference completion, 0 for one that is worse, else .5.
+
+    judge: as `judged` takes it. key: that of the prompts under which the reference completion is. RewardError for a
+    prompt without one.
+    """
+
+    def __init__(self, judge: Any, key: str) -> None:
+        self.judge = judge
+        self.key = key
+
+    def __call__(
+        self, *, prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any = None, **metadata: Any
+    ) -> list[float]:
+        references = metadata.get(self.key, [None] * len(outputs))
+        for prompt, reference in zip(prompts, references, strict=True):
+            if not isinstance(reference, str):
+                raise RewardError(
+                    f"WinRate needs text under {self.key!r} with every evaluation prompt, as with {prompt!r}."
+                )
+        rows = [{name: column[row] for name, column in metadata.items()} for row in range(len(outputs))]
+        groups = [list(pair) for pair in zip(outputs, references, strict=True)]
+        return [_win(*scores) for scores in judged(self.judge, prompts, groups, rows, tokenizer)]
+
+
 class WinRate:
     """A metric function: `win_rate`, how often an output is better than a reference completion, a tie counting half.
 
@@ -204,21 +229,16 @@ class WinRate:
         self.judge = make_judge(judge)
         self.key = key
         self.also = also
+        self.scored = {"win_rate": Wins(self.judge, key)}
+        """Metrics that reward functions give: in an evaluation these go through the reward runner."""
 
     def __call__(
         self, *, samples: list[str], prompts: list[str], outputs: list[str], tokenizer: Any = None, **metadata: Any
     ) -> dict[str, list[float]]:
-        references = metadata.get(self.key, [None] * len(outputs))
-        for prompt, reference in zip(prompts, references, strict=True):
-            if not isinstance(reference, str):
-                raise RewardError(
-                    f"WinRate needs text under {self.key!r} with every evaluation prompt, as with {prompt!r}."
-                )
         rows = [{name: column[row] for name, column in metadata.items()} for row in range(len(outputs))]
-        groups = [list(pair) for pair in zip(outputs, references, strict=True)]
-        wins = [_win(*scores) for scores in judged(self.judge, prompts, groups, rows, tokenizer)]
         texts = {"samples": samples, "prompts": prompts, "outputs": outputs}
         more = {} if self.also is None else call_metric(self.also, texts, rows, tokenizer)
+        wins = self.scored["win_rate"](prompts=prompts, outputs=outputs, tokenizer=tokenizer, **metadata)
         return {**more, "win_rate": wins}
 
 

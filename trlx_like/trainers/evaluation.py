@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trlx_like.config.generation import swept
 from trlx_like.tracking import EVALUATION
 from trlx_like.trainers.samples import log_rows, reward_columns
-from trlx_like.trainers.scoring import Row, Tally, measure
+from trlx_like.trainers.scoring import Row, Tally
 
 if TYPE_CHECKING:
     from trlx_like.samplers.text import TextSampler
@@ -77,14 +77,13 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
             seen.append(row)
             texts = {"prompt": row["prompts"], "output": row["outputs"]}
             shown.append({**texts, "length": row["length"], "finish_reason": reason})
-    group, tokenizer = trainer.group, trainer.tokenizer
     if trainer.reward_fn is not None:
         scores = trainer.scoring.score(trainer.reward_fn, seen)
         trainer.scoring.total(Tally().add(scores))
         for place, row in enumerate(shown):
             row |= reward_columns(scores.rewards, scores.components, place)
     if trainer.metric_fn is not None:
-        for name, values in measure(group, trainer.metric_fn, seen, tokenizer).items():
+        for name, values in trainer.scoring.measure(trainer.metric_fn, seen).items():
             for row, value in zip(shown, values, strict=True):
                 row[f"metrics/{name}"] = value
     return shown

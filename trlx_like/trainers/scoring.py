@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trlx_like.distributed import Group
 from trlx_like.errors import RewardError
 from trlx_like.rewards import call_metric
+from trlx_like.rewards.call import Reward
 from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitted
 
 if TYPE_CHECKING:
@@ -75,6 +76,24 @@ class Scoring:
         """`submit` and `result` in one."""
         return self.result(self.submit(function, rows))
 
+    def measure(self, function: Callable[..., Any], rows: Sequence[Row]) -> Mapping[str, Sequence[Reward]]:
+        """Metrics of the rows of this process by name, one number a row, from a metric function.
+
+        What a reward function or a judge says of them (`WinRate.scored`) goes through its runner, and may abstain.
+        """
+        scored: Mapping[str, Callable[..., Any]] = getattr(function, "scored", {})
+        plain = getattr(function, "also", None) if scored else function
+        tokenizer = getattr(self.trainer, "tokenizer", None)
+
+        def call() -> dict[str, list[float]]:
+            if plain is None or not rows:
+                return {}
+            metrics = call_metric(plain, *_columns(rows), tokenizer)
+            return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
+
+        metrics = _called(self.trainer.group, call)
+        return {**metrics, **{name: self.score(own, rows).rewards for name, own in scored.items()}}
+
     def total(self, tally: Tally) -> Tally:
         """That of all processes. RewardError on all when more have no reward than `reward.max_abstained` allows."""
         total = Tally(self.trainer.group.sum_by_name(tally.sums))
@@ -131,16 +150,6 @@ class Tally:
             if kind == "count":
                 metrics[f"rollout/reward/{name}/mean"] = self.sums[f"sum/{name}"] / count if count else float("nan")
         return metrics
-
-
-def measure(group: Group, function: Callable[..., Any], rows: Sequence[Row], tokenizer: Any) -> dict[str, list[float]]:
-    """Metrics of the rows of this process by name, one number a row. All processes have to call this equally often."""
-
-    def call() -> dict[str, list[float]]:
-        metrics = call_metric(function, *_columns(rows), tokenizer)
-        return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
-
-    return _called(group, call if rows else dict)
 
 
 def _called(group: Group, call: Callable[[], T]) -> T:

@@ -222,3 +222,12 @@ class Unreadable:
 
 def _unreadable() -> Any:
     raise ZeroDivisionError("not here")
+
+
+class Picky:
+    """A judge that fails on answers of odd length."""
+
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> list[int | None]:
+        if any(len(a) % 2 for a, _ in pairs):
+            raise ValueError("odd")
+        return Longest().compare(pairs)
