@@ -28,11 +28,11 @@ ROUNDS = 5
 WINDOW = 3
 """Last rounds whose mean is judged: one odd round is no finding."""
 
-SURPRISE = 3.0  # times what the reference finds its own outputs
+SURPRISE = 2.5  # times what the reference finds its own outputs
 CORRELATION, DRIFT, FACTOR = 0.9, 1.2, 3.0
 SHARE = 1.25
 COMMONEST = 0.7
-ENTROPY, SPREAD = 0.05, 0.5
+ENTROPY, SPREAD = 0.1, 0.75
 TRUNCATED, RISE = 0.5, 0.3
 
 Row = Mapping[str, float]
