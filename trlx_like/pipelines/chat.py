@@ -196,6 +196,7 @@ class _Chat:
                 "tokenizer of a chat model, or give text."
             )
         self.messages = [dict(message) for message in messages]
+        self._ids: dict[int, list[int]] = {}  # what `ids` has made, of which the whole is asked for twice
         self._drop_own_eos()
 
     def turns(self) -> list[int]:
@@ -204,8 +205,9 @@ class _Chat:
 
     def ids(self, end: int) -> list[int]:
         """Of the messages up to `end`."""
-        ids: list[int] = self._apply(end)["input_ids"]
-        return ids
+        if end not in self._ids:
+            self._ids[end] = self._apply(end)["input_ids"]
+        return self._ids[end]
 
     def prompt(self, end: int) -> list[int]:
         """Of the messages up to `end`, with the header of an answer."""
@@ -272,7 +274,7 @@ class _Chat:
             text = message.get("content")
             if message["role"] == "assistant" and eos and isinstance(text, str) and text.endswith(eos):
                 message["content"] = text.removesuffix(eos)
-                if turn == 0 or self.ids(turn + 1).count(end) == self.prompt(turn).count(end):
+                if turn == 0 or self._apply(turn + 1)["input_ids"].count(end) == self.prompt(turn).count(end):
                     message["content"] = text
 
     def _apply(self, end: int, **asked: Any) -> Any:

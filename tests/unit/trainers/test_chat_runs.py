@@ -240,3 +240,29 @@ def test_prompts_that_are_cut_are_still_questions(name: str, tmp_path: Path, cap
     assert any(text.startswith("<|user|>a<eos> <|assistant|>") for text in texts)
     limit = "train.seq_length less max_new_tokens (5 tokens)"
     assert f"1 of 2 prompts are longer than {limit} and were cut: 2 tokens of prompts are lost." in caplog.messages
+
+
+# Files.
+
+
+def test_messages_and_tools_from_files(tmp_path: Path) -> None:
+    """A JSON line and a Parquet row are the same sample; Parquet fills missing keys with None and has tools as text."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    called: list[dict[str, Any]] = [user("Rome?"), {"role": "assistant", "tool_calls": [CALL]}]
+    called += [{"role": "tool", "content": "21"}, assistant("Warm")]
+    row = {"messages": called, "tools": [WEATHER]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    table = arrow.Table.from_pylist([{"messages": called, "tools": json.dumps([WEATHER])}])
+    parquet.write_table(table, tmp_path / "chat.parquet")
+    assert table.to_pylist()[0]["messages"][0] == {"role": "user", "content": "Rome?", "tool_calls": None}
+    learned = []
+    for name in ("chat.jsonl", "chat.parquet"):
+        options = {"data.samples": str(tmp_path / name), "train.batch_size": 1}
+        arguments = {"tokenizer": family_tokenizer("llama3"), "length": 900, "samples": None}
+        trainer = run("SFTTrainer", tmp_path / name[5:], **arguments, **options)
+        (element,) = trainer.store.elements
+        learned.append((element.response.tolist(), element.target.tolist()))
+    assert learned[0] == learned[1]
+    said = trainer.tokenizer.decode(element.response[element.target])
+    assert said.startswith('{"name": "get_weather"') and said.endswith("<|eot_id|>Warm<|eot_id|>")
