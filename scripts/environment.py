@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 # Extras that the tests and the type checker need; the demo needs none.
-TEST_EXTRAS = ("dev", "wandb", "tensorboard", "trackio", "datasets", "peft", "examples")
+TEST_EXTRAS = ("dev", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "examples")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tune language models by reinforcement and preference learning: `trlx_like.train(config, reward_fn, prompts)`.
+"""Tune language and diffusion models by rewards and preferences: `trlx_like.train(config, reward_fn, prompts)`.
 
 Importing this package imports no torch: every name below is looked up when it is first used.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trlx_like.config import (
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
+        DDPOConfig as DDPOConfig,
         DPOConfig as DPOConfig,
         GRPOConfig as GRPOConfig,
         ILQLConfig as ILQLConfig,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         register_datapipeline as register_datapipeline,
     )
     from trlx_like.presets import (
+        default_ddpo_config as default_ddpo_config,
         default_dpo_config as default_dpo_config,
         default_grpo_config as default_grpo_config,
         default_ilql_config as default_ilql_config,
@@ -79,6 +81,9 @@ if TYPE_CHECKING:
     )
     from trlx_like.trainers.callbacks import (
         Callback as Callback,
+    )
+    from trlx_like.trainers.ddpo import (
+        DDPOTrainer as DDPOTrainer,
     )
     from trlx_like.trainers.dpo import (
         DPOTrainer as DPOTrainer,
@@ -128,6 +133,7 @@ _NAMES = {
     "SamplerConfig": "config",
     "BackendConfig": "config",
     "MethodConfig": "config",
+    "DDPOConfig": "config",
     "DPOConfig": "config",
     "GRPOConfig": "config",
     "ILQLConfig": "config",
@@ -146,6 +152,7 @@ _NAMES = {
     "WinRate": "rewards.judges",
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.weighted",
+    "default_ddpo_config": "presets",
     "default_dpo_config": "presets",
     "default_grpo_config": "presets",
     "default_ilql_config": "presets",
@@ -160,6 +167,7 @@ _NAMES = {
     "OnlineTextTrainer": "trainers.online",
     "LossOutput": "trainers.base",
     "Callback": "trainers.callbacks",
+    "DDPOTrainer": "trainers.ddpo",
     "DPOTrainer": "trainers.dpo",
     "GRPOTrainer": "trainers.grpo",
     "ILQLTrainer": "trainers.ilql",

@@ -163,7 +163,7 @@ def make_trainer(
     given = {name: value for name, value in data.items() if value is not None}
     _refuse_unused(trainer_class, given)
     require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})
-    if data.get("eval_prompts") is None and given.get("prompts") is not None:
+    if data.get("eval_prompts") is None and given.get("prompts") is not None and not callable(given["prompts"]):
         given["eval_prompts"] = given["prompts"][: config.train.batch_size]
     for key in config.inert():
         logger.info("%s is set but does nothing with this configuration.", key)

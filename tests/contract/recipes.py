@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tests.contract import images
 from tests.tiny import tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig
 from trlx_like.api import make_trainer
@@ -36,7 +37,8 @@ class Recipe:
     train: dict[str, Any]
     arguments: dict[str, Any]
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    loads_as: Any = AutoModelForCausalLM
+    loads_as: Any = AutoModelForCausalLM  # None: the export is for other tests to load
+    model: dict[str, Any] | None = None  # the section `model`, where it is no tiny language model
     evaluated: str = GENERATED
 
 
@@ -90,6 +92,7 @@ PREFERENCES = [
 ]
 
 RECIPES = {
+    "DDPOTrainer": Recipe(**images.DDPO, loads_as=None, evaluated="reward/mean"),
     "DPOTrainer": Recipe(
         method={"name": "DPOConfig", "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.2], "beta": 0.5}
         | {"gen_kwargs": GENERATION},
@@ -346,8 +349,8 @@ def make(name: str, folder: Path, **changes: Any) -> Any:
     """
     recipe = RECIPES[name]
     sections = {
-        "model": {"model_path": tiny_config(**NO_DROPOUT)},
-        "tokenizer": {"tokenizer_path": tiny_tokenizer()},
+        "model": recipe.model or {"model_path": tiny_config(**NO_DROPOUT)},
+        "tokenizer": {} if recipe.model else {"tokenizer_path": tiny_tokenizer()},
         "optimizer": {"name": "adamw", "kwargs": {"lr": 3e-3}},
         "method": recipe.method,
         "train": {

@@ -19,6 +19,7 @@ import trlx_like
 from scripts.configuration_page import BLOCK, filled, sections
 from tests.contract.recipes import RECIPES, count_letters, make
 from tests.tiny import save_tiny
+from tests.tiny_pipelines import saved
 from trlx_like.cli import app
 from trlx_like.config import TRLConfig
 
@@ -124,6 +125,22 @@ def test_the_first_program_of_a_page_runs(name: str, tmp_path: Path, monkeypatch
     names: dict[str, Any] = {}
     exec(compile(program, name, "exec"), names)
     assert names["trainer"].progress.step == 2
+
+
+def test_the_program_for_images_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = blocks(ROOT / "docs" / "algorithms" / "ddpo.md", "python")[0]
+    for theirs, ours in {
+        "stable-diffusion-v1-5/stable-diffusion-v1-5": saved("sd"),
+        "total_steps=100": "total_steps=2",
+        "num_samples=64, num_inference_steps=30": "num_samples=4, num_inference_steps=3",
+    }.items():
+        assert theirs in program
+        program = program.replace(theirs, ours)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(program, "ddpo.md", "exec"), names)
+    assert names["trainer"].progress.step == 2
+    assert (tmp_path / "meadow.png").is_file()
 
 
 def commands() -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trlx_like.config import (
+    DDPOConfig,
     DPOConfig,
     GRPOConfig,
     ILQLConfig,
@@ -17,6 +18,7 @@ from trlx_like.config import (
 from trlx_like.errors import ConfigError
 from trlx_like.presets import (
     PRESETS,
+    default_ddpo_config,
     default_dpo_config,
     default_grpo_config,
     default_ilql_config,
@@ -47,6 +49,19 @@ def test_ppo_has_the_values_of_trlx() -> None:
     assert (method.gamma, method.lam, method.cliprange, method.cliprange_value) == (1, 0.95, 0.2, 0.2)
     assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, None, 10)
     assert method.gen_kwargs == {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
+
+
+def test_ddpo_has_the_values_of_its_authors() -> None:
+    """config/dgx.py of ddpo-pytorch: 256 images a round, 4 updates of 64, 50 steps, guidance 5, 16 and 16."""
+    config = default_ddpo_config()
+    train, method = config.train, config.method
+    assert (train.batch_size, train.epochs, train.total_steps, train.trainer) == (64, 100, 400, "DDPOTrainer")
+    assert config.model.model_arch_type == "diffusion"
+    assert config.optimizer.kwargs == {"lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 1e-4}
+    assert isinstance(method, DDPOConfig)
+    assert (method.num_samples, method.num_inference_steps, method.eta, method.guidance_scale) == (256, 50, 1, 5)
+    assert (method.cliprange, method.adv_clip, method.inner_epochs, method.timestep_fraction) == (1e-4, 5, 1, 1)
+    assert (method.stat_buffer_size, method.stat_min_count, method.train_cfg) == (16, 16, True)
 
 
 def test_sft_has_the_values_of_trlx() -> None:

@@ -2,6 +2,7 @@
 
 from trlx_like.config.generation import NEUTRAL, longest_response, swept
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
+from trlx_like.config.methods.ddpo import DDPOConfig
 from trlx_like.config.methods.dpo import DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig
@@ -31,6 +32,7 @@ __all__ = [
     "NEUTRAL",
     "TRAINERS",
     "BackendConfig",
+    "DDPOConfig",
     "DPOConfig",
     "DataConfig",
     "GRPOConfig",

@@ -24,6 +24,8 @@ class MethodConfig(Section):
 
     section: ClassVar[str] = "method"
     registered_name: ClassVar[str] = ""  # set by `register_method`
+    arch_types: ClassVar[tuple[str, ...]] = ("causal", "seq2seq")
+    """Values of `model.model_arch_type` that it can train."""
 
     name: str = ""
     """Registered name of this method's configuration, for example PPOConfig; by default that of the class."""

@@ -63,8 +63,8 @@ class ModelConfig(Section):
         Says("a folder, a hub name, a PretrainedConfig or a loaded model"),
     ]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
-    model_arch_type: Literal["causal", "seq2seq"] = "causal"
-    """Decoder only, or encoder and decoder."""
+    model_arch_type: Literal["causal", "seq2seq", "diffusion"] = "causal"
+    """Decoder only, encoder and decoder, or a pipeline of diffusers that makes images."""
     num_layers_unfrozen: int = Field(-1, ge=-1)
     """Top layers that are trained (of the decoder, if there is an encoder); -1: the whole model, 0: heads only."""
     ref_model_path: PathText | None = None

@@ -15,6 +15,7 @@ Trainer = TypeVar("Trainer", bound=type[Any])
 METHODS: Registry[type[MethodConfig]] = Registry(
     "method",
     {
+        "DDPOConfig": "trlx_like.config.methods.ddpo:DDPOConfig",
         "DPOConfig": "trlx_like.config.methods.dpo:DPOConfig",
         "GRPOConfig": "trlx_like.config.methods.grpo:GRPOConfig",
         "ILQLConfig": "trlx_like.config.methods.ilql:ILQLConfig",
@@ -31,6 +32,7 @@ METHODS: Registry[type[MethodConfig]] = Registry(
 TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
     {
+        "DDPOTrainer": "trlx_like.trainers.ddpo:DDPOTrainer",
         "DPOTrainer": "trlx_like.trainers.dpo:DPOTrainer",
         "GRPOTrainer": "trlx_like.trainers.grpo:GRPOTrainer",
         "ILQLTrainer": "trlx_like.trainers.ilql:ILQLTrainer",

@@ -29,8 +29,8 @@ class TrainConfig(Section):
 
     total_steps: int = Field(ge=1)
     """Optimizer steps after which training stops."""
-    seq_length: int = Field(ge=1)
-    """Tokens of prompt and response together, at most."""
+    seq_length: int = Field(1024, ge=1)
+    """Tokens of prompt and response together, at most; of text."""
     epochs: int = Field(ge=1)
     """Rounds (online) or passes over the data (offline) after which training stops."""
     batch_size: int = Field(ge=1)

@@ -131,6 +131,11 @@ class TRLConfig(Section):
                 yield Problem(("method", "name"), f"{shown(name)} is not the name of {method.__name__}.")
         except RegistryError as error:
             yield Problem(("method", "name"), str(error))
+        if self.model.model_arch_type not in method.arch_types:
+            problem = (
+                f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
+            )
+            yield Problem(("model", "model_arch_type"), problem)
         for key in ("gen_kwargs", "gen_experience_kwargs"):
             kwargs = getattr(self.method, key, None)
             if isinstance(kwargs, dict) and "max_new_tokens" in kwargs:

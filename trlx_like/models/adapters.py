@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 OPTION = "model.peft_config"
 KINDS = ("LORA", "IA3", "LOHA", "LOKR")
 """Values of `peft_type` that are tested."""
+
+Model = TypeVar("Model", bound=nn.Module)
 
 _NAME = "default"  # peft's own name for the only adapter of a model
 
@@ -163,15 +165,31 @@ def base_of(path: str) -> str | None:
     return base
 
 
-def merged(lm: PreTrainedModel) -> PreTrainedModel:
+def merged(lm: Model) -> Model:
     """A copy of a model with its adapter added into its weights: one without an adapter that says the same."""
-    whole = copy.deepcopy(lm)
+    whole: Any = copy.deepcopy(lm)
     for name, module in list(whole.named_modules()):
         if _adapts(module):
             whole.set_submodule(name, _merge(module))
     whole._hf_peft_config_loaded = False
     del whole.peft_config
-    return whole
+    return cast(Model, whole)
+
+
+def leave_out_frozen(model: nn.Module) -> None:
+    """Gives a model a state without its frozen weights: they are where it was loaded from."""
+    frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
+
+    def drop(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+        for name in list(state):
+            if name.removeprefix(prefix) in frozen:
+                del state[name]
+
+    def ignore(module: nn.Module, keys: Any) -> None:
+        keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
+
+    model.register_state_dict_post_hook(drop)
+    model.register_load_state_dict_post_hook(ignore)
 
 
 def plain_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
 from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
-from trlx_like.models.adapters import has_adapter
+from trlx_like.models.adapters import has_adapter, leave_out_frozen
 from trlx_like.models.layout import (
     Entering,
     TopBlocks,
@@ -89,23 +89,7 @@ class LanguagePolicy(nn.Module):
         # In a list, so that its parameters are neither trained nor saved with the policy's.
         self._reference: list[Reference] = []
         if has_adapter(lm):
-            self._leave_out_frozen()
-
-    def _leave_out_frozen(self) -> None:
-        """A state without the frozen weights beside an adapter: they are where the model was loaded from."""
-        parameters = self.lm.named_parameters(remove_duplicate=False)
-        frozen = {f"lm.{name}" for name, parameter in parameters if not parameter.requires_grad}
-
-        def drop(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-            for name in list(state):
-                if name.removeprefix(prefix) in frozen:
-                    del state[name]
-
-        def ignore(module: nn.Module, keys: Any) -> None:
-            keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
-
-        self.register_state_dict_post_hook(drop)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(ignore)  # type: ignore[no-untyped-call]
+            leave_out_frozen(self)
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freezes the present weights (or `other`) as the reference. Call it before the first update."""

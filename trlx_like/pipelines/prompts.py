@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ DATAPIPELINES: Registry[Any] = Registry(
     "data pipeline", lazy={"PromptPipeline": "trlx_like.pipelines.prompts:PromptPipeline"}
 )
 register_datapipeline = DATAPIPELINES.register
+
+Batch_co = TypeVar("Batch_co", covariant=True)
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer")
 """Keys that a prompt may not have: reward functions are called with these keywords already."""
@@ -114,16 +116,24 @@ class PromptPipeline:
             yield self[order[start : start + size]]
 
 
-class PromptStream:
+class Prompts(Protocol[Batch_co]):
+    """What prompts are drawn from: rows by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: list[int], /) -> Batch_co: ...
+
+
+class PromptStream(Generic[Batch_co]):
     """Prompts without end, in a new order each pass. Its state is two numbers."""
 
-    def __init__(self, pipeline: PromptPipeline, seed: int) -> None:
+    def __init__(self, pipeline: Prompts[Batch_co], seed: int) -> None:
         self.pipeline = pipeline
         self.seed = seed
         self.epoch = 0
         self.position = 0
 
-    def take(self, count: int) -> PromptBatch:
+    def take(self, count: int) -> Batch_co:
         """The next `count` prompts; a pass that ends on the way is followed by the next."""
         rows: list[int] = []
         while len(rows) < count:

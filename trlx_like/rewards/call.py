@@ -61,7 +61,10 @@ def _unlimited() -> Limit | None:
 
 @dataclass
 class Call:
-    """A call of a function on some samples. lengths: response tokens of each, the most a per-token reward may have."""
+    """A call of a function on some samples.
+
+    lengths: response tokens of each, the most that a per-token reward may have; of 0 it has to be one number.
+    """
 
     function: Callable[..., Any]
     given: Given
@@ -121,7 +124,11 @@ def run(calls: Sequence[Call], tokenizer: Any = None, *, killable: bool = False)
 
 def _returned(call: Call, tokenizer: Any, killable: bool) -> Any:
     """What the function returns, or the fault. Interrupts pass through."""
-    keywords = {**call.given, "tokenizer": tokenizer, **columns(call.metadata)}
+    keywords = {
+        **{name: _stacked(values) for name, values in call.given.items()},
+        "tokenizer": tokenizer,
+        **columns(call.metadata),
+    }
     # Copies: a function that sorts or pops its arguments must not change what is trained on.
     given = {
         name: _copied(value) for name, value in accepted(call.function, keywords, [*call.given, "tokenizer"]).items()
@@ -314,6 +321,15 @@ def columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in metadata] for name in names}
 
 
+def _stacked(values: Sequence[Any]) -> Any:
+    """Images that come as tensors of one shape as one tensor; all else as it is."""
+    if not all(type(value).__module__ == "torch" for value in values) or len({value.shape for value in values}) != 1:
+        return values
+    import torch  # late: a worker of `reward.workers` does without it where it can
+
+    return torch.stack(list(values))
+
+
 def _copied(value: Any) -> Any:
     """A copy of lists and dicts, also of those within; texts, images and all else are the same ones."""
     if type(value) is list:
@@ -336,6 +352,8 @@ def _read(value: Any, length: int | None) -> Reward:
         return None
     if not _is_list(value):
         return _finite(value)
+    if length == 0:
+        raise _Length("it must be one number.")
     dense = [_finite(entry) for entry in _plain(value)]
     if not dense:
         raise _Length("a per-token reward needs at least one entry.")

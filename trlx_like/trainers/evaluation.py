@@ -1,4 +1,4 @@
-"""Evaluation of a text policy: generate, score, show."""
+"""Evaluation: generate, score, show; of a text policy as a whole, of others in parts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trlx_like.trainers.scoring import Row, Tally
 
 if TYPE_CHECKING:
     from trlx_like.samplers.text import TextSampler
+    from trlx_like.trainers.base import BaseRLTrainer
     from trlx_like.trainers.text import TextTrainer
 
 
@@ -38,14 +39,36 @@ def evaluate_text(
             pairs = zip(scored, others, strict=True)
             scored = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
         rows = trainer.group.join(scored)
-        for name in _numbers(rows):
-            values = [row[name] for row in rows if row.get(name) is not None]
-            metrics[_metric(name) + suffix] = statistics.fmean(values) if values else float("nan")
-            if name == "reward" and values:
-                metrics[f"reward/std{suffix}"] = statistics.pstdev(values)
+        metrics |= means(rows, suffix)
         metrics[f"generation/length{suffix}"] = statistics.fmean(row["length"] for row in rows)
         table += [{"sweep": suffix.lstrip("@"), **row} if suffix else row for row in rows]
     log_rows(trainer, EVALUATION, table, trainer.progress.step)
+    return metrics
+
+
+def rate(trainer: BaseRLTrainer[Any], seen: Sequence[Row], shown: Sequence[Row]) -> None:
+    """Adds to this process's rows what the reward and metric functions say of what they see of them."""
+    if trainer.reward_fn is not None:
+        scores = trainer.scoring.score(trainer.reward_fn, seen)
+        trainer.scoring.total(Tally().add(scores))
+        for place, row in enumerate(shown):
+            row |= reward_columns(scores.rewards, scores.components, place)
+    if trainer.metric_fn is not None:
+        for name, values in trainer.scoring.measure(trainer.metric_fn, seen).items():
+            for row, value in zip(shown, values, strict=True):
+                row[f"metrics/{name}"] = value
+
+
+def means(rows: Sequence[Row], suffix: str = "") -> dict[str, float]:
+    """Metrics of rated rows; suffix: behind their names."""
+    metrics = {}
+    names = dict.fromkeys(name for row in rows for name in row)
+    for name in [name for name in names if name == "reward" or name.startswith(("reward/", "metrics/"))]:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        metric = f"{name}/mean" if name.startswith("reward") else name
+        metrics[metric + suffix] = statistics.fmean(values) if values else float("nan")
+        if name == "reward" and values:
+            metrics[f"reward/std{suffix}"] = statistics.pstdev(values)
     return metrics
 
 
@@ -77,22 +100,5 @@ def _scored(trainer: TextTrainer[Any], options: Mapping[str, Any]) -> list[Row]:
             seen.append(row)
             texts = {"prompt": row["prompts"], "output": row["outputs"]}
             shown.append({**texts, "length": row["length"], "finish_reason": reason})
-    if trainer.reward_fn is not None:
-        scores = trainer.scoring.score(trainer.reward_fn, seen)
-        trainer.scoring.total(Tally().add(scores))
-        for place, row in enumerate(shown):
-            row |= reward_columns(scores.rewards, scores.components, place)
-    if trainer.metric_fn is not None:
-        for name, values in trainer.scoring.measure(trainer.metric_fn, seen).items():
-            for row, value in zip(shown, values, strict=True):
-                row[f"metrics/{name}"] = value
+    rate(trainer, seen, shown)
     return shown
-
-
-def _numbers(rows: list[Row]) -> list[str]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name == "reward" or name.startswith(("reward/", "metrics/"))]
-
-
-def _metric(name: str) -> str:
-    return f"{name}/mean" if name.startswith("reward") else name

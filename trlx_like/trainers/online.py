@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trlx_like.data import Completion, Experience
-from trlx_like.errors import RewardError, SamplerError
+from trlx_like.errors import SamplerError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 from trlx_like.functional.policy_gradient import probability_ratio
 from trlx_like.pipelines.prompts import PromptBatch
@@ -23,7 +22,7 @@ from trlx_like.samplers.canary import ROWS, TOKENS, Canary, tolerance
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.outputs import Output, output_metrics, outputs_of
-from trlx_like.trainers.scoring import Batch, Tally
+from trlx_like.trainers.scoring import Tally
 from trlx_like.trainers.text import TextTrainer
 
 logger = logging.getLogger(__name__)
@@ -92,40 +91,22 @@ class OnlineTextTrainer(TextTrainer[E]):
             self.scoring.tally = Tally()
             self.sync_sampler()
             self.outputs = []
-        left = count
-        waiting: deque[tuple[TextSamples | None, Batch]] = deque()
-        try:
-            while left > 0 or waiting:
-                if left > 0:
-                    self.check_stop()
-                    size = min(left, chunk_size * self.group.size)
-                    begin = count - left
-                    samples = self._sampled(size, None if given is None else given[begin : begin + size])
-                    if left == count and not more:
-                        self.check_sampler(samples)
-                    waiting.append((samples, self._submitted(samples)))
-                    left -= size
-                # Where the reward runs in workers, the next chunks are generated meanwhile.
-                if left > 0 and len(waiting) <= self.config.reward.workers:
-                    continue
-                samples, batch = waiting.popleft()
-                with self.clock("reward"):
-                    scores = self.scoring.result(batch)
-                self.scoring.tally.add(scores)
-                if samples is not None:
-                    samples.components = scores.components
-                    self._write_rollouts(samples, scores.rewards)
-                    wholes = [None if reward is None else whole(reward) for reward in scores.rewards]
-                    self.outputs += outputs_of(samples, wholes)
-                    yield samples, scores.rewards
-        finally:
-            if waiting:  # nobody wants these any more
-                self.scoring.close()
-        tally = self.scoring.total(self.scoring.tally)
-        if tally.all_abstained and not more:
-            what = f"reward_fn abstained (None) from all {tally.samples:g} samples{tally.because}"
-            raise RewardError(f"{what}; there is nothing to train on.")
-        self._pending |= tally.metrics() | output_metrics(self.group.gather(self.outputs))
+
+        def sample(begin: int, size: int) -> TextSamples | None:
+            samples = self._sampled(size, None if given is None else given[begin : begin + size])
+            if begin == 0 and not more:
+                self.check_sampler(samples)
+            return samples
+
+        assert self.scorer is not None
+        for samples, scores in self.scoring.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
+            samples.components = scores.components
+            self._write_rollouts(samples, scores.rewards)
+            wholes = [None if reward is None else whole(reward) for reward in scores.rewards]
+            self.outputs += outputs_of(samples, wholes)
+            yield samples, scores.rewards
+        metrics = self.scoring.round_metrics(may_be_empty=more)
+        self._pending |= metrics | output_metrics(self.group.gather(self.outputs))
 
     def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:
         """Samples to this process's share of `size` prompts, if it has one."""
@@ -134,12 +115,6 @@ class OnlineTextTrainer(TextTrainer[E]):
             return None
         with self.clock("generate"):
             return self.sampler.sample(prompts, self.experience_kwargs)
-
-    def _submitted(self, samples: TextSamples | None) -> Batch:
-        scorer = self.scorer
-        assert scorer is not None
-        with self.clock("reward"):
-            return self.scoring.submit(scorer, [] if samples is None else samples.rows())
 
     @property
     def scorer(self) -> Callable[..., Any] | None:

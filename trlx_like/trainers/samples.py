@@ -12,10 +12,11 @@ from trlx_like.tracking import TRAINING
 from trlx_like.trainers.scoring import Row
 
 if TYPE_CHECKING:
+    from trlx_like.trainers.base import BaseRLTrainer
     from trlx_like.trainers.text import TextTrainer
 
 
-def log_rows(trainer: TextTrainer[Any], name: str, rows: Sequence[Row], step: int) -> None:
+def log_rows(trainer: BaseRLTrainer[Any], name: str, rows: Sequence[Row], step: int) -> None:
     """Sends rows to the trackers as a table, what is short and the same for all samples behind the rest."""
     if trainer.tracker is None or not rows:
         return

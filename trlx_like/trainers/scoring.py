@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +93,51 @@ class Scoring:
 
         metrics = _called(self.trainer.group, call)
         return {**metrics, **{name: self.score(own, rows).rewards for name, own in scored.items()}}
+
+    def chunks(
+        self,
+        function: Callable[..., Any],
+        count: int,
+        size: int,
+        make: Callable[[int, int], T | None],
+        rows: Callable[[T], list[Row]],
+    ) -> Iterator[tuple[T, Scores]]:
+        """What `make` makes of this process's share of `count` prompts, chunk by chunk, and what it got.
+
+        size: prompts of a chunk and process. make: called with the first prompt and the number of those of all
+        processes; None: this process has none of them. rows: of what was made, as functions may see it.
+        """
+        trainer, left = self.trainer, count
+        waiting: deque[tuple[T | None, Batch]] = deque()
+        try:
+            while left > 0 or waiting:
+                if left > 0:
+                    trainer.check_stop()
+                    taken = min(left, size * trainer.group.size)
+                    made = make(count - left, taken)
+                    with trainer.clock("reward"):
+                        waiting.append((made, self.submit(function, [] if made is None else rows(made))))
+                    left -= taken
+                # Where the reward runs in workers, the next chunks are made meanwhile.
+                if left > 0 and len(waiting) <= trainer.config.reward.workers:
+                    continue
+                made, batch = waiting.popleft()
+                with trainer.clock("reward"):
+                    scores = self.result(batch)
+                self.tally.add(scores)
+                if made is not None:
+                    yield made, scores
+        finally:
+            if waiting:  # nobody wants these any more
+                self.close()
+
+    def round_metrics(self, *, may_be_empty: bool = False) -> dict[str, float]:
+        """Of all that `tally` has counted. RewardError when nothing of it has a reward, unless it may be so."""
+        tally = self.total(self.tally)
+        if tally.all_abstained and not may_be_empty:
+            what = f"reward_fn abstained (None) from all {tally.samples:g} samples{tally.because}"
+            raise RewardError(f"{what}; there is nothing to train on.")
+        return tally.metrics()
 
     def total(self, tally: Tally) -> Tally:
         """That of all processes. RewardError on all when more have no reward than `reward.max_abstained` allows."""

@@ -1,0 +1,231 @@
+"""Pipelines of diffusers behind one interface: against their own calls."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
+from torch import Tensor, nn
+
+from tests import tiny_pipelines
+from tests.tiny import tiny_config
+from trlx_like.config import ModelConfig
+from trlx_like.errors import ConfigError
+from trlx_like.models.diffusion import DiffusionModel
+from trlx_like.models.diffusion_families import load_pipeline
+from trlx_like.pipelines.captions import Captions, read_captions
+from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts
+from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
+
+KINDS = {"sd": tiny_pipelines.sd, "sdxl": tiny_pipelines.sdxl, "sd3": tiny_pipelines.sd3}
+CAPTIONS = ["a cat", "zz", "top"]
+CPU = torch.device("cpu")
+
+
+def config(path: Any, **more: Any) -> ModelConfig:
+    return ModelConfig(model_path=path, model_arch_type="diffusion", **more)
+
+
+def certain(model: DiffusionModel, steps: int) -> Schedule:
+    """A schedule that draws nothing."""
+    scheduler = model.pipeline.scheduler
+    return FlowSchedule(scheduler, steps, 0.0) if model.family.flow else DDIMSchedule(scheduler, steps, 0.0)
+
+
+def encoded(model: DiffusionModel, captions: Captions, negative: str | None = None) -> Any:
+    return EncodedPrompts(model, negative, guidance=True)(captions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("negative", [None, "b"])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_images_are_those_of_the_pipelines_own_call(kind: str, negative: str | None, guidance: float) -> None:
+    """Without noise in the steps: prompts, guidance, added conditions, steps and decoding are all as diffusers'."""
+    pipeline = KINDS[kind]()
+    if kind != "sd3":
+        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
+    pipeline.set_progress_bar_config(disable=True)
+    model = DiffusionModel(pipeline)
+    prompts = EncodedPrompts(model, negative, guidance=guidance > 1)
+    sampler = DiffusionSampler(model, certain(model, 4), prompts, guidance_scale=guidance)
+    drawn = sampler.sample(read_captions(CAPTIONS), CPU)
+    options: dict[str, Any] = {"num_inference_steps": 4, "guidance_scale": guidance, "latents": drawn.latents[:, 0]}
+    options |= {} if negative is None else {"negative_prompt": [negative] * 3}
+    expected = pipeline(CAPTIONS, output_type="pt", **options).images
+    torch.testing.assert_close(drawn.images, expected, rtol=0, atol=2e-5)
+    assert drawn.latents.shape == (3, 5, 4, 4, 4)
+    assert drawn.logprobs.tolist() == [[0] * 4] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_size(kind: str) -> None:
+    model = DiffusionModel(KINDS[kind](), (12, 16))
+    sampler = DiffusionSampler(model, certain(model, 2), EncodedPrompts(model, None, guidance=True), guidance_scale=2.0)
+    drawn = sampler.sample(read_captions(CAPTIONS[:1]), CPU)
+    assert drawn.images.shape == (1, 3, 12, 16)
+    with pytest.raises(ConfigError, match=r"method.height \(13\) must be a multiple of 2"):
+        DiffusionModel(KINDS[kind](), (13, None))
+
+
+def test_each_prompt_may_lead_away_from_something_else() -> None:
+    model = DiffusionModel(tiny_pipelines.sd())
+    prompts = [{"prompt": "a", "negative_prompt": "z"}, "a", {"prompt": "a", "negative_prompt": "b"}]
+    rows = encoded(model, read_captions(prompts), "b")
+    assert torch.equal(rows.embeds[0], rows.embeds[1])
+    assert torch.equal(rows.negative_embeds[1], rows.negative_embeds[2])
+    assert not torch.equal(rows.negative_embeds[0], rows.negative_embeds[1])
+    plain = encoded(model, read_captions(["a"]))
+    torch.testing.assert_close(plain.negative_embeds, encoded(model, read_captions(["a"]), "").negative_embeds)
+
+
+def test_known_prompts_are_encoded_once() -> None:
+    model = DiffusionModel(tiny_pipelines.sd())
+    calls: list[int] = []
+    model.pipeline.text_encoder.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    known = EncodedPrompts(model, None, guidance=False)
+    listed = read_captions([*CAPTIONS, "a cat"])
+    known.remember([listed, read_captions(["zz"])])
+    assert calls == [3]
+    rows = known(listed)
+    assert calls == [3]
+    assert torch.equal(rows.embeds[0], rows.embeds[3])
+    torch.testing.assert_close(known(read_captions(["a cat"])).embeds, rows.embeds[:1], rtol=0, atol=0)
+    known(read_captions(["new", "zz", "new"]))
+    assert calls == [3, 1]
+
+
+class Halves(nn.Module):
+    """A denoising model that says something else to the negative prompt, by a weight of its own for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.negative, self.positive = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor, times: Tensor, encoder_hidden_states: Tensor, return_dict: bool) -> tuple[Tensor]:
+        negative, positive = x.chunk(2)
+        return (torch.cat([self.negative * negative, self.positive * positive]),)
+
+
+def test_gradient_of_guidance() -> None:
+    """w = 5: u + 5 (c - u), so d/dc = 5 and d/du = -4, or 0 where it is not to be learned."""
+    model = DiffusionModel(tiny_pipelines.sd())
+    prompts = encoded(model, read_captions(["a"]))
+    model.denoiser = Halves()
+    x = torch.ones(1, 4, 4, 4)
+    for through, expected in ((True, -4.0), (False, 0.0)):
+        model.denoiser.zero_grad(set_to_none=False)
+        model.denoiser.negative.grad = model.denoiser.positive.grad = None
+        guided, plain = model(x, torch.tensor([1]), prompts, 5.0, through_negative=through)
+        assert guided[0, 0, 0, 0] == 7
+        assert plain[0, 0, 0, 0] == 3
+        guided.mean().backward()
+        assert model.denoiser.positive.grad == 5
+        assert (0 if model.denoiser.negative.grad is None else model.denoiser.negative.grad) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_all_that_is_trained_and_saved(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = DiffusionModel(KINDS[kind]())
+    with caplog.at_level(logging.INFO):
+        model.add_adapter({"peft_type": "LORA", "r": 2, "lora_alpha": 2})
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all("lora" in name for name in names)
+    assert names
+    assert {name.split(".lora")[0].rpartition("attn")[2].partition(".")[2] for name in names} == {
+        *("to_q", "to_k", "to_v", "to_out.0")
+    }
+    buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    assert set(model.state_dict()) == {*names, *buffers}
+    model.load_state_dict(model.state_dict())
+    assert f"Training an adapter: {sum(p.numel() for p in model.parameters() if p.requires_grad)} of" in caplog.text
+    with pytest.raises(ConfigError, match="has an adapter already"):
+        model.add_adapter({"peft_type": "LORA"})
+
+
+def test_the_reference_is_the_model_at_the_start() -> None:
+    for adapter in (None, {"peft_type": "LORA", "init_lora_weights": False}):
+        model = DiffusionModel(tiny_pipelines.sd())
+        if adapter:
+            model.add_adapter(adapter)
+        model.add_reference()
+        prompts = encoded(model, read_captions(["a"]))
+        x, t = torch.randn(1, 4, 4, 4), torch.tensor([3])
+        before = model(x, t, prompts, 3.0)
+        assert all(map(torch.equal, model.reference(x, t, prompts, 3.0), before))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1)
+        assert all(map(torch.equal, model.reference(x, t, prompts, 3.0), before))
+        assert not torch.equal(model(x, t, prompts, 3.0)[0], before[0])
+
+
+def test_number_formats() -> None:
+    """What is trained is float32; what is not is cast, but for a VAE that would overflow."""
+    for dtype, of_vae in ((torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        model = DiffusionModel(tiny_pipelines.sdxl())
+        model.place(CPU, dtype)
+        pipeline = model.pipeline
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert pipeline.text_encoder.dtype == pipeline.text_encoder_2.dtype == dtype
+        assert pipeline.vae.dtype == of_vae
+    model = DiffusionModel(tiny_pipelines.sd())
+    model.add_adapter({"peft_type": "LORA"})
+    model.place(CPU, torch.bfloat16)
+    assert model.pipeline.vae.dtype == torch.bfloat16
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    images = model.decode(torch.randn(2, 4, 4, 4))
+    assert images.dtype == torch.float32
+    assert images.min() >= 0 and images.max() <= 1
+
+
+def test_a_pipeline_without_a_vae_makes_pixels() -> None:
+    pipeline = tiny_pipelines.sd()
+    pipeline.register_modules(vae=None)
+    model = DiffusionModel(pipeline)
+    assert (model.shape, model.size) == ((4, 4, 4), (4, 4))
+    assert model.decode(torch.tensor([-1.0, 0.0, 1.0, 2.0]).reshape(1, 1, 2, 2)).flatten().tolist() == [0, 0.5, 1, 1]
+
+
+def made() -> Any:
+    return tiny_pipelines.sd()
+
+
+class Mine(StableDiffusionPipeline):
+    """One's own kind of a known one."""
+
+
+def test_what_model_path_may_be() -> None:
+    folder = load_pipeline(config(tiny_pipelines.saved("sd"), model_extra_configs={"variant": None}))
+    assert isinstance(folder, StableDiffusionPipeline)
+    assert isinstance(load_pipeline(config(f"{__file__}:made")), StableDiffusionPipeline)
+    pipeline = made()
+    assert load_pipeline(config(pipeline)) is pipeline
+    own = Mine(**pipeline.components, requires_safety_checker=False)
+    assert DiffusionModel(own).family.pipeline is own
+
+
+def test_what_it_may_not_be(tmp_path: Any) -> None:
+    pipeline = made()
+    other = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
+    cases: dict[str, Any] = {
+        r"StableDiffusionImg2ImgPipeline cannot be trained here; it must be one of StableDiffusionPipeline,": other,
+        r"model.model_path \('.*'\) cannot be loaded: ": str(tmp_path),
+        r"model.model_path \(GPT2Config\) must be a diffusers pipeline": tiny_config(),
+    }
+    for message, path in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            load_pipeline(config(path))
+    assert isinstance(pipeline, DiffusionPipeline)
+    model = DiffusionModel(pipeline)
+    for message, given in {
+        "diffusers can save and load LORA only": {"peft_type": "IA3", "feedforward_modules": []},
+        "does not fit UNet2DConditionModel": {"peft_type": "LORA", "target_modules": ["nothing"]},
+        "LORA has no such option. Did you mean lora_alpha": {"peft_type": "LORA", "lora_alfa": 1},
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            model.add_adapter(given)

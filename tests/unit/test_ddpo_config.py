@@ -1,0 +1,50 @@
+"""Options of DDPO that cannot go together, do nothing, or want another model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trlx_like.config import DDPOConfig, TRLConfig
+from trlx_like.errors import ConfigError
+
+METHOD_PROBLEMS = {
+    "method.num_generations: 3 does not divide num_samples (256).": {"num_generations": 3},
+    "method.num_generations: 1 leaves nothing to compare an image with; use 2 or more.": {"advantages": "group"},
+    "method.stat_min_count: 16 is above method.stat_buffer_size (4) and never reached.": {"stat_buffer_size": 4},
+    "method.inner_epochs: 2 passes need a ratio; use 1 or loss_type clip.": {
+        "loss_type": "score_function",
+        "inner_epochs": 2,
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "options"), list(METHOD_PROBLEMS.items()), ids=str)
+def test_options_that_cannot_go_together(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        DDPOConfig(**options)
+    assert str(error.value) == message
+
+
+def test_what_does_nothing_is_named() -> None:
+    quiet = DDPOConfig(guidance_scale=1.0, negative_prompt="x", train_cfg=False, advantages="round", stat_min_count=3)
+    assert quiet.inert() == ["stat_min_count", "negative_prompt", "train_cfg"]
+    assert DDPOConfig(guidance_gradient=False).inert() == []
+    assert DDPOConfig(guidance_gradient=False, train_cfg=False).inert() == ["guidance_gradient"]
+
+
+def test_models_and_methods_that_do_not_fit() -> None:
+    train = {"total_steps": 1, "epochs": 1, "batch_size": 1}
+    for kind, method, message in (
+        ("causal", "DDPO", "model.model_arch_type: 'causal' cannot be trained by DDPOConfig; use 'diffusion'."),
+        (
+            "diffusion",
+            "PPO",
+            "model.model_arch_type: 'diffusion' cannot be trained by PPOConfig; use causal or seq2seq.",
+        ),
+    ):
+        sections = {"model": {"model_path": "x", "model_arch_type": kind}, "method": {"name": f"{method}Config"}}
+        with pytest.raises(ConfigError) as error:
+            TRLConfig.from_dict({**sections, "train": {**train, "trainer": f"{method}Trainer"}})
+        assert str(error.value).replace("use diffusion", "use 'diffusion'") == message
