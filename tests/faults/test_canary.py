@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from tests.contract.recipes import LORA, make
-from tests.contract.runs import assert_same, rows, state_of
+from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config
 from trlx_like.cli import app
@@ -182,14 +182,17 @@ def test_a_sound_copy_is_let_through(name: str, dtype: str | None, tmp_path: Pat
     assert trainer.progress.round > 2
 
 
-def test_a_copy_makes_the_run_that_the_model_itself_makes(tmp_path: Path) -> None:
-    """Without an adapter nothing is merged, and both have the same numbers."""
-    runs = [
-        make("PPOTrainer", tmp_path / name, **ROUNDS, **{"sampler.engine": name}) for name in ("copy", "transformers")
-    ]
+@pytest.mark.parametrize("name", ["DPOTrainer", "PPOTrainer", "SFTTrainer"])
+def test_a_copy_makes_the_run_that_the_model_itself_makes(name: str, tmp_path: Path) -> None:
+    """Without an adapter nothing is merged, and both have the same numbers: in rounds and in evaluations."""
+    options: dict[str, Any] = {"train.epochs": 2, "train.eval_interval": 2}
+    if name == "DPOTrainer":
+        options["method.generate_during_eval"] = True
+    engines = "copy", "transformers"
+    runs = [make(name, tmp_path / engine, **options, **{"sampler.engine": engine}) for engine in engines]
     for run in runs:
         run.learn()
-    assert_same(state_of(runs[0]), state_of(runs[1]))
+    assert_same_run(*runs, *(tmp_path / engine for engine in engines))
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "t5", "bart"])

@@ -118,13 +118,13 @@ class StopStrings(StoppingCriteria):
 class TransformersGenerator:
     """`transformers`' own generate(), with the model that is trained: its weights are always the present ones."""
 
+    dtype: torch.dtype | None = None
+
     def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
         self.tokenizer = tokenizer
         self.start = decoder_start(lm)
         self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
-
-    dtype: torch.dtype | None = None
 
     def sync_weights(self, lm: nn.Module) -> None:
         return
