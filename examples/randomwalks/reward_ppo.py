@@ -4,7 +4,8 @@
 
 The reward model of `examples.randomwalks.reward` has seen walks along edges only, so it cannot know that a walk along
 edges that do not exist is worthless: a short fake looks best of all. Left alone, PPO finds the fakes. A penalty on
-leaving the model that imitates walks holds it back, and a table of the edges leaves nothing else to find.
+leaving the model that imitates walks holds it back, and a table of the edges leaves nothing else to find. Of the
+three runs `trlx-like audit` finds the first one out: its walks surprise the model that it started from.
 """
 
 from __future__ import annotations

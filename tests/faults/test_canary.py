@@ -219,6 +219,7 @@ def test_options_that_a_copy_does_not_have(options: dict[str, Any], message: str
         make("PPOTrainer", tmp_path, **{"sampler.engine": "copy", "sampler.kwargs": options})
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # of peft, and so it is
 def test_a_weight_of_two_layers_with_one_adapter_has_no_copy(tmp_path: Path) -> None:
     options = {"model.peft_config": {**LORA, "target_modules": ["lm_head"]}, "sampler.engine": "copy"}
     with pytest.raises(ConfigError, match=r"sampler\.engine \(copy\): lm_head\.weight shares its weight"):

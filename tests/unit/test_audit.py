@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings, strategies as st
 
 from tests.contract.recipes import make
 from tests.unit.cli_support import run, said
@@ -166,6 +167,18 @@ def test_numbers_that_are_none_break_nothing() -> None:
     odd = run_of({"policy/entropy": float("inf")}) + [{"step": 99, "rollout/score_mean": "NaN", "x": None, "y": "text"}]
     assert states(odd)["truncated outputs"] == "clean"
     assert not Audit().add({}, 1)
+
+
+NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), -float("inf")]) | st.floats()
+NAMES = [*HEALTHY, "objective/kl", "objective/entropy"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), NUMBERS), min_size=5, max_size=7))
+def test_no_numbers_break_it(rounds: list[dict[str, float]]) -> None:
+    rows = [{"step": step, "rollout/score_mean": 0.0, **row} for step, row in enumerate(rounds)]
+    for verdict in audit_rows(rows).verdicts.values():
+        assert verdict.since is None or verdict.reading is not None
 
 
 # In a run.

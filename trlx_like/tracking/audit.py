@@ -85,7 +85,7 @@ class History:
 
     def now(self, name: str) -> float:
         """Mean over the last rounds; NaN where one of them has none."""
-        return math.fsum(row.get(name, math.nan) for row in self.last) / max(len(self.last), 1)
+        return sum(row.get(name, math.nan) for row in self.last) / max(len(self.last), 1)
 
     def names(self, start: str, end: str) -> list[str]:
         return [name for name in self.first if name.startswith(start) and name.endswith(end)]
@@ -96,7 +96,8 @@ def reward_against_kl(history: History) -> Reading | None:
     kl, entropy, scale = "policy/kl_per_token", "policy/entropy", 1.0
     if math.isnan(history.start(kl)):  # Online DPO has both for whole responses
         kl, entropy = "objective/kl", "objective/entropy"
-        scale = history.start("rollout/length_mean") / history.now("rollout/length_mean")
+        length = "rollout/length_mean"
+        scale = history.start(length) / (history.now(length) or math.nan)
     own = history.start(entropy)
     now = (history.now(kl) + history.now(entropy)) * scale / own if own else math.nan
     if math.isnan(now):
@@ -133,7 +134,7 @@ def one_component(history: History) -> Reading | None:
     gains = {
         name: weight * (history.now(name) - history.start(name)) for name, weight in zip(names, weights, strict=True)
     }
-    total = math.fsum(gains.values())
+    total = sum(gains.values())
     if len(names) < 2 or math.isnan(total):
         return None
     best = max(gains, key=gains.__getitem__)
