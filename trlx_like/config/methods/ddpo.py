@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from trlx_like.config.method import MethodConfig
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, shown
+
+if TYPE_CHECKING:
+    from trlx_like.config.trl import TRLConfig
 
 
 class DDPOConfig(MethodConfig):
@@ -85,6 +88,15 @@ class DDPOConfig(MethodConfig):
             )
         if self.loss_type == "score_function" and self.inner_epochs > 1:
             yield _problem("inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
+
+    def conflicts_with(self, config: TRLConfig) -> Iterator[Problem]:
+        for name in ("num_layers_unfrozen", "ref_model_path"):
+            if config.model.changed(name):
+                value = shown(getattr(config.model, name))
+                yield Problem(
+                    ("model", name),
+                    f"{value} is not for images: all of the model or a LoRA is trained, and held close to its start.",
+                )
 
     def inert(self) -> list[str]:
         guided = self.guidance_scale > 1
