@@ -29,6 +29,21 @@ def test_clues_by_hand(guess: str, hidden: str, clue: str) -> None:
     assert Wordle(words).clue_line(words.index(guess), words.index(hidden)) == clue
 
 
+def test_a_word_fits_where_every_fact_of_the_clue_holds() -> None:
+    def holds(fact: str, word: str) -> bool:
+        letter, place, mark = fact[0], fact[1:-1], fact[-1]
+        if mark == "-":
+            return letter not in word
+        return (word[int(place) - 1] == letter) == (mark == "!") and letter in word
+
+    wordle, rng = default_wordle(), np.random.default_rng(2)
+    for guess, hidden in rng.integers(len(WORDS), size=(20, 2)).tolist():
+        facts = wordle.clue_line(guess, hidden).split()
+        fits = wordle.fitting(np.ones((1, len(WORDS)), dtype=bool), np.array([guess]), np.array([hidden]))[0]
+        assert fits.tolist() == [all(holds(fact, word) for fact in facts) for word in WORDS]
+        assert fits[hidden]
+
+
 def test_a_game_by_hand() -> None:
     wordle = Wordle(["about", "actor", "apple"])
     game = Game(wordle, 0)
