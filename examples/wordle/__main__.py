@@ -4,6 +4,10 @@
 
 The configuration is configs/ilql_wordle.yml; cloning is SFT with the same model, data, steps and optimizer. Policies
 play `PLAYS` games about each word, sampling at temperature 1 or, greedy, saying what is likeliest.
+
+On seeds 1, 2 and 3 ILQL scores -2.84, -2.89 and -3.13 at beta 4, and cloning -5.30, -5.29 and -5.32. Greedy, ILQL
+scores -2.42, -2.49 and -2.77 at beta 0, and cloning -3.42, -2.96 and -3.23. Standard errors are .04 to .06. Training
+takes 81 to 85 CPU seconds (cloning) and 116 to 119.
 """
 
 from __future__ import annotations
