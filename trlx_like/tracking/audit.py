@@ -227,6 +227,11 @@ class Audit:
         return self.history.count
 
     @property
+    def measured(self) -> bool:
+        """Whether there is anything to judge by."""
+        return any(verdict.reading is not None for verdict in self.verdicts.values())
+
+    @property
     def found(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts.values() if verdict.since is not None]
 
@@ -291,9 +296,9 @@ def _number(value: Any) -> float | None:
 
 
 def findings(run_dir: Path) -> dict[str, Any] | None:
-    """The audit as the report shows it; None for a run that is too short to be judged."""
+    """The audit as the report shows it; None for a run that cannot be judged."""
     audit = audit_run(run_dir) if (run_dir / "metrics.jsonl").is_file() else Audit()
-    if audit.rounds < ROUNDS:
+    if not audit.measured:
         return None
     verdicts = [
         {
@@ -311,7 +316,7 @@ def findings(run_dir: Path) -> dict[str, Any] | None:
 def show_audit(run_dir: Path) -> bool:
     """Prints the audit of a run folder; returns whether something is found.
 
-    DataError if it holds no run, or one that is too short to be judged.
+    DataError if it holds no run, or one that cannot be judged.
     """
     from rich.console import Console
     from rich.table import Table
@@ -321,6 +326,8 @@ def show_audit(run_dir: Path) -> bool:
         raise DataError(
             f"{run_dir} has {audit.rounds} rounds of sampling; the audit needs {ROUNDS}. Offline trainers have none."
         )
+    if not audit.measured:
+        raise DataError(f"{run_dir} has rounds, but its trainer logs nothing that the audit goes by (docs/audit.md).")
     table = Table("signal", "verdict", show_lines=True)
     table.add_column("bound", max_width=20)
     table.add_column("what the last rounds show")
