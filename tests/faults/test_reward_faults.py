@@ -19,6 +19,7 @@ from tests.contract.runs import StopAfter, assert_same, assert_same_run, rows, r
 from tests.unit.rewards import faulty
 from trlx_like import WeightedRewards
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.images import brightness, jpeg_compressibility
 from trlx_like.tracking.console import Bar
 
 torch.set_num_threads(1)
@@ -232,9 +233,11 @@ def test_a_chunk_is_scored_while_the_next_is_generated(tmp_path: Path) -> None:
     assert len(trainer.store) == 5
 
 
-@pytest.mark.parametrize("name", ["PPOTrainer", "RFTTrainer", "OnlineDPOTrainer"])
+@pytest.mark.parametrize("name", ["PPOTrainer", "RFTTrainer", "OnlineDPOTrainer", "DDPOTrainer"])
 def test_a_run_with_workers_is_the_run_without(name: str, tmp_path: Path) -> None:
     changes = {"reward_fn": faulty.vowels, "train.epochs": 3, "train.total_steps": 6}
+    if name == "DDPOTrainer":
+        changes |= {"reward_fn": [brightness, jpeg_compressibility], "method.image_type": "pil"}
     if name == "OnlineDPOTrainer":
         changes |= {"judge": faulty.Longest(), "reward_fn": None}
     without = run(name, tmp_path / "without", **changes)

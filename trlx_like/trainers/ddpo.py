@@ -114,8 +114,8 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         method, made = self.method, list[DenoisingExperience]()
         prompts, rewards, shown = list[str](), list[float | None](), list[Any]()
         self.scoring.tally = Tally()
-        for images, scores in self.scored_images():
-            made += self.experience(images).split()
+        for images, experience, scores in self.scored_images():
+            made += experience.split()
             prompts += images.captions.texts
             rewards += cast(list[float | None], scores.rewards)
             shown += as_pictures(images.images[: max(0, SHOWN - len(shown))])
@@ -127,19 +127,21 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         write_round(self, shown, prompts, rewards)
         return self.rollout_metrics(rewards) | counts
 
-    def scored_images(self) -> Iterator[tuple[Trajectories, Scores]]:
-        """A round's images of this process, chunk by chunk, with what they got."""
+    def scored_images(self) -> Iterator[tuple[Trajectories, DenoisingExperience, Scores]]:
+        """A round's images of this process, chunk by chunk, with what is learned from them and what they got."""
         method = self.method
 
-        def draw(begin: int, count: int) -> Trajectories | None:
-            return self.make_images(self.own(self.prompts.take(count)).repeated(method.num_generations))
+        def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
+            images = self.make_images(self.own(self.prompts.take(count)).repeated(method.num_generations))
+            return None if images is None else (images, self.experience(images))
 
-        def rows(images: Trajectories) -> list[Row]:
-            return image_rows(images, method.image_type)
+        def rows(made: tuple[Trajectories, DenoisingExperience]) -> list[Row]:
+            return image_rows(made[0], method.image_type)
 
         count = method.num_samples // method.num_generations
         assert self.reward_fn is not None
-        return self.scoring.chunks(self.reward_fn, count, method.chunk_size, draw, rows)
+        for (images, experience), scores in self.scoring.chunks(self.reward_fn, count, method.chunk_size, draw, rows):
+            yield images, experience, scores
 
     def own(self, captions: Captions) -> Captions:
         """This process's share of prompts that all processes hold."""

@@ -105,7 +105,8 @@ class Scoring:
         """What `make` makes of this process's share of `count` prompts, chunk by chunk, and what it got.
 
         size: prompts of a chunk and process. make: called with the first prompt and the number of those of all
-        processes; None: this process has none of them. rows: of what was made, as functions may see it.
+        processes; None: this process has none of them. It draws all random numbers of its chunk, since what the caller
+        does with one may come before or after the next is made. rows: of what was made, as functions may see it.
         """
         trainer, left = self.trainer, count
         waiting: deque[tuple[T | None, Batch]] = deque()
