@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from trlx_like.errors import DataError
 from trlx_like.tracking import write_report
@@ -207,6 +210,25 @@ HOSTILE = [
     "{{config}} {{data}} \x00",
     '" onmouseover="window.hacked = 1',
 ]
+
+
+def test_pictures_of_the_run_are_in_the_page(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "secret.png"
+    names = ["images/small.png", "images/large.png", "images/gone.png", "../secret.png", str(outside)]
+    samples = [{"step": 1, "table": "samples", "prompt": "images/small.png", "image": name} for name in names]
+    make_run(run, [], samples)
+    (run / "images").mkdir()
+    Image.new("RGB", (8, 8), "red").save(run / "images" / "small.png")
+    noise = np.random.default_rng(0).integers(0, 256, (300, 150, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(run / "images" / "large.png")
+    Image.new("RGB", (8, 8), "blue").save(outside)
+    [table] = report(run).data["tables"]
+    assert table["columns"] == ["prompt", "image"]
+    rows = table["steps"][0]["rows"]
+    assert [row[0] for row in rows] == ["images/small.png"] * 5
+    small, large = (Image.open(io.BytesIO(base64.b64decode(row[1].partition("base64,")[2]))) for row in rows[:2])
+    assert (small.size, small.getpixel((3, 3)), large.size) == ((8, 8), (255, 0, 0), (64, 128))
+    assert [row[1] for row in rows[2:]] == names[2:]
 
 
 def hostile_run(directory: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,16 @@ from typing import Any
 
 CELL = 128  # pixels that an image is enlarged to, if it is smaller
 LINE = 14  # pixels of a line of text
+
+
+def smaller(content: bytes) -> bytes:
+    """A PNG file as one of at most 128 pixels a side."""
+    from PIL import Image
+
+    image, file = Image.open(io.BytesIO(content)), io.BytesIO()
+    image.thumbnail((CELL, CELL))
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def write_grid(images: Sequence[Any], captions: Sequence[str], path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trlx_like.tracking.jsonl import read_row
+from trlx_like.tracking.pictures import smaller
 from trlx_like.tracking.values import plain
 
+PICTURES = 4_000_000  # bytes of pictures in the page
 BUDGET = 1_500_000  # bytes of rows in the page
 LONGEST = 20_000  # characters of a text
+LARGEST = 20_000  # bytes of a picture as it is; of larger ones the page has a smaller copy
 
 Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> place and bytes of its lines
 
@@ -21,13 +25,15 @@ def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
     are not rows. A row is a list of cells in the order of the columns.
 
     Where the file is larger than the page should be, evenly spaced evaluations are kept, the first and last among
-    them, and if need be fewer rows of each.
+    them, and if need be fewer rows of each. A cell "image" that names a PNG file of the run is that picture, as far as
+    they fit.
     """
     if not path.is_file():
         return [], 0
     index, torn = _index(path)
     with path.open("rb") as file:
         tables = [_table(file, name, steps, BUDGET // len(index)) for name, steps in index.items()]
+    _embed_pictures(tables, path.parent)
     return tables, torn
 
 
@@ -94,3 +100,30 @@ def _cell(value: Any) -> Any:
     text = str(value)
     left_out = len(text) - LONGEST
     return text if left_out <= 0 else f"{text[:LONGEST]} ... ({left_out} more characters in samples.jsonl)"
+
+
+def _embed_pictures(tables: list[dict[str, Any]], folder: Path) -> None:
+    """Puts pictures in the place of their names, those of the last steps first."""
+    left = PICTURES
+    for table in tables:
+        if "image" not in table["columns"]:
+            continue
+        column = table["columns"].index("image")
+        for row in (row for step in reversed(table["steps"]) for row in step["rows"]):
+            picture = _picture(folder, row[column])
+            if picture is not None and len(picture) <= left:
+                left -= len(picture)
+                row[column] = picture
+
+
+def _picture(folder: Path, name: Any) -> str | None:
+    """A PNG file within the folder as a data URI; None where there is none."""
+    if not (isinstance(name, str) and name.endswith(".png")):
+        return None
+    file = (folder / name).resolve()
+    if not (file.is_relative_to(folder.resolve()) and file.is_file()):
+        return None
+    content = file.read_bytes()
+    if len(content) > LARGEST:
+        content = smaller(content)
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -3,6 +3,7 @@
 const PAGE = 100; // rows that are added at a time
 const TABLES = { samples: "Evaluations", training: "Training rounds" }; // what ours are called here
 const TERM = /^\s*(.+?)\s*(<=|>=|<|>|=|:)\s*(.+?)\s*$/; // `reward > 0.5`, `finish reason: length`
+const PICTURE = "data:image/png;base64,"; // how a cell begins that is one
 const view = { table: 0, place: 0, sort: null, down: true, rows: PAGE };
 
 function showSamples() {
@@ -81,7 +82,8 @@ function filter(wanted, columns) {
 }
 
 function has(cell, text) {
-  return String(cell ?? "").toLowerCase().includes(text.toLowerCase());
+  const shown = String(cell ?? "");
+  return !shown.startsWith(PICTURE) && shown.toLowerCase().includes(text.toLowerCase());
 }
 
 function spaced(name) {
@@ -161,10 +163,19 @@ function tableCell(value, name, kind) {
     if (kind.bars) cell.append(bar(value, kind));
     return cell;
   }
+  if (value.startsWith(PICTURE)) return el("td", "picture", picture(value));
   if (kind.name === "label") return el("td", "label", el("span", `tag ${value === "length" || value === "rejected" ? "warn" : ""}`, value));
   const text = el("div", byId("full").checked ? "" : "cut", ...marked(value));
   text.addEventListener("click", () => getSelection().isCollapsed && text.classList.toggle("cut"));
   return el("td", "text", text);
+}
+
+// A picture of the run.
+function picture(source) {
+  const image = el("img");
+  image.src = source;
+  image.alt = "";
+  return image;
 }
 
 // How large a number is in its column. Where there are negative ones, the bars begin at zero.
