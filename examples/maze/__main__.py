@@ -7,7 +7,7 @@ from each start `PLAYS` times, sampling at temperature 1. The scores of random m
 and of shortest paths are exact.
 
 Seeds 1, 2 and 3 have -7.45, -6.88 and -7.42 with ILQL at beta 80, standard errors .3 to .6, and -50 to -52 at beta 0;
-cloning has -55.5 with seed 1. The table and shortest paths have -6.84. Training takes 50 to 60 CPU seconds.
+cloning has -55.5, -48.4 and -56.1. The table and shortest paths have -6.84. Training takes 46 to 60 CPU seconds.
 """
 
 from __future__ import annotations
