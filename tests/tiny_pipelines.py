@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import string
 import tempfile
 from pathlib import Path
@@ -139,6 +141,7 @@ def sd3() -> Any:
 def saved(kind: str) -> str:
     """A folder with the pipeline of that name ("sd", "sdxl", "sd3"), as a user's `model.model_path`."""
     folder = Path(tempfile.mkdtemp(prefix=f"tiny_{kind}_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with no_bars():
         {"sd": sd, "sdxl": sdxl, "sd3": sd3}[kind]().save_pretrained(folder)
     return str(folder)
