@@ -219,17 +219,19 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["PPOConfig", "GRPOConfig", "RLOOConfig", "OnlineDPOConfig"])
 @pytest.mark.parametrize(("option", "value", "use"), REFUSED)
-def test_sampling_that_a_loss_cannot_account_for_is_refused_by_name(option: str, value: Any, use: str) -> None:
+def test_sampling_that_a_loss_cannot_account_for_is_refused(option: str, value: Any, use: str, name: str) -> None:
+    kind: Any = METHODS.get(name)
     gen_kwargs = {"max_new_tokens": 4, option: value}
     with pytest.raises(ConfigError) as error:
-        PPOConfig(gen_kwargs=gen_kwargs)
+        kind(gen_kwargs=gen_kwargs)
     shown = "false" if value is False else repr(value)
     assert str(error.value) == (
         f"method.gen_kwargs.{option}: {shown} samples text in a way the loss cannot account for; use {use}. "
         "To keep it for evaluation, set method.gen_experience_kwargs for the training."
     )
-    config = PPOConfig(gen_kwargs=gen_kwargs, gen_experience_kwargs={"max_new_tokens": 4, "temperature": 0.7})
+    config = kind(gen_kwargs=gen_kwargs, gen_experience_kwargs={"max_new_tokens": 4, "temperature": 0.7})
     assert config.experience_kwargs == {"max_new_tokens": 4, "temperature": 0.7}
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.contract.recipes import GENERATION, count_letters, make
+from tests.contract.runs import rows
 from tests.distributed.ranks import on_ranks
 from tests.unit.functional import groups_numpy as twin
 from tests.unit.trainers import ppo_numpy
@@ -158,6 +159,18 @@ def test_the_loss_is_that_of_the_second_implementation(loss_type: str, level: st
     assert metrics["losses/total_loss"] == pytest.approx(
         metrics["losses/policy_loss"] + 0.4 * metrics["losses/kl"], rel=1e-4, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_responses_are_passed_over_num_iterations_times(passes: int, tmp_path: Path) -> None:
+    """Twelve responses, four to a step: three steps a pass. Only the first is of the policy that sampled."""
+    changes = {"method.num_iterations": passes, "train.epochs": 2, "train.batch_size": 4}
+    trainer = make("GRPOTrainer", tmp_path, **{**ROUND, **changes})
+    trainer.learn()
+    assert (trainer.progress.step, trainer.progress.round) == (2 * 3 * passes, 2)
+    deviations = [row["policy/ratio_deviation"] for row in rows(tmp_path) if "policy/ratio_deviation" in row]
+    fresh = [step % (3 * passes) == 0 for step in range(len(deviations))]
+    assert [deviation < 1e-5 for deviation in deviations] == fresh
 
 
 def test_without_a_weight_there_is_no_reference(tmp_path: Path) -> None:
