@@ -1,10 +1,10 @@
 """Countdown: write an expression that uses each of three numbers once and has the value that is asked for.
 
-    python -m examples.countdown [grpo | rloo | reinforce++ | online_dpo] [--seed 1000] [--seeds 5]
+    python -m examples.countdown [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
 
 The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates expressions that use the right numbers
 and mostly have another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
-The configurations are configs/sft_countdown.yml, configs/grpo_countdown.yml and so on.
+The configurations are configs/sft_countdown.yml, configs/grpo_countdown.yml and configs/rloo_countdown.yml.
 
 Of the full game this leaves out multiplication and division, more than three numbers, and numbers that stay unused: a
 model of this size learns what is left in minutes on a CPU.
@@ -43,7 +43,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo_countdown.yml", {}),
     "rloo": ("rloo_countdown.yml", {}),
     "reinforce++": ("rloo_countdown.yml", {"baseline": "batch", "loss_type": "dapo"}),
-    "online_dpo": ("online_dpo_countdown.yml", {}),
 }
 """The file of each method, and options of the method to change in it."""
 

@@ -147,14 +147,17 @@ def test_dpo_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
     assert abs(metrics["eval/rewards/margins"] - 1.45) < 0.15
 
 
-def test_online_dpo_learns_to_say_a_letter(seed: int, tmp_path: Path) -> None:
+# ipo wants best and worst 1 / (2 beta) nats apart and no further; "aaaa" is 14 nats away from a policy without a clue.
+@pytest.mark.parametrize(("loss", "beta"), [("sigmoid", 0.1), ("ipo", 0.02)])
+def test_online_dpo_learns_to_say_a_letter(seed: int, loss: str, beta: float, tmp_path: Path) -> None:
     """From the order of four responses to each of sixteen prompts a step, within 80 steps."""
     changes = {
         **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 80, "train.epochs": 200},
         **{"method.num_prompts": 16, "method.chunk_size": 16, "method.n_generations_per_prompt": 4},
         **{
             "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "temperature": 1.0},
-            "method.beta": 0.1,
+            "method.beta": beta,
+            "method.loss_type": loss,
             "optimizer.kwargs": {"lr": 0.006},
         },
     }
