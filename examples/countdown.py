@@ -2,8 +2,8 @@
 
     python -m examples.countdown [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
 
-The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates expressions that use the right numbers
-and mostly have another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
+The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates expressions that use the right numbers,
+half of them with another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
 The configurations are configs/sft_countdown.yml, configs/grpo_countdown.yml and configs/rloo_countdown.yml.
 
 Of the full game this leaves out multiplication and division, more than three numbers, and numbers that stay unused: a
@@ -105,7 +105,7 @@ class Countdown:
         self.train, self.held_out = problems[HELD_OUT:], problems[:HELD_OUT]
 
     def sample(self, problem: Problem) -> str:
-        """A right expression in `RIGHT` of the cases, and any at all in the others."""
+        """A right expression in `RIGHT` of the cases, and any at all in the others, of which one in five is right."""
         right = self.rng.random() < RIGHT
         return self.rng.choice(self.solutions[problem] if right else self.expressions[problem.numbers])
 
