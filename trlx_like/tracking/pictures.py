@@ -22,15 +22,18 @@ def smaller(content: bytes) -> bytes:
     return file.getvalue()
 
 
-def write_grid(images: Sequence[Any], captions: Sequence[str], path: Path) -> None:
-    """PIL images of one size in rows, with their captions (several lines if they have line breaks)."""
+def write_grid(images: Sequence[Any], captions: Sequence[str], path: Path, columns: int | None = None) -> None:
+    """PIL images of one size in rows, with their captions (several lines if they have line breaks).
+
+    columns: images in a row; None: as many as there are rows.
+    """
     from PIL import Image, ImageDraw
 
     width, height = images[0].size
     factor = max(1, CELL // max(width, height))
     width, height = width * factor, height * factor
     lines = max(caption.count("\n") + 1 for caption in captions)
-    columns = math.ceil(math.sqrt(len(images)))
+    columns = columns or math.ceil(math.sqrt(len(images)))
     cell = (width + 8, height + lines * LINE + 8)
     page = Image.new("RGB", (columns * cell[0], math.ceil(len(images) / columns) * cell[1]), "white")
     draw = ImageDraw.Draw(page)

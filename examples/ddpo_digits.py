@@ -1,0 +1,297 @@
+"""A small text-to-image model of handwritten digits is made to draw what JPEG compresses well, with and without a KL.
+
+    pip install -e ".[diffusion,examples]"
+    python -m examples.ddpo_digits [--seed 1] [--seeds 3] [--directory runs/digits] [--grid before_after.png]
+
+The data are the 1,797 scans of 8 x 8 pixels in scikit-learn. A pipeline of diffusers learns to draw them from the words
+"zero" to "nine" (kept in the cache of the examples), then DDPO tunes it three times from there: for small JPEG files,
+for the same with a KL to where it began, and for brightness. A classifier of the real scans says which of the drawings
+are still the digit that was asked for. That is the lesson: the reward does not ask for digits, so without the KL they
+are given up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import string
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+import trlx_like
+from examples.assets import cached
+from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, SamplerConfig, TrainConfig, TRLConfig
+from trlx_like.rewards.images import brightness, jpeg_compressibility
+from trlx_like.tracking.pictures import write_grid
+
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+PRETRAINING_STEPS = 950
+"""Of 64 scans each."""
+
+
+# The base model.
+
+
+@functools.cache
+def scans() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [1797, 8, 8] from 0 to 1, and which digits they are [1797]."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images / 16, data.target
+
+
+def new_pipeline() -> Any:
+    """Stable Diffusion's parts, random and small, and no VAE: what is denoised are the pixels."""
+    from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    letters = [letter + end for end in ("", "</w>") for letter in string.ascii_lowercase]
+    vocabulary = {token: number for number, token in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
+    ids: dict[str, Any] = {"vocab_size": len(vocabulary), "bos_token_id": 52, "eos_token_id": 53, "pad_token_id": 53}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    unet = UNet2DConditionModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(24, 48),
+        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        norm_num_groups=8,
+    )
+    return StableDiffusionPipeline(
+        vae=None,
+        text_encoder=CLIPTextModel(CLIPTextConfig(**ids, **sizes, max_position_embeddings=8)),
+        tokenizer=CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=8),
+        unet=unet,
+        scheduler=DDIMScheduler(
+            beta_schedule="squaredcos_cap_v2",
+            prediction_type="v_prediction",
+            timestep_spacing="trailing",
+            clip_sample=False,
+            steps_offset=1,
+        ),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
+    """Trains UNet and text encoder on the scans. Returns the loss of each step: the mean square error of v."""
+    pixels, labels = (torch.from_numpy(array) for array in scans())
+    pixels = pixels.float()[:, None] * 2 - 1  # [N, 1, 8, 8] in [-1, 1]
+    words = pipeline.tokenizer(DIGITS, padding="max_length", return_tensors="pt").input_ids  # [10, 8]
+    unet, text_encoder, scheduler = pipeline.unet, pipeline.text_encoder, pipeline.scheduler
+    weights = [*unet.parameters(), *text_encoder.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=3e-3, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
+    losses = []
+    for _ in range(steps):
+        rows = torch.randint(len(pixels), (64,))
+        times, noise = torch.randint(scheduler.config.num_train_timesteps, (64,)), torch.randn(64, 1, 8, 8)
+        noisy = scheduler.add_noise(pixels[rows], noise, times)
+        embeds = text_encoder(words)[0][labels[rows]]
+        output: Tensor = unet(noisy, times, encoder_hidden_states=embeds, return_dict=False)[0]
+        loss = (output - scheduler.get_velocity(pixels[rows], noise, times)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def base(seed: int) -> Path:
+    """Folder of the pipeline that draws digits, trained when it is first asked for."""
+
+    def make(folder: Path) -> None:
+        torch.manual_seed(seed)
+        pipeline, began = new_pipeline(), time.process_time()
+        losses = pretrain(pipeline)
+        pipeline.save_pretrained(folder)
+        size = sum(weights.numel() for weights in pipeline.unet.parameters())
+        seconds = time.process_time() - began
+        print(f"base, seed {seed}: {size:,} weights, loss {np.mean(losses[-100:]):.3f}, {seconds:.0f} CPU s")
+
+    return cached(f"digits-v1-seed{seed}", make)
+
+
+# What drawings are worth.
+
+
+def enlarged(images: Sequence[Image.Image]) -> list[Image.Image]:
+    """To 16 x 16, so that a file is more than its header."""
+    return [image.resize((16, 16), Image.Resampling.BILINEAR) for image in images]
+
+
+def small_files(images: Sequence[Image.Image], **_: Any) -> list[float]:
+    """Minus kilobytes."""
+    return jpeg_compressibility(enlarged(images))
+
+
+@functools.cache
+def classifier() -> Any:
+    """A support vector machine on the real scans; in five-fold cross-validation .99 are right."""
+    from sklearn.svm import SVC
+
+    pixels, labels = scans()
+    return SVC(gamma=0.03, C=10.0).fit(pixels.reshape(-1, 64), labels)
+
+
+def metric_fn(images: Sequence[Image.Image], prompts: Sequence[str], **_: Any) -> dict[str, list[float]]:
+    """Bytes of the JPEG file, brightness, and whether it is the digit of the prompt."""
+    pixels = np.stack([np.asarray(image).reshape(64) / 255 for image in images])
+    seen = classifier().predict(pixels)
+    return {
+        "bytes": [-1000 * score for score in small_files(images)],
+        "brightness": brightness(images),
+        "right": [float(DIGITS[digit] == prompt) for digit, prompt in zip(seen, prompts, strict=True)],
+    }
+
+
+# The runs.
+
+
+@dataclass(frozen=True)
+class Task:
+    """What DDPO tunes for, over how many rounds of `SAMPLES` drawings."""
+
+    name: str
+    reward_fn: Any
+    rounds: int
+    beta: float = 0.0
+
+
+SAMPLES = 64
+TASKS = [
+    Task("small files", small_files, 37),
+    Task("small files, KL 1.0", small_files, 37, beta=1.0),
+    Task("light", brightness, 28),
+]
+SHOWN = ("bytes", "brightness", "right")
+
+
+@dataclass
+class Result:
+    """Of one task under one seed; metrics over 200 drawings from the same noise."""
+
+    task: Task
+    before: dict[str, float]
+    after: dict[str, float]
+    seconds: float  # of CPU
+    pictures: list[Image.Image]  # of each digit, before and after
+
+
+def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
+    return TRLConfig(
+        model=ModelConfig(model_path=str(model), model_arch_type="diffusion", model_extra_configs={"vae": None}),
+        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": 1e-3}),
+        sampler=SamplerConfig(batch_size=32),
+        method=DDPOConfig(
+            num_inference_steps=10,
+            guidance_scale=1.0,
+            num_samples=SAMPLES,
+            chunk_size=SAMPLES,
+            beta=task.beta,
+        ),
+        train=TrainConfig(
+            trainer="DDPOTrainer",
+            seed=seed,
+            batch_size=32,
+            epochs=task.rounds,
+            total_steps=2 * task.rounds,
+            eval_interval=2 * task.rounds,
+            checkpoint_interval=2 * task.rounds,
+            checkpoint_dir=str(directory),
+        ),
+    )
+
+
+def tune(task: Task, seed: int, directory: Path) -> Result:
+    """Tunes the base of a seed."""
+    model, began = base(seed), time.process_time()
+    trlx_like.train(
+        config(task, model, seed, directory), task.reward_fn, DIGITS, metric_fn=metric_fn, eval_prompts=DIGITS * 20
+    )
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    evaluated = [row for row in map(json.loads, lines) if "metrics/right" in row]
+    before, after = ({name: float(row[f"metrics/{name}"]) for name in SHOWN} for row in (evaluated[0], evaluated[-1]))
+    folders = sorted(path for path in (directory / "images").iterdir() if path.is_dir())
+    files = [folder / f"{place:03d}.png" for folder in (folders[0], folders[-1]) for place in range(len(DIGITS))]
+    pictures = [Image.open(file).copy() for file in files]
+    return Result(task, before, after, time.process_time() - began, pictures)
+
+
+def table(results: dict[int, list[Result]]) -> str:
+    """A line for each seed and task."""
+    lines = [f"{'seed':>4}  {'tuned for':20} {'queries':>7}  {'bytes':>10}  {'brightness':>10}  {'right':>10}  CPU s"]
+    for seed, result in ((seed, result) for seed, all_of_it in results.items() for result in all_of_it):
+        spans = [
+            f"{result.before[name]:{form}}>{result.after[name]:{form}}"
+            for name, form in zip(SHOWN, (".0f", ".2f", ".2f"), strict=True)
+        ]
+        queries = result.task.rounds * SAMPLES
+        cells = "  ".join(f"{span:>10}" for span in spans)
+        lines.append(f"{seed:4}  {result.task.name:20} {queries:7}  {cells}  {result.seconds:5.0f}")
+    return "\n".join(lines)
+
+
+def grid(results: Sequence[Result], path: Path) -> None:
+    """A row of the ten digits before, and one after each task, all from the same noise."""
+    rows = [("before", results[0].pictures[: len(DIGITS)])]
+    rows += [(result.task.name, result.pictures[len(DIGITS) :]) for result in results]
+    pictures = [picture for _, row in rows for picture in row]
+    captions = [f"{word}\n{name}" for name, _ in rows for word in DIGITS]
+    write_grid(pictures, captions, path, columns=len(DIGITS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="the first seed, of the base and of DDPO")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first up")
+    parser.add_argument("--directory", type=Path, default=Path("runs/digits"), help="where the runs go")
+    parser.add_argument("--grid", type=Path, help="a picture of the first seed's drawings, before and after")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[int, list[Result]] = {}
+    for seed in range(given.seed, given.seed + given.seeds):
+        results[seed] = []
+        for task in TASKS:
+            results[seed].append(tune(task, seed, given.directory / f"seed{seed}" / task.name.replace(" ", "_")))
+            print(table({seed: results[seed][-1:]}), flush=True)
+    if given.grid:
+        grid(results[given.seed], given.grid)
+    print(f"\n{table(results)}\n\n{lesson(results)}")
+
+
+def lesson(results: dict[int, list[Result]]) -> str:
+    """In a sentence, with the numbers of these runs."""
+    free, held = ([found[place].after["right"] for found in results.values()] for place in (0, 1))
+    return (
+        f"Of the drawings that were tuned for small files, {min(free):.2f} to {max(free):.2f} are the digit that was "
+        f"asked for, and with the KL {min(held):.2f} to {max(held):.2f}: the reward asks for small files, not for "
+        "digits, and what it does not ask for is given up unless something else holds it."
+    )
+
+
+if __name__ == "__main__":
+    main()
