@@ -76,6 +76,7 @@ class AllowedTokens(LogitsProcessor):
         self.allowed = allowed
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.allowed = self.allowed.to(scores.device)  # the table is as the user made it, before the model was moved
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
