@@ -26,12 +26,18 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory, measured(directory), {"ILQL": watch.lap()})
 
 
-def train_ilql(directory: Path, seed: int, **method: Any) -> Any:
+def train_ilql(directory: Path, seed: int, steps: int = 150, **method: Any) -> Any:
     """The trainer of an ILQL run whose evaluation decodes with one beta. method: options of ILQL to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}, **method},
-        train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
+        scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
+        train={
+            "seed": seed,
+            "checkpoint_dir": str(directory),
+            "resume_from_checkpoint": None,
+            "total_steps": steps,
+        },
     )
     return trlx_like.train(
         config,
