@@ -18,7 +18,7 @@ import json
 import string
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 import trlx_like
 from examples.assets import cached
-from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, SamplerConfig, TrainConfig, TRLConfig
+from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, TrainConfig, TRLConfig
 from trlx_like.rewards.images import brightness, jpeg_compressibility
 from trlx_like.tracking.pictures import write_grid
 
@@ -70,8 +70,8 @@ def new_pipeline() -> Any:
         out_channels=1,
         layers_per_block=1,
         block_out_channels=(24, 48),
-        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=32,
         attention_head_dim=8,
         norm_num_groups=8,
@@ -81,13 +81,7 @@ def new_pipeline() -> Any:
         text_encoder=CLIPTextModel(CLIPTextConfig(**ids, **sizes, max_position_embeddings=8)),
         tokenizer=CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=8),
         unet=unet,
-        scheduler=DDIMScheduler(
-            beta_schedule="squaredcos_cap_v2",
-            prediction_type="v_prediction",
-            timestep_spacing="trailing",
-            clip_sample=False,
-            steps_offset=1,
-        ),
+        scheduler=DDIMScheduler(timestep_spacing="trailing", clip_sample=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -95,14 +89,14 @@ def new_pipeline() -> Any:
 
 
 def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
-    """Trains UNet and text encoder on the scans. Returns the loss of each step: the mean square error of v."""
+    """Trains UNet and text encoder on the scans. Returns the loss of each step: the mean square error of the noise."""
     pixels, labels = (torch.from_numpy(array) for array in scans())
     pixels = pixels.float()[:, None] * 2 - 1  # [N, 1, 8, 8] in [-1, 1]
     words = pipeline.tokenizer(DIGITS, padding="max_length", return_tensors="pt").input_ids  # [10, 8]
     unet, text_encoder, scheduler = pipeline.unet, pipeline.text_encoder, pipeline.scheduler
     weights = [*unet.parameters(), *text_encoder.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=3e-3, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(weights, lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     losses = []
     for _ in range(steps):
         rows = torch.randint(len(pixels), (64,))
@@ -110,7 +104,7 @@ def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
         noisy = scheduler.add_noise(pixels[rows], noise, times)
         embeds = text_encoder(words)[0][labels[rows]]
         output: Tensor = unet(noisy, times, encoder_hidden_states=embeds, return_dict=False)[0]
-        loss = (output - scheduler.get_velocity(pixels[rows], noise, times)).square().mean()
+        loss = (output - noise).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -132,7 +126,7 @@ def base(seed: int) -> Path:
         seconds = time.process_time() - began
         print(f"base, seed {seed}: {size:,} weights, loss {np.mean(losses[-100:]):.3f}, {seconds:.0f} CPU s")
 
-    return cached(f"digits-v1-seed{seed}", make)
+    return cached(f"digits-v2-seed{seed}", make)
 
 
 # What drawings are worth.
@@ -178,14 +172,16 @@ class Task:
     name: str
     reward_fn: Any
     rounds: int
-    beta: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)  # of DDPO
 
 
-SAMPLES = 64
+SAMPLES = 128
+# How light a digit is depends little on which it is, so drawings of one digit are compared among each other.
+GROUPS = {"advantages": "group", "num_generations": 8, "chunk_size": SAMPLES // 8}
 TASKS = [
-    Task("small files", small_files, 37),
-    Task("small files, KL 1.0", small_files, 37, beta=1.0),
-    Task("light", brightness, 28),
+    Task("small files", small_files, 18),
+    Task("small files, KL 1.0", small_files, 18, {"beta": 1.0}),
+    Task("light", brightness, 14, GROUPS),
 ]
 SHOWN = ("bytes", "brightness", "right")
 
@@ -204,19 +200,17 @@ class Result:
 def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
     return TRLConfig(
         model=ModelConfig(model_path=str(model), model_arch_type="diffusion", model_extra_configs={"vae": None}),
-        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": 1e-3}),
-        sampler=SamplerConfig(batch_size=32),
+        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": 1e-3, "weight_decay": 1e-4}),
         method=DDPOConfig(
             num_inference_steps=10,
             guidance_scale=1.0,
             num_samples=SAMPLES,
-            chunk_size=SAMPLES,
-            beta=task.beta,
+            **{"chunk_size": SAMPLES, **task.options},
         ),
         train=TrainConfig(
             trainer="DDPOTrainer",
             seed=seed,
-            batch_size=32,
+            batch_size=SAMPLES // 2,
             epochs=task.rounds,
             total_steps=2 * task.rounds,
             eval_interval=2 * task.rounds,
