@@ -32,7 +32,8 @@ def run(seed: int, directory: Path) -> Result:
 def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int = 64, **method: Any) -> None:
     """PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
-    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
+    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    config = config.evolve(
         model={"model_path": str(model)},
         method=method,
         scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
@@ -41,7 +42,7 @@ def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, batch_s
             "checkpoint_dir": str(directory),
             "resume_from_checkpoint": None,
             "total_steps": steps,
-            "batch_size": batch_size,
+            "batch_size": batch_size or config.train.batch_size,
         },
     )
     trlx_like.train(config, reward_fn, task.prompts, eval_prompts=task.eval_prompts * WALKS, metric_fn=metric_fn)
