@@ -29,7 +29,9 @@ def run(seed: int, directory: Path) -> Result:
     return Result(directory / "ppo", measured(directory / "ppo"), {**seconds, "PPO": watch.lap()})
 
 
-def train_ppo(model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int = 64, **method: Any) -> None:
+def train_ppo(
+    model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int | None = None, **method: Any
+) -> None:
     """PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG)

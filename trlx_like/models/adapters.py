@@ -176,9 +176,13 @@ def merged(lm: Model) -> Model:
     return cast(Model, whole)
 
 
-def leave_out_frozen(model: nn.Module) -> None:
-    """Gives a model a state without its frozen weights: they are where it was loaded from."""
-    frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
+def leave_out_frozen(model: nn.Module, part: nn.Module) -> None:
+    """Gives a model a state without the frozen weights of a part: they are where that was loaded from.
+
+    Those of other parts, such as ILQL's target heads, are the run's own.
+    """
+    known = {id(value) for value in part.parameters() if not value.requires_grad}
+    frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in known}
 
     def drop(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
         for name in list(state):

@@ -86,7 +86,7 @@ class DiffusionModel(nn.Module):
             self.denoiser.add_adapter(config)  # type: ignore[operator]
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{OPTION} does not fit {type(self.denoiser).__name__}: {error}") from error
-        leave_out_frozen(self)
+        leave_out_frozen(self, self.denoiser)
         weights = [(parameter.numel(), parameter.requires_grad) for parameter in self.denoiser.parameters()]
         logger.info(
             "Training an adapter: %d of %d weights.", sum(n for n, t in weights if t), sum(n for n, _ in weights)

@@ -89,7 +89,7 @@ class LanguagePolicy(nn.Module):
         # In a list, so that its parameters are neither trained nor saved with the policy's.
         self._reference: list[Reference] = []
         if has_adapter(lm):
-            leave_out_frozen(self)
+            leave_out_frozen(self, lm)
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freezes the present weights (or `other`) as the reference. Call it before the first update."""

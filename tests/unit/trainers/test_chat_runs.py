@@ -61,7 +61,7 @@ def read(trainer: Any) -> list[str]:
     return [str(trainer.tokenizer.decode(torch.cat(ids))) for ids in parts]
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"DDPOTrainer"}))  # which makes images
 def test_every_trainer_learns_from_messages_with_tools(name: str, tmp_path: Path) -> None:
     """Llama 3's template: BOS once, the tools in the first question, the answer after its header."""
     trainer = run(name, tmp_path, tokenizer=family_tokenizer("llama3"), tools=[get_weather])

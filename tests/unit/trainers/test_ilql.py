@@ -144,6 +144,10 @@ def test_trlx_fills_the_store_by_hand(tmp_path: Path) -> None:
         "data/actions": 4.0,  # b c d, and EOS
         "data/return_mean": 3.0,
         "data/return_std": 1.0,
+        "data/cut_rows": 1.0,
+        "data/cut_outputs": 1.0,
+        "data/cut_output_tokens": 3.0,  # e and f, and the EOS behind them
+        "data/dropped_rows": 0.0,
     }
     assert [element.rewards.tolist() for element in trainer.store.elements] == [[0, 0, 2], [4]]
 
