@@ -62,17 +62,11 @@ def train(
 
     What is not given is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
     """
+    given = locals()
+    data = {name: given[name] for name in DATA}
     refuse_in_worker()
     if dataset is not None:
         raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")
-    data = {
-        "prompts": prompts,
-        "eval_prompts": eval_prompts,
-        "samples": samples,
-        "rewards": rewards,
-        "preferences": preferences,
-        "eval_preferences": eval_preferences,
-    }
     trainer = make_trainer(
         read_config(
             config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
