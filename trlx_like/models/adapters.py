@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,11 @@ def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
             lm.add_adapter(config, _NAME)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{OPTION} does not fit {type(lm).__name__}: {error}") from error
+    if lm.config.is_encoder_decoder and not _shared(lm).isdisjoint(_adapted(lm)):
+        raise ConfigError(
+            f"{OPTION}: the embeddings of {type(lm).__name__} share a weight, so that an adapter on one of them could "
+            "not be merged into the model; leave them out of target_modules and modules_to_save."
+        )
     is_folder = source is not None and Path(source).is_dir()
     config.base_model_name_or_path = str(Path(source).resolve()) if source is not None and is_folder else source
     config.task_type = config.task_type or ("SEQ_2_SEQ_LM" if lm.config.is_encoder_decoder else "CAUSAL_LM")
@@ -166,14 +172,41 @@ def base_of(path: str) -> str | None:
 
 
 def merged(lm: Model) -> Model:
-    """A copy of a model with its adapter added into its weights: one without an adapter that says the same."""
+    """A copy of a model with its adapter added into its weights: one without an adapter that says the same.
+
+    Of two layers that shared a weight, and of which an adapter changes one, each has its own.
+    """
     whole: Any = copy.deepcopy(lm)
+    shared = _shared(whole)
     for name, module in list(whole.named_modules()):
         if _adapts(module):
+            for owner, own in _held(module):
+                if owner._parameters[own] in shared:
+                    owner._parameters[own] = nn.Parameter(owner._parameters[own].detach().clone())
             whole.set_submodule(name, _merge(module))
+    if shared and not _shared(whole):
+        whole.config.get_text_config().tie_word_embeddings = whole.config.tie_word_embeddings = False
     whole._hf_peft_config_loaded = False
     del whole.peft_config
     return cast(Model, whole)
+
+
+def _held(model: nn.Module) -> list[tuple[Any, str]]:
+    """The modules that hold a weight, and their names for it."""
+    return [
+        (module, name) for module in model.modules() for name, value in module._parameters.items() if value is not None
+    ]
+
+
+def _shared(model: nn.Module) -> set[Tensor]:
+    """Weights that several modules hold."""
+    uses = Counter(module._parameters[name] for module, name in _held(model))
+    return {weight for weight, count in uses.items() if count > 1}
+
+
+def _adapted(lm: nn.Module) -> set[Tensor]:
+    """Weights of the model's own modules that an adapter is for."""
+    return {m._parameters[name] for module in lm.modules() if _adapts(module) for m, name in _held(module)}
 
 
 def leave_out_frozen(model: nn.Module, part: nn.Module) -> None:

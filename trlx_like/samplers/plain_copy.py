@@ -26,8 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class CopyGenerator(TransformersGenerator):
     """`TransformersGenerator` with a copy of the model, which `sync_weights` brings up to date.
 
-    dtype: of the copy's weights; None: those of the model. ConfigError for another name, and for an adapter on one
-    of two layers that share a weight: a plain copy has no place for it.
+    dtype: of the copy's weights; None: those of the model. ConfigError for another name.
     """
 
     def __init__(
@@ -43,13 +42,7 @@ class CopyGenerator(TransformersGenerator):
         copied = merged(lm) if has_adapter(lm) else create_reference_model(lm)
         super().__init__(copied.eval().requires_grad_(False), tokenizer, allowed)
         self.dtype = None if dtype is None else DTYPES[dtype]
-        held = dict(self.lm.named_parameters())
-        if extra := [name for name, _ in plain_weights(lm) if name not in held]:
-            raise ConfigError(
-                f"sampler.engine (copy): {extra[0]} shares its weight with another layer, and only one of the two has "
-                "an adapter; use sampler.engine: transformers."
-            )
-        for weight in held.values() if self.dtype is not None else ():
+        for weight in self.lm.parameters() if self.dtype is not None else ():
             # The weights alone: in a half-precision buffer far positions would fall together.
             weight.data = weight.data.to(self.dtype)
 

@@ -35,12 +35,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "rank-stabilised": ("qwen3", {**LORA, "use_rslora": True}),
     "the head as well": ("llama", {**LORA, "target_modules": ["q_proj", "lm_head"]}),
     "the head in full": ("llama", {**LORA, "modules_to_save": ["lm_head"]}),
+    "tied head": ("gpt2", {**LORA, "target_modules": ["c_attn", "lm_head"]}),
+    "tied head in full": ("gpt2", {**LORA, "modules_to_save": ["lm_head"]}),
+    "tied embeddings": ("gpt2", {**LORA, "target_modules": ["wte"], "init_lora_weights": False}),
     "trained before": ("gpt2", {**LORA, "init_lora_weights": False}),
     "encoder-decoder": ("t5", {**LORA, "task_type": "SEQ_2_SEQ_LM"}),
     "ia3": ("llama", {"peft_type": "IA3"}),
     "loha": ("llama", {"peft_type": "LOHA", "r": 2, "alpha": 64, **LINEAR}),
     "lokr": ("llama", {"peft_type": "LOKR", "r": 2, "alpha": 64, **LINEAR}),
 }
+pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # of peft, and so it is
 every_kind = pytest.mark.parametrize(("family", "options"), KINDS.values(), ids=KINDS)
 
 
@@ -150,6 +154,12 @@ def test_the_plain_weights_are_those_of_the_merged_model(family: str, options: d
     assert all(torch.equal(weight, before[name]) for name, weight in lm.named_parameters())
 
 
+@pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}])
+def test_the_tied_embeddings_of_an_encoder_decoder_have_no_adapter(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="embeddings of T5ForConditionalGeneration share a weight"):
+        adapted("t5", {**LORA, **options})
+
+
 def test_what_a_merge_may_do_wrong_by_hand() -> None:
     """W is 1, B A is 2 x 3 x 0.5 (alpha / r): 1 left out, 4 added once, 7 twice."""
     lm = tiny_lm("llama", layers=1)
@@ -177,9 +187,10 @@ def test_merged_it_says_the_same(family: str, options: dict[str, Any], tmp_path:
     move(policy)
     whole = merged(lm)
     assert type(whole) is type(lm)
-    assert [name for name, _ in whole.named_parameters()] == [
-        name for name, _ in tiny_lm(family, layers=3).named_parameters()
-    ]
+    names = [name for name, _ in tiny_lm(family, layers=3).named_parameters()]
+    if (family, options) in [kind for name, kind in KINDS.items() if name.startswith("tied")]:
+        names.append("lm_head.weight")  # no longer that of the embeddings
+    assert [name for name, _ in whole.named_parameters()] == names
     batch = batch_of_ids()
     with torch.no_grad():
         expected = policy(batch).logprobs
