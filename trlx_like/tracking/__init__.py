@@ -9,6 +9,7 @@ from __future__ import annotations
 from trlx_like.tracking.audit import show_audit
 from trlx_like.tracking.base import (
     EVALUATION,
+    IMAGE,
     TRACKERS,
     TRAINING,
     RunInfo,
@@ -21,6 +22,7 @@ from trlx_like.tracking.report import write_report
 
 __all__ = [
     "EVALUATION",
+    "IMAGE",
     "TRACKERS",
     "TRAINING",
     "RunInfo",

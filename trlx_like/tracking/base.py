@@ -17,6 +17,8 @@ from trlx_like.tracking.values import number
 
 EVALUATION, TRAINING = "samples", "training"
 """What the table of an evaluation's samples is called, and that of a round's."""
+IMAGE = "image"
+"""What the column of pictures is called in them."""
 
 
 class Tracker(Protocol):
@@ -26,7 +28,10 @@ class Tracker(Protocol):
         """Metrics by name. A step may be logged in several parts."""
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """A table, such as the samples of an evaluation: one cell a column in every row."""
+        """A table, such as the samples of an evaluation: one cell a column in every row.
+
+        A cell that is a picture is a `tracking.pictures.Picture`, which is a text.
+        """
 
     def close(self) -> None:
         """Everything logged is kept from here on. Called once, also after an error."""

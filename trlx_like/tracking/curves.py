@@ -30,6 +30,9 @@ GROUPS = {
     "Time": r"time/",
 }
 REST = "Everything else"
+# KL and reward of reward against KL: of each, the first that a run logs. All are of the policy that made the round.
+FRONTIER = (("policy/kl", "losses/kl"), ("rollout/score_mean", "reward/mean"))
+POINTS = 400
 # Inside a section: what comes before the others, in this order.
 FIRST = ["reward/mean", "metrics/", "reward/", "policy/kl_per_token", "losses/total", "rollout/score", "values/mean"]
 
@@ -147,6 +150,25 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
         for group in [*GROUPS, REST]
         if members[group]
     ]
+
+
+def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
+    """What the reward cost: {"kl", "reward": names of metrics, "steps", "x", "y"}, a point a step that has both.
+
+    None for fewer than two points. Of more than `POINTS` there are so many, evenly spaced, both ends among them.
+    """
+    kl, reward = (next((curves[name] for name in names if name in curves), None) for names in FRONTIER)
+    if kl is None or reward is None:
+        return None
+    distances = {step: value for step, value in zip(kl.steps, kl.values, strict=True) if math.isfinite(value)}
+    rewards = {step: value for step, value in zip(reward.steps, reward.values, strict=True) if math.isfinite(value)}
+    steps = sorted(set(distances) & set(rewards))
+    if len(steps) < 2:
+        return None
+    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), POINTS)).round().astype(int))
+    steps = [steps[place] for place in places]
+    columns = {"x": [_short(distances[step]) for step in steps], "y": [_short(rewards[step]) for step in steps]}
+    return {"kl": kl.name, "reward": reward.name, "steps": steps, **columns}
 
 
 def _rank(name: str) -> tuple[int, list[tuple[int, str]]]:

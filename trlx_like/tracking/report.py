@@ -23,13 +23,13 @@ import yaml
 from trlx_like.errors import DataError
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.base import RunInfo
-from trlx_like.tracking.curves import Curve, charts, duration, goals, phases, read_curves
+from trlx_like.tracking.curves import Curve, charts, duration, frontier, goals, phases, read_curves
 from trlx_like.tracking.tables import read_tables
 from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
 
-SCRIPTS = ("helpers.js", "charts.js", "samples.js", "page.js")
+SCRIPTS = ("helpers.js", "charts.js", "frontier.js", "samples.js", "page.js")
 # Inside a script element these could end it or open a comment.
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -52,6 +52,7 @@ def write_report(run_dir: Path) -> Path:
         "run": run,
         "goals": goals(curves),
         "groups": charts(curves),
+        "frontier": frontier(curves),
         "phases": phases(curves),
         "audit": findings(run_dir),
         "tables": tables,

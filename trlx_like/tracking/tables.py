@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trlx_like.tracking.base import IMAGE
 from trlx_like.tracking.jsonl import read_row
 from trlx_like.tracking.pictures import smaller
 from trlx_like.tracking.values import plain
@@ -25,8 +26,8 @@ def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
     are not rows. A row is a list of cells in the order of the columns.
 
     Where the file is larger than the page should be, evenly spaced evaluations are kept, the first and last among
-    them, and if need be fewer rows of each. A cell "image" that names a PNG file of the run is that picture, as far as
-    they fit.
+    them, and if need be fewer rows of each. A cell of the column `IMAGE` that names a PNG file
+    of the run is that picture, as far as they fit.
     """
     if not path.is_file():
         return [], 0
@@ -106,9 +107,9 @@ def _embed_pictures(tables: list[dict[str, Any]], folder: Path) -> None:
     """Puts pictures in the place of their names, those of the last steps first."""
     left = PICTURES
     for table in tables:
-        if "image" not in table["columns"]:
+        if IMAGE not in table["columns"]:
             continue
-        column = table["columns"].index("image")
+        column = table["columns"].index(IMAGE)
         for row in (row for step in reversed(table["steps"]) for row in step["rows"]):
             picture = _picture(folder, row[column])
             if picture is not None and len(picture) <= left:

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, and tables and the configuration as text."""
+"""TensorBoard: scalars, the pictures of a table as one, and tables and the configuration as text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.pictures import table_grid
 from trlx_like.tracking.values import compact, plain
 
 
@@ -36,6 +38,8 @@ class TensorboardTracker:
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         self._writer.add_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+        if (pictures := table_grid(columns, rows)) is not None:
+            self._writer.add_image(name, np.asarray(pictures), step, dataformats="HWC")
         self._writer.flush()
 
     def close(self) -> None:

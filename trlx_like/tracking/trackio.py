@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
 
@@ -31,8 +32,14 @@ class TrackioTracker:
         self._run.log(dict(metrics), step=step)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        cells = [[plain(cell) for cell in row] for row in rows]
-        self._run.log({name: self._trackio.Table(columns=list(columns), data=cells)}, step=step)
+        cells = [[self._cell(cell) for cell in row] for row in rows]
+        logged: dict[str, Any] = {name: self._trackio.Table(columns=list(columns), data=cells)}
+        if (pictures := table_grid(columns, rows)) is not None:
+            logged[f"{name}/grid"] = self._trackio.Image(pictures)
+        self._run.log(logged, step=step)
+
+    def _cell(self, value: Any) -> Any:
+        return self._trackio.Image(value.file) if isinstance(value, Picture) else plain(value)
 
     def close(self) -> None:
         self._run.finish()

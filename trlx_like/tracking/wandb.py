@@ -9,6 +9,7 @@ from typing import Any
 
 from trlx_like.errors import ConfigError
 from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
 
@@ -48,9 +49,17 @@ class WandbTracker:
         self._run.log({**metrics, "step": step})
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        cells = [[plain(cell) for cell in row] for row in rows]
+        cells = [[self._cell(cell) for cell in row] for row in rows]
         table = self._wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)
-        self._run.log({name: table, "step": step})
+        for place, column in enumerate(columns):
+            if any(isinstance(row[place], Picture) for row in rows):
+                table.cast(column, self._wandb.Image, optional=True)  # of mixed types, images are the text "Image"
+        pictures = table_grid(columns, rows)
+        more = {} if pictures is None else {f"{name}/grid": self._wandb.Image(pictures)}
+        self._run.log({name: table, **more, "step": step})
+
+    def _cell(self, value: Any) -> Any:
+        return self._wandb.Image(str(value.file)) if isinstance(value, Picture) else plain(value)
 
     def close(self) -> None:
         # Closed while an error passes by, the run is shown as failed.

@@ -34,7 +34,7 @@ from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts, Trajectories, as_pictures
 from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
-from trlx_like.trainers.ddpo_images import SHOWN, evaluate_images, image_rows, write_round
+from trlx_like.trainers.ddpo_images import ShownImages, evaluate_images, image_rows
 from trlx_like.trainers.scoring import Row, Tally
 
 logger = logging.getLogger(__name__)
@@ -112,19 +112,22 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
     def make_experience(self) -> Metrics:
         method, made = self.method, list[DenoisingExperience]()
-        prompts, rewards, shown = list[str](), list[float | None](), list[Any]()
+        prompts, rewards, shown = list[str](), list[float | None](), ShownImages(self)
         self.scoring.tally = Tally()
         for images, experience, scores in self.scored_images():
             made += experience.split()
             prompts += images.captions.texts
             rewards += cast(list[float | None], scores.rewards)
-            shown += as_pictures(images.images[: max(0, SHOWN - len(shown))])
+            shown.add(images, scores)
         counts = self.scoring.round_metrics()
-        for element, advantage in zip(made, self.advantages(prompts, rewards), strict=True):
+        limit = method.adv_clip
+        found = self.advantages(prompts, rewards)
+        advantages = [None if advantage is None else min(max(advantage, -limit), limit) for advantage in found]
+        for element, advantage in zip(made, advantages, strict=True):
             if advantage is not None:
-                element.advantages.fill_(min(max(advantage, -method.adv_clip), method.adv_clip))
+                element.advantages.fill_(advantage)
                 self.push_to_store([element])
-        write_round(self, shown, prompts, rewards)
+        shown.log(advantages)
         return self.rollout_metrics(rewards) | counts
 
     def scored_images(self) -> Iterator[tuple[Trajectories, DenoisingExperience, Scores]]:

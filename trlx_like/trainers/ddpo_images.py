@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import Trajectories, as_pictures
-from trlx_like.tracking import EVALUATION
-from trlx_like.tracking.pictures import write_grid
+from trlx_like.tracking import EVALUATION, IMAGE, TRAINING
+from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.trainers.evaluation import means, rate
-from trlx_like.trainers.samples import log_rows
+from trlx_like.trainers.samples import log_rows, reward_columns
 from trlx_like.trainers.scoring import Row
 
 if TYPE_CHECKING:
     from trlx_like.trainers.ddpo import DDPOTrainer
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "images"
 SHOWN = 16
-"""Images of a round that are kept for the picture of it."""
+"""Images of a round that are shown."""
 
 
 def image_rows(images: Trajectories, kind: str) -> list[Row]:
@@ -46,38 +51,52 @@ def evaluate_images(trainer: DDPOTrainer) -> dict[str, float]:
         if images is not None:
             seen += image_rows(images, trainer.method.image_type)
             pairs = zip(images.captions.texts, as_pictures(images.images), strict=True)
-            shown += [{"prompt": text, "picture": picture} for text, picture in pairs]
+            shown += [{"prompt": text, IMAGE: picture} for text, picture in pairs]
     rate(trainer, seen, shown)
     rows = trainer.group.join(shown)
-    metrics = means(rows)
-    _write(trainer, rows)
-    return metrics
-
-
-def _write(trainer: DDPOTrainer, rows: list[Row]) -> None:
-    """Files, and the table of them."""
-    if trainer.tracker is None or not trainer.group.main:
-        return
     step = trainer.progress.step
-    folder = Path(FOLDER) / f"step_{step:0{len(str(trainer.config.train.total_steps))}d}"
-    (trainer.run.directory / folder).mkdir(parents=True, exist_ok=True)
-    pictures = [row.pop("picture") for row in rows]
-    for place, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
-        row["image"] = str(folder / f"{place:03d}.png")
-        picture.save(trainer.run.directory / row["image"])
-    captions = [_caption(row["prompt"], row.get("reward")) for row in rows]
-    write_grid(pictures, captions, trainer.run.directory / folder.with_suffix(".png"))
-    log_rows(trainer, EVALUATION, rows, step)
+    show(trainer, EVALUATION, f"step_{step:0{len(str(trainer.config.train.total_steps))}d}", rows, step)
+    return means(rows)
 
 
-def write_round(trainer: DDPOTrainer, pictures: list[Any], prompts: list[str], rewards: list[float | None]) -> None:
-    """A picture of some of a round's images, every `method.grid_interval` rounds."""
-    number, interval = trainer.progress.round + 1, trainer.method.grid_interval
-    if interval is None or number % interval or not trainer.group.main or not pictures:
+class ShownImages:
+    """The main process's first images of a round, every `method.grid_interval` rounds."""
+
+    def __init__(self, trainer: DDPOTrainer) -> None:
+        self.trainer = trainer
+        self.round, interval = trainer.progress.round + 1, trainer.method.grid_interval
+        is_due = interval is not None and self.round % interval == 0
+        self.left = SHOWN if is_due and trainer.group.main else 0
+        self.rows: list[Row] = []
+
+    def add(self, images: Trajectories, scores: Scores) -> None:
+        """The next images of the round, of which those are kept that are to be shown."""
+        pictures = as_pictures(images.images[: self.left])
+        self.left -= len(pictures)
+        for place, picture in enumerate(pictures):
+            columns = reward_columns(scores.rewards, scores.components, place)
+            self.rows.append({"prompt": images.captions.texts[place], **columns, IMAGE: picture})
+
+    def log(self, advantages: Sequence[float | None]) -> None:
+        """Shows them with their advantages, at the step that is made next, as the metrics of the round are."""
+        for row, advantage in zip(self.rows, advantages, strict=False):
+            row["advantage"] = advantage
+        show(self.trainer, TRAINING, f"round_{self.round:05d}", self.rows, self.trainer.progress.step + 1)
+
+
+def show(trainer: DDPOTrainer, table: str, name: str, rows: Sequence[Row], step: int) -> None:
+    """Rows with a PIL image each: as files in images/<name>/, together in images/<name>.png, and to the trackers."""
+    if trainer.tracker is None or not trainer.group.main or not rows:
         return
-    texts = [_caption(text, reward) for text, reward, _ in zip(prompts, rewards, pictures, strict=False)]
-    write_grid(pictures, texts, trainer.run.directory / FOLDER / f"round_{number:05d}.png")
-
-
-def _caption(prompt: str, reward: float | None) -> str:
-    return prompt if reward is None else f"{prompt}\n{reward:.4g}"
+    directory, folder = trainer.run.directory, Path(FOLDER) / name
+    (directory / folder).mkdir(parents=True, exist_ok=True)
+    for place, row in enumerate(rows):
+        picture = Picture(directory, str(folder / f"{place:03d}.png"))
+        row[IMAGE].save(picture.file)
+        row[IMAGE] = picture
+    together = (directory / folder).with_suffix(".png")
+    all_of_them = table_grid(list(rows[0]), [list(row.values()) for row in rows])
+    assert all_of_them is not None
+    all_of_them.save(together)
+    logger.info("Images: %s", together)
+    log_rows(trainer, table, rows, step)

@@ -95,8 +95,9 @@ class RunFolder:
         self._say("Resumed from %s.", found)
 
     def _set_aside(self) -> None:
-        """Moves an earlier run's checkpoints and faults away: nothing is lost, and a resume mixes no runs up."""
-        old = [path for name in ("checkpoint_*", "best_checkpoint", "reward_*") for path in self.directory.glob(name)]
+        """Moves an earlier run's checkpoints, faults and images away: nothing is lost, and no runs are mixed up."""
+        names = ("checkpoint_*", "best_checkpoint", "reward_*", "images")
+        old = [path for name in names for path in self.directory.glob(name)]
         if not old:
             return
         number = 1 + len(list(self.directory.glob("earlier_*")))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trlx_like.data import Completion
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
-from trlx_like.tracking import TRAINING
+from trlx_like.tracking import IMAGE, TRAINING
 from trlx_like.trainers.scoring import Row
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def log_rows(trainer: BaseRLTrainer[Any], name: str, rows: Sequence[Row], step: int) -> None:
-    """Sends rows to the trackers as a table, what is short and the same for all samples behind the rest."""
+    """Sends rows to the trackers as a table, pictures and what is much the same for all samples behind the rest."""
     if trainer.tracker is None or not rows:
         return
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = sorted(names, key=lambda column: column in ("length", "finish_reason"))
+    columns = sorted(names, key=lambda column: column in ("length", "finish_reason", IMAGE))
     trainer.tracker.log_table(name, columns, [[row.get(column) for column in columns] for row in rows], step)
 
 

@@ -15,9 +15,8 @@ from accelerate.state import AcceleratorState
 from PIL import Image
 
 from tests import tiny_pipelines
-from tests.contract.images import PROMPTS, brightness
+from tests.contract.images import PROMPTS
 from tests.contract.recipes import LORA, make
-from tests.contract.runs import rows
 from tests.unit.trainers import ddpo_numpy as twin
 from trlx_like.errors import ConfigError, DataError, RewardError
 
@@ -279,30 +278,6 @@ def test_prompts_from_a_function(tmp_path: Path) -> None:
     assert len(calls) == 10
     with pytest.raises(DataError, match="call 0 of prompts is a int"):
         make(NAME, tmp_path, prompts=lambda: 3)
-
-
-def test_evaluation_leaves_pictures(tmp_path: Path) -> None:
-    trainer = make(NAME, tmp_path, **{"method.grid_interval": 2})
-    trainer.learn()
-    table = rows(tmp_path, "samples.jsonl")
-    assert [row["step"] for row in table] == [0, 0, 0, 8, 8, 8]
-    assert [row["prompt"] for row in table] == PROMPTS[:3] * 2
-    for row in table:
-        picture = Image.open(tmp_path / row["image"])
-        assert picture.size == (8, 8)
-        assert brightness([picture]) == [row["reward"]]
-    names = sorted(str(path.relative_to(tmp_path / "images")) for path in (tmp_path / "images").glob("*.png"))
-    assert names == ["round_00002.png", "step_000.png", "step_008.png"]
-    assert Image.open(tmp_path / "images" / "step_000.png").width > 2 * 128
-    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert metrics[0]["reward/mean"] == pytest.approx(np.mean([row["reward"] for row in table[:3]]))
-
-
-def test_an_evaluation_starts_from_the_same_noise(tmp_path: Path) -> None:
-    trainer = make(NAME, tmp_path)
-    first = trainer.evaluate()
-    torch.manual_seed(99)
-    assert trainer.evaluate() == first
 
 
 def test_images_by_hand(tmp_path: Path) -> None:

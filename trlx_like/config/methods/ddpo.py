@@ -72,7 +72,7 @@ class DDPOConfig(MethodConfig):
     """Weight of the KL of a step to the model before training; 0: none, and no second set of weights is kept."""
 
     grid_interval: int | None = Field(None, ge=1)
-    """Rounds between pictures of a round's images in the run folder; null: none but those of evaluations."""
+    """Rounds between those whose first images are shown, as those of evaluations are; null: none."""
 
     def conflicts(self) -> Iterator[Problem]:
         if self.num_samples % self.num_generations:

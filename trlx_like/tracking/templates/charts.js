@@ -77,6 +77,18 @@ function rangeLine(chart, many) {
   return line;
 }
 
+// Lines and numbers of a chart. across, up: [pixel, text] of each number.
+function axes(width, height, across, up) {
+  const group = svg("g", {});
+  for (const [at, text] of up) {
+    group.append(svg("line", { class: "tick", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
+    group.append(svg("text", { x: LEFT - 8, y: at + 4, "text-anchor": "end" }, text));
+  }
+  for (const [at, text] of across) group.append(svg("text", { x: at, y: height - 6, "text-anchor": "middle" }, text));
+  group.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
+  return group;
+}
+
 // Draws into the picture now and whenever it changes its size.
 function plot(picture, chart, readouts) {
   let x = null, y = null, marks = null;
@@ -90,24 +102,13 @@ function plot(picture, chart, readouts) {
     const [bottom, top] = [low >= 0 && low < pad ? 0 : low - pad, high + pad];
     x = (step) => LEFT + ((step - span[0]) / (span[1] - span[0])) * (width - LEFT - RIGHT);
     y = (value) => height - BOTTOM - ((value - bottom) / (top - bottom)) * (height - TOP - BOTTOM);
-    picture.replaceChildren(picture.firstChild, axes(width, height, bottom, top));
+    const across = ticks(span[0], span[1], Math.max(2, width / 90), true).map((step) => [x(step), formatStep(step)]);
+    const up = ticks(bottom, top, 4).map((value) => [y(value), format(value)]);
+    picture.replaceChildren(picture.firstChild, axes(width, height, across, up));
     chart.series.forEach((one, place) => picture.append(curve(one, place)));
     marks = svg("g", {});
     picture.append(marks);
     point(wantedStep);
-  }
-
-  function axes(width, height, bottom, top) {
-    const group = svg("g", {});
-    for (const value of ticks(bottom, top, 4)) {
-      group.append(svg("line", { class: "tick", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
-      group.append(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, format(value)));
-    }
-    for (const step of ticks(span[0], span[1], Math.max(2, width / 90), true)) {
-      group.append(svg("text", { x: x(step), y: height - 6, "text-anchor": "middle" }, formatStep(step)));
-    }
-    group.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
-    return group;
   }
 
   function curve(one, place) {
@@ -187,10 +188,13 @@ function showCharts() {
   const main = byId("charts");
   data.groups.forEach((group, place) => {
     const grid = el("div", "grid");
-    if (group.title === "Time" && data.phases.some((phase) => phase.seconds > 0)) grid.append(phasesCard());
+    const phases = group.title === "Time" && data.phases.some((phase) => phase.seconds > 0);
+    const frontier = group.title === "KL and entropy" && data.frontier;
     // The first chart is wide where that leaves less of the last of three columns empty.
-    const wide = group.title === "Time" || group.charts.length % 3 > 0;
-    group.charts.forEach((chart, at) => grid.append(chartCard(chart, wide && at === 0)));
+    const wide = phases || (group.charts.length + (frontier ? 1 : 0)) % 3 > 0;
+    if (phases) grid.append(phasesCard());
+    if (frontier) grid.append(frontierCard(data.frontier, wide));
+    group.charts.forEach((chart, at) => grid.append(chartCard(chart, wide && !frontier && at === 0)));
     const section = group.folded
       ? el("details", "", el("summary", "", `${group.title} `, el("small", "", String(group.charts.length))), grid)
       : el("section", "", el("h2", "", group.title), grid);

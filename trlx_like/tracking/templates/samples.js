@@ -16,7 +16,7 @@ function showSamples() {
   byId("step").addEventListener("input", () => openStep(Number(byId("step").value)));
   byId("earlier").addEventListener("click", () => openStep(view.place - 1));
   byId("later").addEventListener("click", () => openStep(view.place + 1));
-  for (const id of ["every", "filter", "full"]) byId(id).addEventListener("input", redraw);
+  for (const id of ["every", "filter", "full", "gallery"]) byId(id).addEventListener("input", redraw);
   byId("more").addEventListener("click", () => {
     view.rows += PAGE;
     drawRows();
@@ -100,8 +100,14 @@ function compare(a, b) {
 function drawRows() {
   const { columns, rows, total } = selected();
   const kinds = columns.map((name, at) => kind(name, rows.map((row) => row[at])));
+  const shown = rows.slice(0, view.rows), pictures = columns.findIndex((_, at) => isPictures(shown, at));
+  const gallery = pictures >= 0 && byId("gallery").checked;
+  byId("gallery").parentElement.hidden = pictures < 0;
+  byId("full").parentElement.hidden = gallery;
+  byId("rows").parentElement.hidden = gallery;
+  byId("pictures").replaceChildren(...(gallery ? shown.map((row) => figure(columns, row, pictures)) : []));
   byId("rows").tHead.replaceChildren(el("tr", "", ...columns.map((name, at) => heading(name, kinds[at]))));
-  byId("rows").tBodies[0].replaceChildren(...body(columns, rows.slice(0, view.rows), kinds));
+  byId("rows").tBodies[0].replaceChildren(...body(columns, shown, kinds));
   byId("count").textContent = rows.length === total ? `${total} ${total === 1 ? "row" : "rows"}` : `${rows.length} of ${total} rows`;
   const left = rows.length - view.rows;
   byId("more").hidden = left <= 0;
@@ -168,6 +174,18 @@ function tableCell(value, name, kind) {
   const text = el("div", byId("full").checked ? "" : "cut", ...marked(value));
   text.addEventListener("click", () => getSelection().isCollapsed && text.classList.toggle("cut"));
   return el("td", "text", text);
+}
+
+function isPictures(rows, at) {
+  return rows.some((row) => String(row[at] ?? "").startsWith(PICTURE));
+}
+
+// A row as its picture, with its prompt and its numbers under it.
+function figure(columns, row, at) {
+  const has = String(row[at] ?? "").startsWith(PICTURE), prompt = columns.indexOf("prompt");
+  const numbers = columns.map((name, place) => [name, row[place]]).filter(([name, value]) => typeof value === "number" && name !== "group");
+  const lines = numbers.map(([name, value]) => el("div", "number", el("span", "", `${spaced(name.slice(name.lastIndexOf("/") + 1))} `), format(value, 3)));
+  return el("figure", "", has ? picture(row[at]) : "", el("figcaption", "", prompt < 0 ? "" : el("p", "", ...marked(String(row[prompt] ?? ""))), ...lines));
 }
 
 // A picture of the run.
