@@ -23,6 +23,7 @@ from trlx_like.functional.digest import Digest
 from trlx_like.functional.draw import draw
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
+from trlx_like.samplers.cache import growing_cache
 from trlx_like.samplers.generation import eos_ids, greedy, is_plain
 
 GENERATORS: Registry[Any] = Registry(
@@ -169,14 +170,17 @@ class TransformersGenerator:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
+        cache = None
         if is_plain(config):
             processors, config = [*processors, Drawn(config.temperature)], greedy(config)
+            cache = growing_cache(self.lm, config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         with _bare(self.lm):
             ids = self.lm.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask.long(),
                 generation_config=config,
+                **({} if cache is None else {"past_key_values": cache}),
                 logits_processor=LogitsProcessorList([*self.processors, *processors]),
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )

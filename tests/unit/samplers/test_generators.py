@@ -198,14 +198,14 @@ def test_only_what_bends_the_distribution_is_left_to_generate(
     assert len(found) == (0 if option else 3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_another_kind_of_cache_changes_nothing(family: str) -> None:
     lm, made = sharp_lm(family), []
-    for option in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+    for option in ({}, {"cache_implementation": "static"}, {"cache_implementation": "dynamic"}, {"use_cache": False}):
         torch.manual_seed(2)
-        options = {"max_new_tokens": 8, "eos_token_id": [EOS, 5], **option}
+        options = {"max_new_tokens": 20, "eos_token_id": [EOS, 5], **option}
         made.append(sampler(lm=lm).sample(prompts(["ab", "cdefg", "h"]), options).completion.response.tolist())
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1] == made[2] == made[3]
 
 
 def test_greedy_is_the_likeliest_token() -> None:
