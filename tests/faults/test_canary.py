@@ -17,8 +17,10 @@ from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config
 from trlx_like.cli import app
+from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.models import mismerged_weights
+from trlx_like.samplers.canary import some_of
 from trlx_like.samplers.generators import GENERATORS
 from trlx_like.samplers.plain_copy import CopyGenerator
 
@@ -217,6 +219,32 @@ def test_other_families_and_encoder_decoders(family: str, tmp_path: Path) -> Non
 def test_options_that_a_copy_does_not_have(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         make("PPOTrainer", tmp_path, **{"sampler.engine": "copy", "sampler.kwargs": options})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [
+        ([30, 1, 1, 4, 1, 1, 5, 1, 1, 33], [0, 9, 3]),  # 63 are not enough, 67 are
+        ([30, 1, 1, 4, 1, 1, 5, 1, 1, 34], [0, 9]),
+        ([2, 1, 1, 4, 1, 1, 5, 1, 1, 3], [0, 9, 3, 6]),
+        ([300, 1, 1, 4, 1, 1, 5, 1, 1, 3], [0, 9]),
+        ([2, 3, 4], [0, 2, 1]),
+        ([2, 3], [0, 1]),
+        ([300], [0]),
+    ],
+)
+def test_whose_ratio_is_taken(lengths: list[int], rows: list[int]) -> None:
+    """From all over the chunk; no more than 256 tokens of a response."""
+    ids = [torch.arange(length) for length in lengths]
+    prompts = [torch.tensor([row] * (row + 1)) for row in range(len(lengths))]
+    chunk = [
+        Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool())
+        for p, r in zip(prompts, ids, strict=True)
+    ]
+    few = some_of(Completion.collate(chunk))
+    assert few.prompt[:, -1].tolist() == rows
+    assert few.mask.sum(dim=1).tolist() == [min(lengths[row], 256) for row in rows]
+    assert (few.prompt.shape[1], few.mask.shape[1]) == (max(rows) + 1, min(256, max(lengths[row] for row in rows)))
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # of peft, and so it is

@@ -15,12 +15,13 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from trlx_like.data import Completion
 from trlx_like.functional.digest import Digest, digest
 from trlx_like.models import mismerged_weights, plain_weights
 from trlx_like.samplers.generators import Generator
 
-ROWS, TOKENS = 4, 256
-"""Responses of a round, and tokens of each, that the ratio is taken of."""
+TOKENS, ENOUGH = 256, 64
+"""Tokens of a response, at most, that the ratio is taken of; and of all, after which two responses do."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far the ratio of a token may be from 1 on average, by the coarsest numbers that it is computed with.
@@ -32,6 +33,15 @@ Rounding alone makes 5e-6 in float32 and .03 in bfloat16 (docs/audit.md has the 
 def tolerance(dtypes: Iterable[torch.dtype]) -> float:
     """The entry of `TOLERANCE` for the coarsest of the formats. Formats that are not there are coarse ones."""
     return max(TOLERANCE.get(dtype, 0.1) for dtype in dtypes if dtype != torch.float64)
+
+
+def some_of(samples: Completion) -> Completion:
+    """Two to four responses of a chunk, for the ratio. From all over it, since neighbours may share a prompt."""
+    last = len(samples) - 1
+    rows = list(dict.fromkeys([0, last, last // 3, 2 * last // 3]))
+    tokens = samples.mask[rows].sum(dim=1).clamp(max=TOKENS).cumsum(dim=0)
+    few = samples[rows[: max(2, 1 + int((tokens < ENOUGH).sum()))]]
+    return Completion(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS]).trim()
 
 
 class Canary:

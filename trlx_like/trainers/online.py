@@ -18,7 +18,7 @@ from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_va
 from trlx_like.functional.policy_gradient import probability_ratio
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
-from trlx_like.samplers.canary import ROWS, TOKENS, Canary, tolerance
+from trlx_like.samplers.canary import Canary, some_of, tolerance
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.outputs import Output, output_metrics, outputs_of
@@ -132,7 +132,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         engine = self.sampler.generator
         with self.clock("canary"):
             fault = self.canary.weights(self.model.lm, engine)
-            apart, tokens = (0.0, 0) if samples is None else self._apart(samples.completion[:ROWS])
+            apart, tokens = (0.0, 0) if samples is None else self._apart(some_of(samples.completion))
             seen = self.group.gather([(fault, apart, tokens)])
         for rank, (found, *_) in enumerate(seen):
             if found is not None:
@@ -147,7 +147,6 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     def _apart(self, few: Completion) -> tuple[float, int]:
         """The sum of abs(ratio of learner to sampler - 1) over tokens, and how many these are."""
-        few = Completion(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS]).trim()
         with self.accelerator.autocast():
             learner = self.model(few, heads=False).logprobs
         ratio = probability_ratio(learner, self.sampler.generator.logprobs(few, self.model.temperature))
