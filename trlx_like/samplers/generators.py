@@ -175,7 +175,8 @@ class TransformersGenerator:
             processors, config = [*processors, Drawn(config.temperature)], greedy(config)
             cache = growing_cache(self.lm, config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
-        with _bare(self.lm):
+        # Inference mode costs less than no_grad does for each of a small model's many operations.
+        with _bare(self.lm), torch.inference_mode():
             ids = self.lm.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask.long(),
@@ -184,7 +185,7 @@ class TransformersGenerator:
                 logits_processor=LogitsProcessorList([*self.processors, *processors]),
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
-        response = ids[:, before:]  # [B, R]
+        response = ids[:, before:].clone()  # [B, R], out of inference mode: a loss may keep it
         lengths = ends(response, eos_ids(config))
         if stops is not None:
             lengths = stops.lengths(response, lengths)
