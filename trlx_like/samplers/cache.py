@@ -48,5 +48,5 @@ def growing_cache(lm: PreTrainedModel, config: GenerationConfig) -> Cache | None
     cache = DynamicCache(config=decoder)
     if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return None
-    cache.layers = [GrowingLayer() for _ in cache.layers]
+    cache.layers = [GrowingLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
     return cache
