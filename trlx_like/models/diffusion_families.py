@@ -1,22 +1,24 @@
 """Kinds of pipelines that make an image from text, and how each encodes prompts and calls its model.
 
-`FAMILIES` has them by the class of the pipeline; a pipeline of your own may be derived from one of these.
+`FAMILIES` has them by the class of the pipeline. A pipeline of your own is derived from one of these, or says with
+`register_diffusion_family` how it is worked with.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trlx_like.config import ModelConfig
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.loading import no_progress_bars
+from trlx_like.registry import Registry
 
 
 class Family(ABC):
@@ -93,22 +95,43 @@ class StableDiffusion3(Family):
         return output
 
 
-FAMILIES: dict[str, type[Family]] = {
-    "StableDiffusionPipeline": StableDiffusion,
-    "StableDiffusionXLPipeline": StableDiffusionXL,
-    "StableDiffusion3Pipeline": StableDiffusion3,
-}
+FAMILIES: Registry[type[Family]] = Registry("diffusion family")
+
+Kind = TypeVar("Kind", bound=type[Family])
+
+
+def register_diffusion_family(pipeline: str) -> Callable[[Kind], Kind]:
+    """Decorator: a `Family` is how pipelines of the class named `pipeline`, and of those derived from it, are trained.
+
+    A pipeline is any `DiffusionPipeline` of diffusers with the model in `Family.part` (its `config.sample_size` and
+    `in_channels` are the size of latents), a `scheduler`, and, if it has a `vae`, `vae_scale_factor`. `StableDiffusion`
+    fits those whose UNet is called as its is: `register_diffusion_family("MyPipeline")(StableDiffusion)`.
+
+    Raises RegistryError for what is no `Family`, and for a name that is taken.
+    """
+
+    def add(family: Kind) -> Kind:
+        if not (isinstance(family, type) and issubclass(family, Family)):
+            raise RegistryError(f"register_diffusion_family needs a subclass of Family, got {family!r}.")
+        return FAMILIES.register(pipeline)(family)
+
+    return add
+
+
+register_diffusion_family("StableDiffusionPipeline")(StableDiffusion)
+register_diffusion_family("StableDiffusionXLPipeline")(StableDiffusionXL)
+register_diffusion_family("StableDiffusion3Pipeline")(StableDiffusion3)
 
 
 def family_of(pipeline: Any) -> type[Family]:
     """How to work with a pipeline. ConfigError for other kinds."""
-    found = next((FAMILIES[kind.__name__] for kind in type(pipeline).__mro__ if kind.__name__ in FAMILIES), None)
-    if found is None:
+    name = next((kind.__name__ for kind in type(pipeline).__mro__ if kind.__name__ in FAMILIES), None)
+    if name is None:
         raise ConfigError(
             f"model.model_path: {type(pipeline).__name__} cannot be trained here; it must be one of "
-            f"{', '.join(FAMILIES)}, or derived from one."
+            f"{', '.join(FAMILIES.names())}, or derived from one, or registered with register_diffusion_family."
         )
-    return found
+    return FAMILIES.get(name)
 
 
 def load_pipeline(config: ModelConfig) -> Any:

@@ -1,0 +1,132 @@
+"""A guided text-to-image model of emoji is tuned towards small JPEG files, and towards green.
+
+    pip install -e ".[diffusion,examples]"
+    python -m examples.ddpo_emoji --model FOLDER --train-base         # first, 40 CPU minutes
+    python -m examples.ddpo_emoji --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
+
+The model has 3 million weights and draws 32 x 32 pixels. It is a pipeline of its own kind, with a vocabulary of words
+in the place of a text encoder and no VAE (`examples/emoji.py`). What `--train-base` fetches, whose art that is and how
+it is learned is in `examples/emoji_base.py`. Drawing and learning are guided, and the reward of a drawing is compared
+with those of the same caption: captions differ more in the size of their files than the drawings of a caption do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from examples.emoji import load
+from examples.emoji_base import train_base
+from examples.pictures import Result, Task, grid, table, tune
+from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, TrainConfig, TRLConfig
+from trlx_like.rewards.images import jpeg_compressibility
+
+CAPTIONS = [
+    "google blue heart",
+    "twitter red apple",
+    "google angry face",
+    "twitter cat face",
+    "google mushroom",
+    "twitter hamburger",
+    "google frog face",
+    "twitter sunflower",
+]
+
+
+# What drawings are worth.
+
+
+def small_files(images: Sequence[Image.Image], **_: Any) -> list[float]:
+    """Minus kilobytes, of 64 x 64 pixels, so that a file is more than its header."""
+    return jpeg_compressibility([image.resize((64, 64), Image.Resampling.BILINEAR) for image in images])
+
+
+def green(images: Sequence[Image.Image], **_: Any) -> list[float]:
+    """How much lighter green is than the mean of red and blue, from -1 to 1. White is 0, as is black."""
+    pixels = np.stack([np.asarray(image, dtype=float) for image in images]) / 255
+    found: list[float] = (pixels[..., 1] - pixels[..., [0, 2]].mean(axis=-1)).mean(axis=(1, 2)).tolist()
+    return found
+
+
+def metric_fn(images: Sequence[Image.Image], **_: Any) -> dict[str, list[float]]:
+    return {"kilobytes": [-score for score in small_files(images)], "green": green(images)}
+
+
+# The runs.
+
+
+SAMPLES = 32
+"""Drawings of a round, so four of each caption."""
+TASKS = {"files": Task("small files", small_files, 14, rate=2e-4), "green": Task("green", green, 16, rate=1e-4)}
+SHOWN = {"kilobytes": ".2f", "green": ".2f"}
+
+
+def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
+    return TRLConfig(
+        model=ModelConfig(model_path=load(model), model_arch_type="diffusion"),
+        # One update on a round, so that none is on drawings of another model: of a second one, almost all ratios are
+        # out of the clip range (0.97 of them at a rate of 3e-4), as each update moves 3,072 numbers a step.
+        optimizer=OptimizerConfig(name="adamw", kwargs={"lr": task.rate, "weight_decay": 1e-4}),
+        method=DDPOConfig(
+            num_inference_steps=5,
+            guidance_scale=3.0,
+            num_samples=SAMPLES,
+            chunk_size=SAMPLES,
+            advantages="prompt",
+            stat_min_count=4,
+        ),
+        train=TrainConfig(
+            trainer="DDPOTrainer",
+            seed=seed,
+            batch_size=SAMPLES,
+            epochs=task.rounds,
+            total_steps=task.rounds,
+            eval_interval=task.rounds,
+            checkpoint_interval=task.rounds,
+            checkpoint_dir=str(directory),
+        ),
+    )
+
+
+def run(task: Task, model: Path, seed: int, directory: Path) -> Result:
+    """Tunes the model of a folder, and evaluates it on 32 drawings."""
+    return tune(task, config(task, model, seed, directory), CAPTIONS, metric_fn, repeats=4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the emoji model")
+    parser.add_argument("--train-base", action="store_true", help="train that model, and do no more")
+    parser.add_argument("--task", choices=list(TASKS), help="what to tune for; both by default")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first up")
+    parser.add_argument("--directory", type=Path, default=Path("runs/emoji"), help="where the runs go")
+    parser.add_argument("--grids", type=Path, help="folder for pictures of the first seed's drawings, before and after")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.train_base:
+        if given.model.exists():
+            parser.error(f"--model {given.model} exists; --train-base wants the name of a new folder.")
+        train_base(given.model, given.seed)
+        return
+    names = [given.task] if given.task else list(TASKS)
+    results: dict[int, list[Result]] = {}
+    for seed in range(given.seed, given.seed + given.seeds):
+        results[seed] = []
+        for name in names:
+            results[seed].append(run(TASKS[name], given.model, seed, given.directory / f"seed{seed}" / name))
+            print(table({seed: results[seed][-1:]}, SAMPLES, SHOWN), flush=True)
+    if given.grids:
+        for name, result in zip(names, results[given.seed], strict=True):
+            grid([result], CAPTIONS, given.grids / f"ddpo_emoji_{name}.png")
+    print(f"\n{table(results, SAMPLES, SHOWN)}")
+
+
+if __name__ == "__main__":
+    main()
