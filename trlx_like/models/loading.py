@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -73,10 +73,21 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
         else:
             _check_kind(AutoConfig.from_pretrained(base_of(str(path)) or str(path), **extra), config, _shown(path))
             with no_progress_bars():
-                lm = kind.from_pretrained(str(path), **extra)
+                lm, found = kind.from_pretrained(str(path), output_loading_info=True, **extra)
+            _check_complete(found["missing_keys"], _shown(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
     return fuse_gelu(lm)
+
+
+def _check_complete(missing: Collection[str], name: str) -> None:
+    """ConfigError for weights that are not in the files: of a classifier, say, the language model's head."""
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            f"model.model_path ({name}) has no {min(missing)}{more}: it is another kind of model, and what it lacks "
+            "would be random."
+        )
 
 
 def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
@@ -111,6 +111,15 @@ def test_a_config_a_model_and_a_function() -> None:
 def test_what_cannot_be_loaded(path: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(path, **options)
+
+
+def test_weights_that_a_folder_does_not_have_are_not_made_up(tmp_path: Path) -> None:
+    """A classifier of a family without tied embeddings has no head of a language model."""
+    AutoModelForSequenceClassification.from_config(tiny_config("llama")).save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"model\.model_path \('.*'\) has no lm_head\.weight: it is another kind of model"
+    ):
+        load_model(str(tmp_path), ModelConfig(model_path=str(tmp_path)))
 
 
 def test_an_encoder_decoder_has_to_be_asked_for(tmp_path: Path) -> None:
