@@ -331,10 +331,17 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of lists and dicts, also of those within; texts, images and all else are the same ones."""
+    """A copy of lists, dicts and PIL images, also of those within; texts and all else are the same ones."""
     if type(value) is list:
         return [_copied(entry) for entry in value]
+    if is_picture(value):
+        return value.copy()
     return {key: _copied(entry) for key, entry in value.items()} if type(value) is dict else value
+
+
+def is_picture(value: Any) -> bool:
+    """Whether it is an image of PIL, which is not imported for that."""
+    return type(value).__module__.partition(".")[0] == "PIL"
 
 
 def _plain(value: Any) -> Any:

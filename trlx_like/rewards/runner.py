@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.config import RewardFnConfig
-from trlx_like.rewards.call import Call, Fault, Given, Outcome, Reward, run
+from trlx_like.rewards.call import Call, Fault, Given, Outcome, Reward, is_picture, run
 from trlx_like.rewards.limits import Deadline, check_alarm
 from trlx_like.rewards.pool import Answer, Pool, check_workers
 from trlx_like.rewards.weighted import WeightedRewards, parts_of
@@ -208,11 +208,20 @@ class RewardRunner:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; what that cannot have, as Python writes it."""
+    """The value as JSON has it; what that cannot have in words."""
     try:
-        return json.loads(json.dumps(value, default=repr, allow_nan=False))
+        return json.loads(json.dumps(value, default=_in_words, allow_nan=False))
     except (TypeError, ValueError):
         return repr(value)
+
+
+def _in_words(value: Any) -> str:
+    """What an image is, not its pixels; all else as Python writes it."""
+    if is_picture(value):
+        return f"an image of {value.width} x {value.height} pixels, {value.mode}"
+    if type(value).__module__ == "torch":
+        return f"a tensor of shape {tuple(value.shape)}"
+    return repr(value)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

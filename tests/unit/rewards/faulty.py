@@ -202,6 +202,50 @@ def even(outputs: Sequence[str]) -> list[float | None]:
     return [None if len(output) % 2 else float(len(output)) for output in outputs]
 
 
+def word(image: Any) -> str:
+    """What stands for an image in the functions above: all its pixels say how long it is."""
+    pixels = image.tobytes() if hasattr(image, "tobytes") else (image * 255).round().flatten().int().tolist()
+    return "x" * (1 + sum(pixels) % 50)
+
+
+class OddImages(Odd):
+    """Of images, PIL's or tensors."""
+
+    def __call__(self, images: Sequence[Any], goals: Sequence[Any] = ()) -> list[float]:  # type: ignore[override]
+        return super().__call__([word(image) for image in images], goals)
+
+
+def even_images(images: Sequence[Any]) -> list[float | None]:
+    return even([word(image) for image in images])
+
+
+def size_of(images: Sequence[Any]) -> list[float]:
+    return [float(len(word(image))) for image in images]
+
+
+async def size_of_later(images: Sequence[Any]) -> list[float]:
+    await asyncio.sleep(0.01)
+    return size_of(images)
+
+
+def blackens(images: Any, prompts: list[str], goals: list[dict[str, Any]]) -> list[float]:
+    rewards = size_of(images)
+    for image in images:
+        image.paste(0, (0, 0, *image.size)) if hasattr(image, "paste") else image.zero_()
+    prompts.clear()
+    goals[0]["name"] = "seen"
+    return rewards
+
+
+def prints_images(images: Sequence[Any]) -> list[float]:
+    print(prints(["bad"]), images[0])
+    return size_of(images)
+
+
+def counts_images(images: Sequence[Any]) -> list[float]:
+    return counts(["" for _ in images])
+
+
 def vowels(outputs: Sequence[str]) -> list[float]:
     return [float(sum(letter in "aeiou" for letter in output)) for output in outputs]
 
