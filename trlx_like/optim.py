@@ -90,6 +90,8 @@ def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], kwargs: dict[st
     try:
         import bitsandbytes
     except ImportError as error:
-        raise ConfigError(f"optimizer.name: 8-bit optimisers need `pip install bitsandbytes` ({error}).") from error
+        raise ConfigError(
+            f'optimizer.name: 8-bit optimisers need bitsandbytes ({error}): pip install "trlx-like[bitsandbytes]".'
+        ) from error
     optimizer: Optimizer = getattr(bitsandbytes.optim, name)(parameters, **kwargs)
     return optimizer

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
-import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.contract.recipes import LORA, make
+from tests.contract.runs import StopAfter, assert_same_run, run_until_stopped
 from trlx_like import optim
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError, RegistryError
@@ -132,13 +134,49 @@ def test_an_optimizer_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stepped("backwards", [2.0], lr=0.1) == pytest.approx([1.2])
 
 
-@pytest.mark.parametrize(("name", "attribute"), [("adam_8bit_bnb", "Adam8bit"), ("adamw_8bit_bnb", "AdamW8bit")])
-def test_8_bit_optimizers(name: str, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+EIGHT_BITS = pytest.mark.parametrize("name", ["adam_8bit_bnb", "adamw_8bit_bnb"])
+
+
+@EIGHT_BITS
+def test_8_bit_optimizers_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"optimizer\.name: 8-bit optimisers need `pip install bitsandbytes`"):
+    with pytest.raises(ConfigError, match=r'^optimizer\.name: 8-bit .* pip install "trlx-like\[bitsandbytes\]"\.$'):
         make_optimizer([parameter()], OptimizerConfig(name=name))
-    # The library is not installed here; what is shown is which of its classes is asked for, with which options.
-    stand_in = types.SimpleNamespace(optim=types.SimpleNamespace(**{attribute: torch.optim.SGD}))
-    monkeypatch.setitem(sys.modules, "bitsandbytes", stand_in)
-    optimizer = make_optimizer([parameter()], OptimizerConfig(name=name, kwargs={"lr": 0.5}))
-    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@EIGHT_BITS
+def test_8_bit_optimizers_step_as_those_of_32_bits(name: str) -> None:
+    """Within what 8 bits can tell apart; what is small (below min_8bit_size) is kept in 32."""
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    start, gradients = torch.randn(64, 64), torch.randn(5, 64, 64)
+    ends = {}
+    for each in (name, name.removesuffix("_8bit_bnb")):
+        large, small = nn.Parameter(start.clone()), nn.Parameter(torch.zeros(3))
+        optimizer = make_optimizer([large, small], OptimizerConfig(name=each, kwargs={"lr": 0.01}))
+        for gradient in gradients:
+            large.grad, small.grad = gradient.clone(), gradient[0, :3].clone()
+            optimizer.step()
+        ends[each] = large.detach() - start
+        if each == name:
+            assert (optimizer.state[large]["state1"].dtype, optimizer.state[small]["state1"].dtype) == (
+                torch.uint8,
+                torch.float32,
+            )
+    got, expected = ends.values()
+    assert float((got - expected).norm() / expected.norm()) < 0.1
+
+
+@EIGHT_BITS
+@pytest.mark.parametrize("changes", [{}, {"model.peft_config": {**LORA, "r": 8}}], ids=["whole", "adapter"])
+def test_runs_with_8_bit_optimizers_resume(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    options = {"optimizer.name": name, "optimizer.kwargs": {"lr": 3e-3, "min_8bit_size": 16}, **changes}
+    auto = {"train.resume_from_checkpoint": "auto"}
+    whole = make("DDPOTrainer", tmp_path / "whole", **options, **auto)
+    whole.learn()
+    assert torch.uint8 in {state["state1"].dtype for state in whole.optimizer.optimizer.state.values()}
+    run_until_stopped(make("DDPOTrainer", tmp_path / "parts", **options, callbacks=[StopAfter(3)]))
+    resumed = make("DDPOTrainer", tmp_path / "parts", **options, **auto)
+    resumed.learn()
+    assert_same_run(resumed, whole, tmp_path / "parts", tmp_path / "whole")

@@ -154,7 +154,7 @@ class BackendConfig(Section):
     section: ClassVar[str] = "backend"
 
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    """Number format of the forward pass; "no": that of the weights."""
+    """Number format of the forward pass; "no": that of the weights. In fp16 gradients are scaled, on a CPU too."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, for less memory."""
     device: Literal["auto", "cpu"] = "auto"

@@ -7,16 +7,20 @@ backward equally often and through every parameter, which data of different leng
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
 
 from trlx_like.distributed.gather import Group
 
+logger = logging.getLogger(__name__)
+
 
 class GradientAccumulator:
-    """Backward over micro-batches, one exchange, clipping."""
+    """Backward over micro-batches, one exchange, clipping, the step."""
 
     def __init__(self, group: Group, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
         self.group = group
@@ -35,8 +39,28 @@ class GradientAccumulator:
         if not gradients:
             return 0.0
         if self.max_norm is None:
+            self.group.accelerator.unscale_gradients()
             return float(torch.nn.utils.get_total_norm(gradients))
         return float(self.group.accelerator.clip_grad_norm_(self.parameters, self.max_norm))
+
+    def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
+        """Steps on what `finish` left, if it is accepted. In fp16 gradients that overflowed are dropped, and said."""
+        scaler = self.group.accelerator.scaler
+        if scaler is None or all(p.grad is None for p in self.parameters):
+            if accepted:
+                optimizer.step()
+        elif accepted:
+            scale = scaler.get_scale()
+            optimizer.step()
+            if scaler.get_scale() < scale:  # `step_was_skipped` does not know of it where the kernel itself skips
+                logger.warning(
+                    "The gradients overflowed in fp16 at a scale of %g: this step changes nothing, and the scale is %g "
+                    "from here on. A few at the start are normal.",
+                    scale,
+                    scaler.get_scale(),
+                )
+        else:
+            scaler.update()  # or the next gradients could not be unscaled
 
     def _exchange(self) -> None:
         """A process without a gradient for a parameter (it had no data, or never used it) adds zero."""

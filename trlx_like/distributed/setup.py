@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,9 @@ import torch
 from accelerate import Accelerator
 
 from trlx_like.config import BackendConfig
+from trlx_like.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 30.0
 """Seconds that processes may go on after another of the run has failed."""
@@ -28,12 +32,22 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
     """The Accelerator of this process.
 
     Without a GPU the CPU is asked for by name: otherwise several processes that were started to work together each
-    believe that they are alone.
+    believe that they are alone. ConfigError for a number format that cannot be had.
     """
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
     on_cpu = backend.device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    return Accelerator(cpu=on_cpu, mixed_precision=backend.mixed_precision)
+    try:
+        accelerator = Accelerator(cpu=on_cpu, mixed_precision=backend.mixed_precision)
+    except ValueError as error:  # accelerate remembers the first number format of a process
+        raise ConfigError(f"backend.mixed_precision ({backend.mixed_precision!r}): {error}") from error
+    if on_cpu and accelerator.mixed_precision == "fp16":
+        # accelerate would train in the numbers of the weights, and not say so.
+        logger.warning(
+            "backend.mixed_precision: fp16 is slow on a CPU, where bf16 does the same. Gradients are scaled."
+        )
+        accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")
+    return accelerator
 
 
 def launch(command: Sequence[str], processes: int) -> int:

@@ -287,8 +287,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         metrics: Metrics = {name: value / units for name, value in self.group.sum_by_name(sums).items()}
         with self.clock("optimizer"):
             metrics["grad_norm"] = self.gradients.finish()
-            if self.accept(metrics):
-                self.optimizer.step()
+            self.gradients.step(self.optimizer, self.accept(metrics))
             self.optimizer.zero_grad(set_to_none=True)
             metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
             self.scheduler.step()
