@@ -47,7 +47,7 @@ def default_ddpo_config() -> TRLConfig:
         model=ModelConfig(model_path=path, model_arch_type="diffusion", peft_config=lora),
         optimizer=OptimizerConfig(name="adamw", kwargs=adam),
         train=TrainConfig(trainer="DDPOTrainer", total_steps=400, epochs=100, batch_size=64, minibatch_size=8),
-        backend=BackendConfig(mixed_precision="bf16"),
+        backend=BackendConfig(mixed_precision="bf16", gradient_checkpointing=True),
     )
 
 
