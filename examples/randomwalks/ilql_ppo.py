@@ -2,10 +2,11 @@
 
     python -m examples.randomwalks.ilql_ppo [--seed 1000] [--directory runs/randomwalks/ilql_ppo]
 
-The folder that ILQL exports is PPO's `model.model_path`: PPO starts from the language model, which values no longer
-guide. So the values have to be in the language model by then: ILQL's `method.beta` weights what it imitates by
-exp(beta A), as in AWAC. The table shows PPO from its step 0 on, at a temperature of .1; with `--seeds 5` both train
-five times.
+The folder that ILQL exports is a `model.model_path` for PPO as for any trainer, and PPO samples from its language model
+alone. What ILQL knows beyond that is in its values, so the language model first imitates walks that they guided: SFT
+from the export, on what the export itself writes. PPO starts from there. The table shows PPO from its step 0 on, and
+ILQL guided, at a temperature of .1 and at 1. `--alone` is PPO from random walks in as many CPU seconds; with
+`--seeds 5` all train five times.
 """
 
 from __future__ import annotations
@@ -13,32 +14,68 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from examples.randomwalks.ilql import train_ilql
+from examples.randomwalks.ilql import BETA, train_ilql
 from examples.randomwalks.ppo import train_ppo
-from examples.randomwalks.seeds import Result, Stopwatch, main, measured
+from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
+from examples.randomwalks.start import train_start
+from examples.randomwalks.task import default_task
 
 # Weights of up to 20 make the imitation term large; at full scale it takes the layers for itself, and Q gets worse.
 AWAC = {"beta": 6.0, "awac_clip": 20.0, "awac_scale": 0.2}
 ILQL_STEPS = 200
+# Softer than ILQL decodes when it is evaluated: where its values are close, PPO gets to see both ways and chooses.
+GUIDANCE = 10.0
 # The start knows the edges. Without the KL penalty a policy may settle on moves that do not exist from some node, and
 # with half as many walks in a round on one that is a step too long.
-PPO: dict[str, Any] = {"steps": 200, "batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
-# Evaluated as sharply as ILQL is, whose beta of 100 takes the best action it knows, and as it is trained.
-DECODING: dict[str, Any] = {
-    "gen_kwargs": {"max_new_tokens": 10, "temperature": [0.1, 1.0]},
-    "gen_experience_kwargs": {"max_new_tokens": 10},
-}
+PPO: dict[str, Any] = {"batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
+PPO_STEPS, ALONE_STEPS = 150, 225
+# As it is trained, and as sharply as ILQL decodes, whose beta of 100 takes the best action it knows.
+TEMPERATURES = [0.1, 1.0]
 
 
 def run(seed: int, directory: Path) -> Result:
-    """Both under one seed (the graph stays the same)."""
+    """ILQL, imitation of what it writes, and PPO under one seed (the graph stays the same)."""
     watch = Stopwatch()
-    train_ilql(directory / "ilql", seed, ILQL_STEPS, **AWAC).save_pretrained(directory / "ilql" / "hf_model")
+    exported, imitated = directory / "ilql" / "hf_model", directory / "sft" / "hf_model"
+    decoding = {"max_new_tokens": 10, "top_k": 10, "beta": BETA, "temperature": TEMPERATURES}
+    ilql = train_ilql(directory / "ilql", seed, ILQL_STEPS, **AWAC, gen_kwargs=decoding)
+    ilql.save_pretrained(exported)
     seconds = {"ILQL": watch.lap()}
-    train_ppo(directory / "ilql" / "hf_model", directory / "ppo", seed, **PPO, **DECODING)
-    curve = measured(directory / "ppo", "metrics/optimality@temperature=0.1")
-    return Result(directory / "ppo", curve, {**seconds, "PPO": watch.lap()})
+    train_start(directory / "sft", guided_walks(ilql), exported, seed=seed).save_pretrained(imitated)
+    seconds["SFT"] = watch.lap()
+    curves = ppo_curves(imitated, directory / "ppo", seed, PPO_STEPS)
+    seconds["PPO"] = watch.lap()
+    guided = {f"ILQL guided, {name}": curve for name, curve in curves_of(directory / "ilql").items()}
+    return Result(directory / "ppo", curves.pop("temperature 0.1"), seconds, curves | guided)
+
+
+def guided_walks(ilql: Any) -> list[tuple[str, str]]:
+    """(node, the rest of a walk) as the values of a trained `ILQLTrainer` guide it, equally many from each node."""
+    starts = default_task().prompts * WALKS
+    return list(zip(starts, ilql.decode(ilql.generate_eval(starts, beta=GUIDANCE, temperature=1.0)), strict=True))
+
+
+def alone(seed: int, directory: Path) -> Result:
+    """The same PPO from a model that imitates random walks, in as many CPU seconds as `run`."""
+    watch = Stopwatch()
+    start = directory / "start" / "hf_model"
+    train_start(directory / "start", seed=seed).save_pretrained(start)
+    seconds = {"SFT": watch.lap()}
+    curves = ppo_curves(start, directory / "alone", seed, ALONE_STEPS)
+    return Result(directory / "alone", curves.pop("temperature 0.1"), {**seconds, "PPO": watch.lap()}, curves)
+
+
+def ppo_curves(model: Path, directory: Path, seed: int, steps: int) -> dict[str, list[float]]:
+    """Trains PPO from the model in a folder; optimality at each evaluation, by temperature."""
+    decoding = {"max_new_tokens": 10, "temperature": TEMPERATURES}
+    train_ppo(model, directory, seed, steps, gen_kwargs=decoding, gen_experience_kwargs={"max_new_tokens": 10}, **PPO)
+    return curves_of(directory)
+
+
+def curves_of(directory: Path) -> dict[str, list[float]]:
+    """Optimality at each evaluation of the run in a folder, by temperature."""
+    return {f"temperature {t}": measured(directory, f"metrics/optimality@temperature={t}") for t in TEMPERATURES}
 
 
 if __name__ == "__main__":
-    main(__doc__, run, Path("runs/randomwalks/ilql_ppo"))
+    main(__doc__, run, Path("runs/randomwalks/ilql_ppo"), alone)

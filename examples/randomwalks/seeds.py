@@ -16,11 +16,15 @@ WALKS = 25  # evaluated from each of 20 nodes: the standard error of a mean is a
 
 @dataclass
 class Result:
-    """Mean optimality at each evaluation, and CPU seconds of this process by what they went to."""
+    """Mean optimality at each evaluation, and CPU seconds of this process by what they went to.
+
+    more: further curves, by what they are.
+    """
 
     directory: Path
     curve: list[float]
     seconds: dict[str, float] = field(default_factory=dict)
+    more: dict[str, list[float]] = field(default_factory=dict)
 
 
 def measured(directory: Path, metric: str = "metrics/optimality") -> list[float]:
@@ -40,13 +44,20 @@ class Stopwatch:
         return self.began - before
 
 
-def main(doc: str | None, run: Callable[[int, Path], Result], directory: Path = Path("runs/randomwalks")) -> None:
-    """`--seeds` runs, one after the other on one thread, and a table of them."""
+Run = Callable[[int, Path], Result]
+
+
+def main(doc: str | None, run: Run, directory: Path = Path("runs/randomwalks"), alone: Run | None = None) -> None:
+    """`--seeds` runs, one after the other on one thread, and a table of them. alone: what `--alone` runs instead."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1000, help="of the training; the graph stays the same")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
     parser.add_argument("--directory", type=Path, default=directory, help="where the runs go")
+    if alone is not None:
+        parser.add_argument("--alone", action="store_true", help="the run to compare with instead")
     given = parser.parse_args()
+    if alone is not None and given.alone:
+        run = alone
     torch.set_num_threads(1)
     folders = {seed: given.directory / f"seed{seed}" for seed in range(given.seed, given.seed + given.seeds)}
     if given.seeds == 1:
@@ -54,8 +65,14 @@ def main(doc: str | None, run: Callable[[int, Path], Result], directory: Path = 
     results = {seed: run(seed, folder) for seed, folder in folders.items()}
     print(f"\nseed  optimality at each evaluation{'':24}CPU seconds: {', '.join(results[given.seed].seconds)}")
     for seed, result in results.items():
-        before, *curve = (f"{value:.3f}" for value in result.curve)
         seconds = "".join(f"{value:7.1f}" for value in result.seconds.values())
-        print(f"{seed}  {before} -> {' '.join(curve):<47}{seconds}")
+        print(f"{seed}  {_line(result.curve):<56}{seconds}")
+        for name, curve in result.more.items():
+            print(f"      {_line(curve)}  {name}")
     last = results[given.seed].directory
     print(f"\nrun folder: {last}\nreport:     {last / 'report.html'}")
+
+
+def _line(curve: list[float]) -> str:
+    before, *after = (f"{value:.3f}" for value in curve)
+    return f"{before} -> {' '.join(after)}"

@@ -6,6 +6,7 @@ python -m examples.randomwalks.start [--directory runs/randomwalks/start]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ CONFIG = Path(__file__).parents[2] / "configs" / "sft_randomwalks.yml"
 DIRECTORY = Path("runs/randomwalks/start")
 
 
-def train_start(directory: Path = DIRECTORY, **train: Any) -> Any:
-    """Trains the start and returns the trainer. `train`: options of the section `train` to change."""
+def train_start(
+    directory: Path = DIRECTORY, samples: Sequence[Any] | None = None, model: Path | None = None, **train: Any
+) -> Any:
+    """Trains the start and returns the trainer.
+
+    samples: what it imitates; by default random walks. model: a folder to start from in place of random weights.
+    train: options of the section `train` to change.
+    """
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(train={"checkpoint_dir": str(directory), **train})
+    if model is not None:
+        config = config.evolve(model={"model_path": str(model)})
     task = default_task()
-    return trlx_like.train(config, samples=task.samples, eval_prompts=task.eval_prompts, metric_fn=metric_fn)
+    walks = task.samples if samples is None else samples
+    return trlx_like.train(config, samples=walks, eval_prompts=task.eval_prompts, metric_fn=metric_fn)
 
 
 def start() -> str:
