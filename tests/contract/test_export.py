@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.contract.recipes import GENERATED, PROMPTS, RECIPES, kinds, make
 from trlx_like import Callback
@@ -69,3 +69,19 @@ def test_plain_transformers_load_every_export(
         assert tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids
         assert not list(path.glob("*.bin")) and not list(path.glob("*.pt"))
     assert not torch.equal(expected[first], expected["own"])
+
+
+policies = [name for name, recipe in RECIPES.items() if recipe.loads_as is AutoModelForCausalLM]
+
+
+@pytest.mark.parametrize("name", policies)
+def test_every_policy_is_a_start_for_ppo(name: str, tmp_path: Path) -> None:
+    """With heads of another algorithm beside it or without: the same weights, and a reference that equals them."""
+    trainer = make(name, tmp_path / "before", **{"train.total_steps": 2})
+    trainer.learn()
+    trainer.save_pretrained(tmp_path / "export")
+    start = {"model.model_path": str(tmp_path / "export"), "tokenizer.tokenizer_path": None, "train.total_steps": 1}
+    ppo = make("PPOTrainer", tmp_path / "ppo", **start)
+    for weight, value in trainer.model.lm.state_dict().items():
+        assert torch.equal(ppo.model.lm.state_dict()[weight], value), weight
+    assert ppo.learn()["policy/kl"] == 0

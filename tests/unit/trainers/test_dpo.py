@@ -127,17 +127,6 @@ def test_dropout_is_off_unless_asked_for(tmp_path: Path) -> None:
         assert (trainer.loss(batch).loss == trainer.loss(batch).loss) != asked
 
 
-def test_what_it_saves_is_where_ppo_starts(tmp_path: Path) -> None:
-    trainer = make("DPOTrainer", tmp_path / "dpo", **{"train.total_steps": 2})
-    trainer.learn()
-    trainer.save_pretrained(tmp_path / "model")
-    start = {"model.model_path": str(tmp_path / "model"), "tokenizer.tokenizer_path": None, "train.total_steps": 1}
-    ppo = make("PPOTrainer", tmp_path / "ppo", **start)
-    for name, weight in trainer.model.lm.state_dict().items():
-        assert torch.equal(ppo.model.lm.state_dict()[name], weight)
-    assert ppo.learn()["policy/kl"] == 0
-
-
 # Data and evaluation.
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -189,19 +188,6 @@ def test_an_export_says_how_its_heads_are_read(tmp_path: Path) -> None:
     text = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     assert "trlx_like.AutoModelForCausalLMWithILQLHeads.from_pretrained" in text
     assert "heads.safetensors" in text
-
-
-def test_its_export_is_a_start_for_ppo(tmp_path: Path) -> None:
-    """PPO from what ILQL left: the same weights, a value head of its own, KL 0 at its first round."""
-    trainer = make("ILQLTrainer", tmp_path / "ilql")
-    trainer.learn()
-    trainer.save_pretrained(tmp_path / "hf")
-    ppo = make("PPOTrainer", tmp_path / "ppo", **{"model.model_path": str(tmp_path / "hf"), "train.total_steps": 2})
-    for name, value in trainer.model.lm.state_dict().items():
-        assert torch.equal(ppo.model.lm.state_dict()[name], value)
-    ppo.learn()
-    first = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[1])
-    assert first["policy/kl"] == 0
 
 
 def test_a_trlx_name_is_the_same_trainer() -> None:
