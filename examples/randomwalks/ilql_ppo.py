@@ -28,7 +28,7 @@ GUIDANCE = 10.0
 # The start knows the edges. Without the KL penalty a policy may settle on moves that do not exist from some node, and
 # with half as many walks in a round on one that is a step too long.
 PPO: dict[str, Any] = {"batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
-PPO_STEPS, ALONE_STEPS = 150, 225
+PPO_STEPS, ALONE_STEPS = 200, 280
 # As it is trained, and as sharply as ILQL decodes, whose beta of 100 takes the best action it knows.
 TEMPERATURES = [0.1, 1.0]
 
