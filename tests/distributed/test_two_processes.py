@@ -99,3 +99,25 @@ def test_an_adapter_is_the_same_on_both(name: str, tmp_path: Path) -> None:
     first, second = on_ranks(learn, name, tmp_path, {"model.peft_config": LORA, "train.eval_interval": 2})
     assert_same(second["shared"], first["shared"])
     assert_same(second["metrics"], first["metrics"])
+
+
+def half_steps(rank: int, folder: Path, elements: Sequence[Any]) -> tuple[dict[str, torch.Tensor], float]:
+    """Weights and the scale of gradients after two rounds in fp16 on given experience."""
+    trainer = make("DDPOTrainer", folder, **WHOLE_ROUND, **{"backend.mixed_precision": "fp16"})
+    trainer.push_to_store(trainer.group.share(list(elements)))
+    for number in range(2):
+        trainer.begin_round()
+        for batch in trainer.round_batches():
+            trainer.accept = lambda metrics, number=number: number > 0
+            trainer.optimize(batch)
+    return trainer.model.state_dict(), trainer.accelerator.scaler.get_scale()
+
+
+@pytest.mark.parametrize("count", [5, 1], ids=["ragged", "a rank without data"])
+def test_in_fp16_both_scale_alike(count: int, tmp_path: Path) -> None:
+    """Also one that has no data, and where the first steps are refused."""
+    source = make("DDPOTrainer", tmp_path, **WHOLE_ROUND)
+    source.make_experience()
+    first, second = on_ranks(half_steps, tmp_path, source.store.elements[:count])
+    assert_same(second, first)
+    assert any(not torch.equal(weight, source.model.state_dict()[name]) for name, weight in first[0].items())

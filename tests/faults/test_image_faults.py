@@ -79,10 +79,9 @@ def test_a_run_with_faults_is_one_with_abstentions(
     assert 0 < counted == len(found) - unscored and not faults(folder)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", ["pil", "tensor"])
+@pytest.mark.parametrize(("kind", "workers"), [("pil", 0), ("pil", 1), ("tensor", 0)])
 def test_what_a_function_does_beside_its_work_does_no_harm(
-    workers: int, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    kind: str, workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It paints its images black: the other function, the files and the metrics have them as they were drawn."""
     prompts = [{"prompt": text, "goals": {"name": "x"}} for text in PROMPTS]

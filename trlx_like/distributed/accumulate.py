@@ -38,6 +38,8 @@ class GradientAccumulator:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if not gradients:
             return 0.0
+        if (scaler := self.group.accelerator.scaler) is not None:
+            scaler.scale(gradients[0].new_zeros(()))  # it has no scale yet where there was nothing to go backward from
         if self.max_norm is None:
             self.group.accelerator.unscale_gradients()
             return float(torch.nn.utils.get_total_norm(gradients))
