@@ -61,9 +61,9 @@ def metric_fn(images: Sequence[Image.Image], **_: Any) -> dict[str, list[float]]
 # The runs.
 
 
-SAMPLES = 32
-"""Drawings of a round, so four of each caption."""
-TASKS = {"files": Task("small files", small_files, 14, rate=2e-4), "green": Task("green", green, 16, rate=1e-4)}
+SAMPLES = 64
+"""Drawings of a round, so eight of each caption."""
+TASKS = {"files": Task("small files", small_files, 12, rate=2e-4), "green": Task("green", green, 8, rate=2e-4)}
 SHOWN = {"kilobytes": ".2f", "green": ".2f"}
 
 
@@ -79,7 +79,8 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
             num_samples=SAMPLES,
             chunk_size=SAMPLES,
             advantages="prompt",
-            stat_min_count=4,
+            stat_buffer_size=SAMPLES // len(CAPTIONS),  # those of a round: they change fast
+            stat_min_count=SAMPLES // len(CAPTIONS),
         ),
         train=TrainConfig(
             trainer="DDPOTrainer",
