@@ -1,7 +1,7 @@
 """A guided text-to-image model of emoji is tuned towards small JPEG files, and towards green.
 
     pip install -e ".[diffusion,examples]"
-    python -m examples.ddpo_emoji --model FOLDER --train-base         # first, 40 CPU minutes
+    python -m examples.ddpo_emoji --model FOLDER --train-base         # first, 36 CPU minutes
     python -m examples.ddpo_emoji --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
 
 The model has 3 million weights and draws 32 x 32 pixels. It is a pipeline of its own kind, with a vocabulary of words

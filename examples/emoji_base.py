@@ -40,7 +40,7 @@ CATEGORIES = ("Smileys & Emotion", "Animals & Nature", "Food & Drink")
 SIDE = 32  # pixels of a picture
 PITCH = SIDE + 2  # from one picture of a sheet to the next: each has a border of a pixel
 STEPS = 5000
-"""Of 32 pictures each: 40 CPU minutes at one thread."""
+"""Of 32 pictures each: 36 CPU minutes at one thread."""
 DROPPED = 0.1
 """Share of captions that are left out in training, which guidance needs."""
 
