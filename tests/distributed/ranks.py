@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch import distributed as dist
+
+from trlx_like.distributed.setup import free_port
 
 # A process that has started threads of OpenMP cannot be forked.
 torch.set_num_threads(1)
@@ -49,13 +50,6 @@ def on_ranks(
     if failed and not (exits and all(kind in ("returned", "exited") for kind, _ in outcomes)):
         pytest.fail("\n".join(failed))
     return [value for _, value in outcomes]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _gather(pipes: list[Connection], deadline: float) -> list[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.tiny_pipelines import clip_config, clip_tokenizer
 from tests.unit.test_docs import ROOT, blocks
+from trlx_like.distributed.setup import free_port
 from trlx_like.errors import RewardError
 
 HUB = "openai/clip-vit-large-patch14"
@@ -125,9 +126,7 @@ def test_a_run_with_both(clip: str, tmp_path: Path) -> None:
 @pytest.fixture
 def served(clip: str, tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The server of the page on CLIP's score, in a process of its own; the address, and the process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "serve.py").write_text(program("do_POST", **{"8765": str(port)}))
     (tmp_path / "scorer.py").write_text(program("clip_score", **{HUB: clip}))
     command = [sys.executable, "serve.py", "scorer:clip_score"]

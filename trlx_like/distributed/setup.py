@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -57,7 +58,7 @@ def launch(command: Sequence[str], processes: int) -> int:
     the others have `PATIENCE` seconds to notice and end by themselves.
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
-    environment |= {"MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
+    environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     children: list[subprocess.Popen[bytes]] = []
     with _passed_on(children):
         for rank in range(processes):
@@ -106,8 +107,13 @@ def _failure(children: Sequence[subprocess.Popen[bytes]]) -> int:
     return next((code for code in ended if code not in (0, *STOPPED)), 0)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def free_port() -> int:
+    """A port that nothing listens on, below those that systems give to whoever asks for any (32768 and up on Linux).
+
+    One of those might be given to another process before it is used.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
