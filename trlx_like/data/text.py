@@ -56,6 +56,13 @@ class Completion(Experience):
         return torch.cat([first, self.response[:, :-1]], dim=1)
 
 
+@dataclass
+class Sampled(Completion):
+    """A completion that an engine has just sampled."""
+
+    drawn: Tensor | None = padded(default=None)  # [B, R] float32: log-probabilities that its tokens were drawn with
+
+
 def padded_right(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Left-padded rows [B, P] and their mask with the padding on the right.
 

@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from trlx_like.data import Completion, padded_right
+from trlx_like.data import Sampled, padded_right
 from trlx_like.functional.digest import Digest
 from trlx_like.functional.draw import draw
 from trlx_like.models.layout import decoder_start
@@ -35,9 +35,6 @@ GENERATORS: Registry[Any] = Registry(
 )
 register_generator = GENERATORS.register
 
-LOGITS = 1 << 26
-"""Logits made at once for `logprobs`: 256 MiB in float32."""
-
 
 class Generator(Protocol):
     """What an engine does. Constructed as `Engine(lm, tokenizer, allowed, **sampler.kwargs)`."""
@@ -45,9 +42,13 @@ class Generator(Protocol):
     dtype: torch.dtype | None
     """The format that it keeps weights in on purpose; None: that of the model."""
 
-    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
-        """prompt [B, P] left-padded, prompt_mask [B, P] bool -> a Completion whose responses end with the first EOS
-        (kept), or when a `stop` string is complete, or at `config.max_new_tokens`."""
+    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Sampled:
+        """prompt [B, P] left-padded, prompt_mask [B, P] bool -> completions whose responses end with the first EOS
+        (kept), or when a `stop` string is complete, or at `config.max_new_tokens`.
+
+        `drawn` is what the canary compares with the learner. It may be None where tokens are not drawn from
+        softmax(logits / temperature): greedy, or with an option that cuts or bends the distribution.
+        """
         ...
 
     def sync_weights(self, lm: nn.Module) -> None:
@@ -63,10 +64,6 @@ class Generator(Protocol):
         Of what is really there, since this is what finds a mistake in `sync_weights`. None: the model that learns
         itself.
         """
-        ...
-
-    def logprobs(self, batch: Completion, temperature: float) -> Tensor:
-        """What it thinks of tokens, at a temperature and without other options of sampling. [B, R], 0 at padding"""
         ...
 
 
@@ -86,9 +83,12 @@ class Drawn(LogitsProcessor):
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
+        self.probabilities: list[Tensor] = []  # [B, 1] for each token: of the one that was drawn
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        tokens = draw((scores / self.temperature).softmax(dim=-1))
+        probabilities = (scores / self.temperature).softmax(dim=-1)
+        tokens = draw(probabilities)
+        self.probabilities.append(probabilities.gather(1, tokens))
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
@@ -134,25 +134,7 @@ class TransformersGenerator:
     def digests(self) -> Mapping[str, Digest] | None:
         return None
 
-    @torch.no_grad()
-    def logprobs(self, batch: Completion, temperature: float) -> Tensor:
-        # By the model's own forward, as generate() calls it, and not in the learner's way.
-        columns = batch.prompt.shape[1] + batch.response.shape[1]
-        rows = max(1, LOGITS // (columns * self.lm.config.get_text_config().vocab_size))
-        parts = [self._logprobs(batch[start : start + rows], temperature) for start in range(0, len(batch), rows)]
-        return torch.cat(parts)
-
-    def _logprobs(self, batch: Completion, temperature: float) -> Tensor:
-        width = batch.response.shape[1]
-        with _bare(self.lm):
-            logits = self.lm(**batch.inputs(self.start)).logits[:, -width - 1 : -1].float() / temperature  # [B, R, V]
-        for processor in self.processors:
-            assert isinstance(processor, AllowedTokens)
-            logits = logits.masked_fill(~processor.allowed[batch.previous(self.start)], -torch.inf)
-        scores = logits.log_softmax(dim=-1).gather(2, batch.response[:, :, None])[:, :, 0]
-        return torch.where(batch.mask, scores, 0)
-
-    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Completion:
+    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Sampled:
         return self.generate_with([], prompt, prompt_mask, config, stop)
 
     @torch.no_grad()
@@ -163,16 +145,17 @@ class TransformersGenerator:
         prompt_mask: Tensor,
         config: GenerationConfig,
         stop: list[str],
-    ) -> Completion:
+    ) -> Sampled:
         """`generate` with further logits processors, after the allowed tokens: what is forbidden stays so."""
         ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns of the result before a response
         if self.start is not None:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
-        cache = None
+        cache = drawn = None
         if is_plain(config):
-            processors, config = [*processors, Drawn(config.temperature)], greedy(config)
+            drawn = Drawn(config.temperature)
+            processors, config = [*processors, drawn], greedy(config)
             cache = growing_cache(self.lm, config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode costs less than no_grad does for each of a small model's many operations.
@@ -191,7 +174,8 @@ class TransformersGenerator:
             lengths = stops.lengths(response, lengths)
         response = response[:, : int(lengths.max())]
         mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
-        return Completion(prompt, prompt_mask, response, mask)
+        logprobs = None if drawn is None else torch.cat(drawn.probabilities, dim=1)[:, : response.shape[1]].log()
+        return Sampled(prompt, prompt_mask, response, mask, logprobs)
 
 
 @contextmanager

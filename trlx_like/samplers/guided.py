@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from trlx_like.data import Completion
+from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import guided_logits
 from trlx_like.models import HEADS_FILE, ILQLHeads, last_hidden_module, no_progress_bars
@@ -80,7 +80,7 @@ class GuidedGenerator(TransformersGenerator):
 
     def generate(
         self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str], *, beta: float = 0.0
-    ) -> Completion:
+    ) -> Sampled:
         with guidance(self.lm, self.heads, beta) as guide:
             return self.generate_with(guide, prompt, prompt_mask, config, stop)
 

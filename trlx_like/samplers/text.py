@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from trlx_like.data import Completion
+from trlx_like.data import Completion, Sampled
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.samplers.generation import eos_ids, generation_config
 from trlx_like.samplers.generators import Generator
@@ -27,7 +27,7 @@ FinishReason = Literal["eos", "stop", "length"]
 class TextSamples:
     """What was sampled, as ids for the trainer and as text for the user's functions."""
 
-    completion: Completion
+    completion: Sampled
     prompts: list[str]
     outputs: list[str]  # without special tokens, cut before a stop sequence
     samples: list[str]  # prompt and output
@@ -97,11 +97,11 @@ class TextSampler:
         parts = [self._generate(prompts[i : i + step], config, own) for i in range(0, len(prompts), step)]
         completion = parts[0]
         if len(parts) > 1:
-            completion = Completion.collate([row for part in parts for row in part.split()])
+            completion = Sampled.collate([row for part in parts for row in part.split()])
         texts = self.decode(completion)
         return TextSamples(completion, *texts, self.finish_reasons(completion, config), prompts.metadata)
 
-    def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Completion:
+    def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
         return self.generator.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trlx_like.data import Completion, Experience
+from trlx_like.data import Experience, Sampled
 from trlx_like.errors import SamplerError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 from trlx_like.functional.policy_gradient import probability_ratio
@@ -65,8 +65,13 @@ class OnlineTextTrainer(TextTrainer[E]):
         return options
 
     @property
-    def temperature(self) -> float:
+    def drawn_at(self) -> float:
+        """The temperature at which tokens are drawn."""
         return float(self.experience_kwargs.get("temperature", 1.0))
+
+    @property
+    def temperature(self) -> float:
+        return self.drawn_at
 
     def scored_samples(
         self, count: int, chunk_size: int, given: PromptBatch | None = None
@@ -138,18 +143,23 @@ class OnlineTextTrainer(TextTrainer[E]):
             if found is not None:
                 where = f" on process {rank}" if self.group.size > 1 else ""
                 self._refuse(f"does not hold the weights that are trained{where}: {found}")
-        deviation = sum(apart for _, apart, _ in seen) / sum(tokens for *_, tokens in seen)
+        deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
         if not deviation <= (limit := self._tolerance(engine.dtype)):  # NaN is not
             self._refuse(
                 "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
                 f"{deviation:.2g} from 1 on average, above {limit:g}, although their weights are the same"
             )
 
-    def _apart(self, few: Completion) -> tuple[float, int]:
+    def _apart(self, few: Sampled) -> tuple[float, int]:
         """The sum of abs(ratio of learner to sampler - 1) over tokens, and how many these are."""
+        if few.drawn is None:  # RFT may sample in ways that its loss need not know of, such as top-k
+            return 0.0, 0
+        # Or at another temperature than the one that its loss scores at.
+        own, self.model.temperature = self.model.temperature, self.drawn_at
         with self.accelerator.autocast():
             learner = self.model(few, heads=False).logprobs
-        ratio = probability_ratio(learner, self.sampler.generator.logprobs(few, self.model.temperature))
+        self.model.temperature = own
+        ratio = probability_ratio(learner, few.drawn)
         return float((ratio - 1).abs()[few.mask].sum()), int(few.mask.sum())
 
     def accept(self, metrics: Metrics) -> bool:

@@ -92,6 +92,8 @@ def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool, monk
     assert lengths.min() < lengths.max()
     distributions = torch.stack(found[: lengths.max()], dim=1).log()  # [B, R, V]
     drawn = distributions.gather(2, completion.response[..., None])[..., 0]
+    assert completion.drawn is not None and not completion.drawn.is_inference()
+    assert torch.equal(completion.drawn[completion.mask], drawn[completion.mask])
     scored = LanguagePolicy(lm, temperature=0.7, allowed=allowed)(completion).logprobs
     ratio = (scored - drawn)[completion.mask].exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
@@ -194,8 +196,10 @@ def test_only_what_bends_the_distribution_is_left_to_generate(
     option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = recorded(monkeypatch)
-    sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), {"max_new_tokens": 3, "eos_token_id": 31, **option})
+    options = {"max_new_tokens": 3, "eos_token_id": 31, **option}
+    completion = sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), options).completion
     assert len(found) == (0 if option else 3)
+    assert (completion.drawn is None) == bool(option)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
