@@ -17,7 +17,7 @@ from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config
 from trlx_like.cli import app
-from trlx_like.data import Sampled
+from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.models import mismerged_weights
 from trlx_like.samplers.canary import some_of
@@ -238,10 +238,11 @@ def test_whose_ratio_is_taken(lengths: list[int], rows: list[int]) -> None:
     ids = [torch.arange(length) for length in lengths]
     prompts = [torch.tensor([row] * (row + 1)) for row in range(len(lengths))]
     chunk = [
-        Sampled(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool(), -r.float())
+        Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool())
         for p, r in zip(prompts, ids, strict=True)
     ]
-    few = some_of(Sampled.collate(chunk))
+    batch = Completion.collate(chunk)
+    few = some_of(batch, -batch.response.float())
     assert few.prompt[:, -1].tolist() == rows
     assert few.drawn is not None and torch.equal(few.drawn, -few.response.float())
     assert few.mask.sum(dim=1).tolist() == [min(lengths[row], 256) for row in rows]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from trlx_like.data import Sampled
+from trlx_like.data import Completion, Sampled
 from trlx_like.functional.digest import Digest, digest
 from trlx_like.models import mismerged_weights, plain_weights
 from trlx_like.samplers.generators import Generator
@@ -35,13 +35,13 @@ def tolerance(dtypes: Iterable[torch.dtype]) -> float:
     return max(TOLERANCE.get(dtype, 0.1) for dtype in dtypes if dtype != torch.float64)
 
 
-def some_of(samples: Sampled) -> Sampled:
+def some_of(samples: Completion, drawn: Tensor | None) -> Sampled:
     """Two to four responses of a chunk, for the ratio. From all over it, since neighbours may share a prompt."""
     last = len(samples) - 1
     rows = list(dict.fromkeys([0, last, last // 3, 2 * last // 3]))
     tokens = samples.mask[rows].sum(dim=1).clamp(max=TOKENS).cumsum(dim=0)
-    few = samples[rows[: max(2, 1 + int((tokens < ENOUGH).sum()))]]
-    drawn = None if few.drawn is None else few.drawn[:, :TOKENS]
+    rows = rows[: max(2, 1 + int((tokens < ENOUGH).sum()))]
+    few, drawn = samples[rows], None if drawn is None else drawn[rows, :TOKENS]
     return Sampled(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS], drawn).trim()
 
 

@@ -27,13 +27,14 @@ FinishReason = Literal["eos", "stop", "length"]
 class TextSamples:
     """What was sampled, as ids for the trainer and as text for the user's functions."""
 
-    completion: Sampled
+    completion: Completion
     prompts: list[str]
     outputs: list[str]  # without special tokens, cut before a stop sequence
     samples: list[str]  # prompt and output
     finish_reasons: list[FinishReason]
     metadata: list[dict[str, Any]]
     components: dict[str, list[Any]] = field(default_factory=dict)  # of a reward of several functions, once scored
+    drawn: Tensor | None = None  # [B, R], see `Sampled`
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -55,6 +56,7 @@ class TextSamples:
             pick(self.finish_reasons),
             pick(self.metadata),
             {name: pick(column) for name, column in self.components.items()},
+            None if self.drawn is None else self.drawn[list(rows)],
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -95,11 +97,10 @@ class TextSampler:
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
         parts = [self._generate(prompts[i : i + step], config, own) for i in range(0, len(prompts), step)]
-        completion = parts[0]
-        if len(parts) > 1:
-            completion = Sampled.collate([row for part in parts for row in part.split()])
-        texts = self.decode(completion)
-        return TextSamples(completion, *texts, self.finish_reasons(completion, config), prompts.metadata)
+        made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])
+        completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask)
+        reasons = self.finish_reasons(completion, config)
+        return TextSamples(completion, *self.decode(completion), reasons, prompts.metadata, drawn=made.drawn)
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)

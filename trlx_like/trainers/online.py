@@ -137,7 +137,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         engine = self.sampler.generator
         with self.clock("canary"):
             fault = self.canary.weights(self.model.lm, engine)
-            apart, tokens = (0.0, 0) if samples is None else self._apart(some_of(samples.completion))
+            apart, tokens = (0.0, 0) if samples is None else self._apart(some_of(samples.completion, samples.drawn))
             seen = self.group.gather([(fault, apart, tokens)])
         for rank, (found, *_) in enumerate(seen):
             if found is not None:

@@ -107,8 +107,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             scores = scores.clamp(-self.method.cliprange_reward, self.method.cliprange_reward)
         unknown = dict.fromkeys(_OBSERVED, torch.zeros_like(scores))
         elements: list[PPOExperience] = []
-        tokens = completion.prompt, completion.prompt_mask, completion.response, completion.mask
-        for part in self.microbatches(PPOExperience(*tokens, **unknown, scores=scores)):
+        for part in self.microbatches(PPOExperience(**vars(completion), **unknown, scores=scores)):
             with self.clock("observe"), self.accelerator.autocast():
                 out = self.model(part, reference=True, full_kl=self.method.kl_penalty == "full")
             part.old_logprobs, part.ref_logprobs = out.logprobs, out.ref_logprobs

@@ -87,13 +87,14 @@ def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool, monk
     torch.manual_seed(0)
     batch = prompts(["abc", "d", "efghij", "", "kl", "mn"])
     options = {"max_new_tokens": 12, "temperature": 0.7, "eos_token_id": [EOS, 5, 10, 15]}
-    completion = sampler(allowed, lm=lm).sample(batch, options).completion
+    samples = sampler(allowed, lm=lm).sample(batch, options)
+    completion = samples.completion
     lengths = completion.mask.sum(dim=1)
     assert lengths.min() < lengths.max()
     distributions = torch.stack(found[: lengths.max()], dim=1).log()  # [B, R, V]
     drawn = distributions.gather(2, completion.response[..., None])[..., 0]
-    assert completion.drawn is not None and not completion.drawn.is_inference()
-    assert torch.equal(completion.drawn[completion.mask], drawn[completion.mask])
+    assert samples.drawn is not None and not samples.drawn.is_inference()
+    assert torch.equal(samples.drawn[completion.mask], drawn[completion.mask])
     scored = LanguagePolicy(lm, temperature=0.7, allowed=allowed)(completion).logprobs
     ratio = (scored - drawn)[completion.mask].exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
@@ -197,9 +198,9 @@ def test_only_what_bends_the_distribution_is_left_to_generate(
 ) -> None:
     found = recorded(monkeypatch)
     options = {"max_new_tokens": 3, "eos_token_id": 31, **option}
-    completion = sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), options).completion
+    samples = sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), options)
     assert len(found) == (0 if option else 3)
-    assert (completion.drawn is None) == bool(option)
+    assert (samples.drawn is None) == bool(option)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,7 @@ from tests.tiny import tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import prompts, sampler, spelled, table
 from trlx_like.data import Completion
+from trlx_like.models import LanguagePolicy
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.text import TextSampler
 
@@ -38,6 +39,17 @@ def test_no_more_rows_at_once_than_asked_for() -> None:
     sampler(lm=lm, batch_size=2).sample(prompts(["a", "b", "c", "d", "e"]), {"max_new_tokens": 1})
     handle.remove()
     assert rows == [2, 2, 1]
+
+
+def test_what_tokens_were_drawn_with_is_known_of_all_parts_and_of_chosen_rows() -> None:
+    lm = sharp_lm("llama")
+    samples = sampler(lm=lm, batch_size=2).sample(
+        prompts(["ab", "cdefg", "h"]), {"max_new_tokens": 9, "eos_token_id": 5}
+    )
+    for part in (samples, samples[[2, 0]]):
+        scored = LanguagePolicy(lm)(part.completion).logprobs
+        assert part.drawn is not None
+        torch.testing.assert_close(part.drawn[part.completion.mask], scored[part.completion.mask], rtol=0, atol=1e-5)
 
 
 def test_chunks_of_different_widths_keep_their_own_masks() -> None:
