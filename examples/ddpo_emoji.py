@@ -1,6 +1,6 @@
 """A guided text-to-image model of emoji is tuned towards small JPEG files, and towards green.
 
-    pip install -e ".[diffusion,examples]"
+    pip install -e ".[diffusion]"
     python -m examples.ddpo_emoji --model FOLDER --train-base         # first, 36 CPU minutes
     python -m examples.ddpo_emoji --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
 

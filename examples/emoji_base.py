@@ -99,7 +99,10 @@ def cut(sheet: Image.Image, table: Sequence[dict[str, Any]], vendor: str) -> Emo
 
 
 def train_base(folder: Path, seed: int = 1, steps: int = STEPS, data: Emoji | None = None) -> list[float]:
-    """A new model learns to draw emoji, and is saved to `folder`, also on its way. Returns the loss of each step."""
+    """A new model learns to draw emoji, and is saved to `folder`. Returns the loss of each step.
+
+    On its way it is saved beside it, with ".part" at the end of the name.
+    """
     data = data or emoji()
     torch.manual_seed(seed)
     vocabulary = sorted({word for caption in data.captions for word in caption.split()})
@@ -112,13 +115,15 @@ def train_base(folder: Path, seed: int = 1, steps: int = STEPS, data: Emoji | No
         found: torch.Tensor = pipeline.text_encoder(told)
         return found
 
-    began = time.process_time()
+    began, part = time.process_time(), folder.with_name(f"{folder.name}.part")
 
     def seen(losses: list[float]) -> None:
         if len(losses) % 100 == 0 or len(losses) == steps:
             mean, seconds = np.mean(losses[-100:]), time.process_time() - began
-            pipeline.save_pretrained(folder)
+            pipeline.save_pretrained(part)
             print(f"base: step {len(losses)} of {steps}, loss {mean:.4f}, {seconds:.0f} CPU s", file=sys.stderr)
 
     latents = pipeline.vae.encode(pixels)
-    return train_denoiser(pipeline, latents, encode, steps=steps, batch_size=32, rate=1e-3, seen=seen)
+    losses = train_denoiser(pipeline, latents, encode, steps=steps, batch_size=32, rate=1e-3, seen=seen)
+    part.rename(folder)
+    return losses

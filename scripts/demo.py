@@ -1,6 +1,6 @@
 """`python scripts/demo.py`: from a fresh machine to a learned policy, with nothing but Python.
 
-Makes the environment when there is none, trains PPO on shortest walks through a random graph on the CPU,
+Makes the environment when there is none, trains PPO on shortest walks through a random graph,
 and says what to try next. Further arguments go to the example.
 """
 

@@ -158,6 +158,6 @@ class BackendConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, for less memory."""
     device: Literal["auto", "cpu"] = "auto"
-    """Where to train; auto: an accelerator if there is one."""
+    """Where to train; auto: a CUDA device if there is one. Apple's GPUs are not used: they have no float64."""
     num_threads: int | None = Field(None, ge=1)
     """CPU threads a process; null: as torch chooses."""

@@ -30,8 +30,7 @@ class Group:
         given = list(values)
         if self.size == 1:
             return given
-        total = torch.tensor(given, dtype=torch.float64)
-        total = total if self.accelerator.device.type == "mps" else total.to(self.accelerator.device)
+        total = torch.tensor(given, dtype=torch.float64, device=self.accelerator.device)
         dist.all_reduce(total)
         return [float(value) for value in total]
 

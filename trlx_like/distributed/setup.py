@@ -37,7 +37,7 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
     """
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
-    on_cpu = backend.device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    on_cpu = backend.device == "cpu" or not torch.cuda.is_available()  # Apple's GPUs lack float64, which sums are in
     try:
         accelerator = Accelerator(cpu=on_cpu, mixed_precision=backend.mixed_precision)
     except ValueError as error:  # accelerate remembers the first number format of a process

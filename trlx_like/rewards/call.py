@@ -341,7 +341,7 @@ def _copied(value: Any) -> Any:
 
 def is_picture(value: Any) -> bool:
     """Whether it is an image of PIL, which is not imported for that."""
-    return type(value).__module__.partition(".")[0] == "PIL"
+    return any((kind.__module__, kind.__name__) == ("PIL.Image", "Image") for kind in type(value).__mro__)
 
 
 def _plain(value: Any) -> Any:

@@ -219,7 +219,7 @@ def _in_words(value: Any) -> str:
     """What an image is, not its pixels; all else as Python writes it."""
     if is_picture(value):
         return f"an image of {value.width} x {value.height} pixels, {value.mode}"
-    if type(value).__module__ == "torch":
+    if type(value).__module__ == "torch" and hasattr(value, "shape"):
         return f"a tensor of shape {tuple(value.shape)}"
     return repr(value)
 

@@ -156,7 +156,7 @@ class TransformersGenerator:
         if is_plain(config):
             drawn = Drawn(config.temperature)
             processors, config = [*processors, drawn], greedy(config)
-            cache = growing_cache(self.lm, config)
+            cache = growing_cache(self.lm, config, before + config.max_new_tokens)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode costs less than no_grad does for each of a small model's many operations.
         with _bare(self.lm), torch.inference_mode():

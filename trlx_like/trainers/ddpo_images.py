@@ -91,11 +91,12 @@ def show(trainer: DDPOTrainer, table: str, name: str, rows: Sequence[Row], step:
     directory, folder = trainer.run.directory, Path(FOLDER) / name
     (directory / folder).mkdir(parents=True, exist_ok=True)
     for place, row in enumerate(rows):
-        picture = Picture(directory, str(folder / f"{place:03d}.png"))
+        picture = Picture(directory, (folder / f"{place:03d}.png").as_posix())
         row[IMAGE].save(picture.file)
         row[IMAGE] = picture
     together = (directory / folder).with_suffix(".png")
-    all_of_them = table_grid(list(rows[0]), [list(row.values()) for row in rows])
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    all_of_them = table_grid(columns, [[row.get(name) for name in columns] for row in rows])
     assert all_of_them is not None
     all_of_them.save(together)
     logger.info("Images: %s", together)

@@ -156,9 +156,11 @@ class OnlineTextTrainer(TextTrainer[E]):
             return 0.0, 0
         # Or at another temperature than the one that its loss scores at.
         own, self.model.temperature = self.model.temperature, self.drawn_at
-        with self.accelerator.autocast():
-            learner = self.model(few, heads=False).logprobs
-        self.model.temperature = own
+        try:
+            with self.accelerator.autocast():
+                learner = self.model(few, heads=False).logprobs
+        finally:
+            self.model.temperature = own
         ratio = probability_ratio(learner, few.drawn)
         return float((ratio - 1).abs()[few.mask].sum()), int(few.mask.sum())
 

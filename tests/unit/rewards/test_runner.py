@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image, ImageFont
 
 from tests.unit.rewards import faulty
 from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, scores_of
@@ -193,6 +195,27 @@ def test_it_sees_copies(runner: Runners) -> None:
     for workers in (0, 1):
         assert runner(faulty.mutates, workers=workers).score(given, metadata).rewards == RIGHT
     assert given == GIVEN and metadata == [{"goals": {"name": "x"}}] * 3
+
+
+class Derived(Image.Image):
+    """An image of a class outside PIL, as cameras' and datasets' libraries have them."""
+
+
+def test_what_comes_with_a_prompt_may_be_anything(runner: Runners, tmp_path: Path) -> None:
+    """Images are copied, whoever derived them, and said in words; fonts and number formats are neither."""
+    seen: list[Any] = []
+
+    def looks(outputs: list[str], things: list[Any]) -> list[float]:
+        seen.extend(things[0])
+        raise ValueError("no")
+
+    picture = Image.new("RGB", (4, 5))
+    picture.__class__ = Derived
+    things = [picture, ImageFont.load_default(), torch.float32, torch.zeros(2, 3)]
+    assert runner(looks, on_error="abstain").score(GIVEN, [{"things": things}] * 3).rewards == [None] * 3
+    assert seen[0] is not picture and seen[1:3] == things[1:3]
+    assert "an image of 4 x 5 pixels" in str(faults(tmp_path)[0]["metadata"][0]["things"])
+    assert "torch.float32" in str(faults(tmp_path)[0]["metadata"][0]["things"])
 
 
 # Async functions.
