@@ -87,8 +87,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
 
     def make_experience(self) -> Metrics:
         method = self.method
-        groups = self.table([], [], torch.zeros(0))
-        responses: list[Completion] = []
+        groups, responses = self.table([], [], torch.zeros(0)), []
         shown = ShownSamples(self, method.num_generations)
         attempts, wanted = 0, method.num_prompts
         while wanted > 0 and attempts < (method.max_sampling_attempts or 1):
@@ -123,7 +122,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             kept = scored & ~group_ties(scores, scored)
         return Groups(scores, scored, kept, ended, lengths)
 
-    def chosen(self, samples: TextSamples, kept: Tensor) -> Sequence[Completion]:
+    def chosen(self, samples: TextSamples, kept: Tensor) -> list[Completion]:
         """The responses that are kept, without padding. kept: [P, G]"""
         return samples.completion.to("cpu")[kept.flatten()].split()
 
