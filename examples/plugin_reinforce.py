@@ -35,7 +35,7 @@ class ReinforceTrainer(OnlineTextTrainer[Rollout]):
     def make_experience(self) -> dict[str, float]:
         rounds = list(self.scored_samples(self.method.num_rollouts, self.method.num_rollouts))
         batches = [(samples.completion, dense(rewards, samples.completion.mask)) for samples, rewards in rounds]
-        total, count = self.group.sum([sum(float(s.sum()) for _, s in batches), sum(len(s) for _, s in batches)])
+        total, count = self.world.sum([sum(float(s.sum()) for _, s in batches), sum(len(s) for _, s in batches)])
         for completion, scores in batches:
             advantages = (scores.sum(dim=1, keepdim=True) - total / count).expand(scores.shape)
             self.push_to_store(Rollout(**vars(completion), advantages=advantages).to("cpu").split())

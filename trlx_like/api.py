@@ -191,8 +191,8 @@ def check(config: TRLConfig) -> None:
     from trlx_like.models.loading import check_model
     from trlx_like.optim import make_optimizer, make_scheduler
     from trlx_like.pipelines.prompts import DATAPIPELINES
+    from trlx_like.samplers.engines import ENGINES
     from trlx_like.samplers.generation import check_options
-    from trlx_like.samplers.generators import GENERATORS
     from trlx_like.tracking import TRACKERS
 
     config.check()
@@ -208,7 +208,7 @@ def check(config: TRLConfig) -> None:
         check_options(getattr(config.method, name, None) or {}, f"method.{name}", own)
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
-    GENERATORS.get(config.sampler.engine)
+    ENGINES.get(config.sampler.engine)
     for tracker in config.train.trackers:
         TRACKERS.get(tracker)
     optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config.optimizer)

@@ -40,7 +40,7 @@ REGISTRIES = {
     "optimizers": "trlx_like.optim:OPTIMIZERS",
     "schedulers": "trlx_like.optim:SCHEDULERS",
     "pipelines": "trlx_like.pipelines.prompts:DATAPIPELINES",
-    "engines": "trlx_like.samplers.generators:GENERATORS",
+    "engines": "trlx_like.samplers.engines:ENGINES",
     "trackers": "trlx_like.tracking:TRACKERS",
     "judges": "trlx_like.rewards.judges:JUDGES",
 }
@@ -340,8 +340,8 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
     from trlx_like.config import ModelConfig, TokenizerConfig
     from trlx_like.models import arch_type, load_model, load_tokenizer
     from trlx_like.pipelines.prompts import PromptPipeline
-    from trlx_like.samplers.generators import TransformersGenerator
-    from trlx_like.samplers.guided import GuidedGenerator, load_ilql_heads
+    from trlx_like.samplers.engines import TransformersEngine
+    from trlx_like.samplers.guided import GuidedEngine, load_ilql_heads
     from trlx_like.samplers.text import TextSampler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -360,9 +360,9 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
     seq2seq = kind == "seq2seq"
     pipeline = PromptPipeline(prompts, room, tokenizer, seq2seq=seq2seq)
     heads = load_ilql_heads(model)
-    generator: Any = TransformersGenerator(lm, tokenizer)
+    generator: Any = TransformersEngine(lm, tokenizer)
     if heads is not None:
-        generator = GuidedGenerator(lm, tokenizer, heads=heads.to(device))
+        generator = GuidedEngine(lm, tokenizer, heads=heads.to(device))
         options = {"beta": 1.0, **options}
     elif "beta" in options:
         raise ConfigError(f"--beta: {model} has no ILQL heads to be guided by.")

@@ -28,7 +28,7 @@ NOT_STATE = {
     ".round_steps",  # follows from the store and the configuration
     ".outputs",  # of the round
     ".run.resumed",  # of this process
-    ".sampler.generator.lm",  # brought up to date before it is used
+    ".sampler.engine.lm",  # brought up to date before it is used
     ".stop_request",  # of this process
 }
 # Gone by every step boundary: what is seen of it between two steps is a step half done.

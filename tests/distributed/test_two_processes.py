@@ -28,7 +28,7 @@ def own_metrics(trainer: Any) -> dict[str, float]:
 def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Weights and metrics after two rounds on given experience, of which each process has its share."""
     trainer = make(name, folder, **WHOLE_ROUND, **changes)
-    trainer.push_to_store(trainer.group.share(list(elements)))
+    trainer.push_to_store(trainer.world.share(list(elements)))
     metrics = []
     for _ in range(2):
         trainer.begin_round()
@@ -104,7 +104,7 @@ def test_an_adapter_is_the_same_on_both(name: str, tmp_path: Path) -> None:
 def half_steps(rank: int, folder: Path, elements: Sequence[Any]) -> tuple[dict[str, torch.Tensor], float]:
     """Weights and the scale of gradients after two rounds in fp16 on given experience."""
     trainer = make("DDPOTrainer", folder, **WHOLE_ROUND, **{"backend.mixed_precision": "fp16"})
-    trainer.push_to_store(trainer.group.share(list(elements)))
+    trainer.push_to_store(trainer.world.share(list(elements)))
     for number in range(2):
         trainer.begin_round()
         for batch in trainer.round_batches():

@@ -21,8 +21,8 @@ from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.models import mismerged_weights
 from trlx_like.samplers.canary import some_of
-from trlx_like.samplers.generators import GENERATORS
-from trlx_like.samplers.plain_copy import CopyGenerator
+from trlx_like.samplers.engines import ENGINES
+from trlx_like.samplers.plain_copy import CopyEngine
 
 ONLINE = ["GRPOTrainer", "OnlineDPOTrainer", "PPOTrainer", "RFTTrainer", "RLOOTrainer"]
 # Moved away from the start, where the model without its adapter is the model with it.
@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[Callable[[nn.Module, Held, Held], None], str]] = {
 }
 
 
-class Faulty(CopyGenerator):
+class Faulty(CopyEngine):
     """Goes wrong when it is brought up to date for the third time: after the evaluation and the round at the start."""
 
     fault: Any
@@ -108,9 +108,9 @@ class Faulty(CopyGenerator):
 
 @pytest.fixture(autouse=True)
 def faulty_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GENERATORS, "_entries", dict(GENERATORS._entries))
+    monkeypatch.setattr(ENGINES, "_entries", dict(ENGINES._entries))
     for name, (fault, _) in FAULTS.items():
-        GENERATORS.register(f"faulty: {name}")(type("FaultyNow", (Faulty,), {"fault": staticmethod(fault)}))
+        ENGINES.register(f"faulty: {name}")(type("FaultyNow", (Faulty,), {"fault": staticmethod(fault)}))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -179,7 +179,7 @@ def test_a_sound_copy_is_let_through(name: str, dtype: str | None, tmp_path: Pat
     options = {"sampler.engine": "copy", "sampler.kwargs": {} if dtype is None else {"dtype": dtype}}
     trainer = make(name, tmp_path, **(ADAPTER if name != "RFTTrainer" else {}), **ROUNDS, **options)
     trainer.learn()
-    held = dict(trainer.sampler.generator.lm.named_parameters())
+    held = dict(trainer.sampler.engine.lm.named_parameters())
     assert {weight.dtype for weight in held.values()} == {getattr(torch, dtype or "float32")}
     assert trainer.progress.round > 2
 

@@ -1,7 +1,7 @@
 """Processes: how they are started, how they agree, and how their gradients become one."""
 
 from trlx_like.distributed.accumulate import GradientAccumulator
-from trlx_like.distributed.gather import Group
 from trlx_like.distributed.setup import launch, make_accelerator
+from trlx_like.distributed.world import World
 
-__all__ = ["GradientAccumulator", "Group", "launch", "make_accelerator"]
+__all__ = ["GradientAccumulator", "World", "launch", "make_accelerator"]

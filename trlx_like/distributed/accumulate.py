@@ -14,7 +14,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
 
-from trlx_like.distributed.gather import Group
+from trlx_like.distributed.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -22,32 +22,32 @@ logger = logging.getLogger(__name__)
 class GradientAccumulator:
     """Backward over micro-batches, one exchange, clipping, the step."""
 
-    def __init__(self, group: Group, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
-        self.group = group
+    def __init__(self, world: World, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
+        self.world = world
         self.parameters = parameters
         self.max_norm = max_norm
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch. `loss` is divided by the units of the global batch already."""
-        self.group.accelerator.backward(loss)
+        self.world.accelerator.backward(loss)
 
     def finish(self) -> float:
         """Sums the gradients over processes and clips them; returns their norm before clipping."""
-        if self.group.size > 1:
+        if self.world.size > 1:
             self._exchange()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if not gradients:
             return 0.0
-        if (scaler := self.group.accelerator.scaler) is not None:
+        if (scaler := self.world.accelerator.scaler) is not None:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale yet where there was nothing to go backward from
         if self.max_norm is None:
-            self.group.accelerator.unscale_gradients()
+            self.world.accelerator.unscale_gradients()
             return float(torch.nn.utils.get_total_norm(gradients))
-        return float(self.group.accelerator.clip_grad_norm_(self.parameters, self.max_norm))
+        return float(self.world.accelerator.clip_grad_norm_(self.parameters, self.max_norm))
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
         """Steps on what `finish` left, if it is accepted. In fp16 gradients that overflowed are dropped, and said."""
-        scaler = self.group.accelerator.scaler
+        scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
             if accepted:
                 optimizer.step()
@@ -66,7 +66,7 @@ class GradientAccumulator:
 
     def _exchange(self) -> None:
         """A process without a gradient for a parameter (it had no data, or never used it) adds zero."""
-        has = self.group.sum(float(p.grad is not None) for p in self.parameters)
+        has = self.world.sum(float(p.grad is not None) for p in self.parameters)
         wanted = [p for p, count in zip(self.parameters, has, strict=True) if count > 0]
         for parameter in wanted:
             if parameter.grad is None:

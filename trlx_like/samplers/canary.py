@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trlx_like.data import Completion, Sampled
 from trlx_like.functional.digest import Digest, digest
 from trlx_like.models import mismerged_weights, plain_weights
-from trlx_like.samplers.generators import Generator
+from trlx_like.samplers.engines import Engine
 
 TOKENS, ENOUGH = 256, 64
 """Tokens of a response, at most, that the ratio is taken of; and of all, after which two responses do."""
@@ -51,20 +51,20 @@ class Canary:
     def __init__(self) -> None:
         self.before: dict[str, Digest] = {}
 
-    def weights(self, lm: nn.Module, generator: Generator) -> str | None:
+    def weights(self, lm: nn.Module, engine: Engine) -> str | None:
         """What is wrong with the weights that an engine generates with, in words; None if nothing is.
 
         lm: the language model that learns.
         """
-        held = generator.digests()
+        held = engine.digests()
         if held is None:
             return None
-        expected = {name: digest(_as(weight, generator.dtype)) for name, weight in plain_weights(lm)}
+        expected = {name: digest(_as(weight, engine.dtype)) for name, weight in plain_weights(lm)}
         before, self.before = self.before, expected
         wrong = [name for name in expected if held.get(name) != expected[name]]
         if not wrong:
             return None
-        other = _mistakes(lm, generator.dtype, wrong)
+        other = _mistakes(lm, engine.dtype, wrong)
         causes: defaultdict[str, list[str]] = defaultdict(list)
         for name in wrong:
             if name in before and before[name] != expected[name]:

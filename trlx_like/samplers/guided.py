@@ -24,7 +24,7 @@ from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import guided_logits
 from trlx_like.models import HEADS_FILE, ILQLHeads, last_hidden_module, no_progress_bars
-from trlx_like.samplers.generators import TransformersGenerator
+from trlx_like.samplers.engines import TransformersEngine
 
 
 class AdvantageGuide(LogitsProcessor):
@@ -62,8 +62,8 @@ def guidance(lm: PreTrainedModel, heads: ILQLHeads, beta: float) -> Iterator[lis
         handle.remove()
 
 
-class GuidedGenerator(TransformersGenerator):
-    """`TransformersGenerator` with one more option, `beta`: the weight of the advantage, 0 where it is not given."""
+class GuidedEngine(TransformersEngine):
+    """`TransformersEngine` with one more option, `beta`: the weight of the advantage, 0 where it is not given."""
 
     options = ("beta",)
 

@@ -17,14 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trlx_like.errors import ConfigError
 from trlx_like.functional.digest import Digest, digest
 from trlx_like.models import create_reference_model, has_adapter, merged, plain_weights
-from trlx_like.samplers.generators import TransformersGenerator, register_generator
+from trlx_like.samplers.engines import TransformersEngine, register_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@register_generator("copy")
-class CopyGenerator(TransformersGenerator):
-    """`TransformersGenerator` with a copy of the model, which `sync_weights` brings up to date.
+@register_engine("copy")
+class CopyEngine(TransformersEngine):
+    """`TransformersEngine` with a copy of the model, which `sync_weights` brings up to date.
 
     dtype: of the copy's weights; None: those of the model. ConfigError for another name.
     """

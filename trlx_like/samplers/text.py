@@ -12,8 +12,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from trlx_like.data import Completion, Sampled
 from trlx_like.pipelines.prompts import PromptBatch
+from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.generation import eos_ids, generation_config
-from trlx_like.samplers.generators import Generator
 
 SEPARATOR = "<sep>"
 """What stands in `samples` between the prompt that an encoder reads and the output of its decoder, as in trlX."""
@@ -76,7 +76,7 @@ class TextSampler:
 
     def __init__(
         self,
-        generator: Generator,
+        engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
         *,
         stop_sequences: Sequence[str] = (),
@@ -84,7 +84,7 @@ class TextSampler:
         batch_size: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.generator = generator
+        self.engine = engine
         self.tokenizer = tokenizer
         self.stop = list(stop_sequences)
         self.separator = separator
@@ -93,7 +93,7 @@ class TextSampler:
 
     def sample(self, prompts: PromptBatch, options: Mapping[str, Any]) -> TextSamples:
         """One completion a prompt under the generation `options`, those that the engine adds included."""
-        own = {name: options[name] for name in getattr(self.generator, "options", ()) if name in options}
+        own = {name: options[name] for name in getattr(self.engine, "options", ()) if name in options}
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
         parts = [self._generate(prompts[i : i + step], config, own) for i in range(0, len(prompts), step)]
@@ -104,7 +104,7 @@ class TextSampler:
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
-        return self.generator.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
+        return self.engine.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
         """(prompts, outputs, samples), for people and reward functions only: ids are never made from them."""

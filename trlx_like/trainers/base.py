@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import RngState, TrainState, isolated_rng, seed_everything
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.distributed import GradientAccumulator, Group, make_accelerator
+from trlx_like.distributed import GradientAccumulator, World, make_accelerator
 from trlx_like.errors import ConfigError, RewardError, SamplerError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.tracking import Trackers
@@ -99,15 +99,15 @@ class BaseRLTrainer(ABC, Generic[E]):
         if self.offline:
             self._check_needs()
         self.accelerator = make_accelerator(config.backend)
-        self.group = Group(self.accelerator)
+        self.world = World(self.accelerator)
         self.device = self.accelerator.device
-        self.local_batch_size = self.group.part(config.train.batch_size, "train.batch_size")
+        self.local_batch_size = self.world.part(config.train.batch_size, "train.batch_size")
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()
         self.state = TrainState(meta={"trainer": type(self).__name__})
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
-        self.run = RunFolder(config, self.group)
+        self.run = RunFolder(config, self.world)
         self.run.announce(type(self).__name__, self.device)
         self.scoring = Scoring(self)
         self.tracker: Trackers | None = None
@@ -120,6 +120,11 @@ class BaseRLTrainer(ABC, Generic[E]):
         self._pending: Metrics = {}  # of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
         self._prepare()
+
+    @property
+    def group(self) -> World:
+        """The older name of `world`."""
+        return self.world
 
     # The four verbs.
 
@@ -238,7 +243,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         batches = self.store.batches(self.local_batch_size, generator, passes)
         own = math.ceil(len(self.store) / self.local_batch_size) * passes
         # Agreed on before the first batch: a process that asks when its own have run out meets the others in a step.
-        self.round_steps = self.group.max(own)
+        self.round_steps = self.world.max(own)
         yield from islice(batches, done, None)
         yield from [None] * (self.round_steps - max(own, done))
 
@@ -253,7 +258,7 @@ class BaseRLTrainer(ABC, Generic[E]):
             self._pending |= self.make_experience()
         except (Exception, Interrupted) as error:
             self.state.restore(before)
-            together = self.group.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError))
+            together = self.world.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError))
             if progress.step and together:
                 self.save()
             raise
@@ -266,7 +271,7 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     def check_stop(self) -> None:
         """Raises Interrupted when a signal has come to any process. For long `make_experience`s, between chunks."""
-        code = int(self.group.max(self.stop_request.code))
+        code = int(self.world.max(self.stop_request.code))
         if code:
             raise Interrupted(code)
 
@@ -284,7 +289,7 @@ class BaseRLTrainer(ABC, Generic[E]):
                 self.gradients.backward(output.loss / units)
             for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
                 sums[name] += float(value.detach())
-        metrics: Metrics = {name: value / units for name, value in self.group.sum_by_name(sums).items()}
+        metrics: Metrics = {name: value / units for name, value in self.world.sum_by_name(sums).items()}
         with self.clock("optimizer"):
             metrics["grad_norm"] = self.gradients.finish()
             self.gradients.step(self.optimizer, self.accept(metrics))
@@ -298,7 +303,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         """Units and counts of the global batch; whether some process was told to stop is asked on the way."""
         counts = [{"units": self.units(part), **self.counts(part)} for part in parts]
         names = ("units", *self.counted)
-        *totals, stop = self.group.sum(
+        *totals, stop = self.world.sum(
             [*(sum(count[name] for count in counts) for name in names), float(self.stop_request.code > 0)]
         )
         self.stopping = stop > 0
@@ -314,7 +319,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         if step % train.eval_interval == 0 or self.finished:
             metrics |= self._evaluated()
         self._log({**metrics, **self.clock.lap()})
-        stop = self.stopping or (self.group.size == 1 and self.stop_request.code > 0)
+        stop = self.stopping or (self.world.size == 1 and self.stop_request.code > 0)
         if step % train.checkpoint_interval == 0 or self.finished or stop:
             self.save()
         if stop:
@@ -330,7 +335,7 @@ class BaseRLTrainer(ABC, Generic[E]):
     def _evaluated(self) -> Metrics:
         """Metrics of an evaluation; the best checkpoint is kept. Its random numbers are not the training's."""
         self.model.eval()
-        seed = self.config.train.seed + 7919 * self.progress.step + self.group.rank
+        seed = self.config.train.seed + 7919 * self.progress.step + self.world.rank
         with isolated_rng(seed), self.clock("evaluate"), torch.no_grad():
             metrics = self.evaluate()
         if metrics:
@@ -349,7 +354,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         if not self.callbacks:
             return False
         answers = [getattr(callback, hook)(self, *args) for callback in self.callbacks]
-        return any(self.group.gather([any(answer is False for answer in answers)]))
+        return any(self.world.gather([any(answer is False for answer in answers)]))
 
     # Files.
 
@@ -371,13 +376,13 @@ class BaseRLTrainer(ABC, Generic[E]):
     def _prepare(self) -> None:
         train = self.config.train
         self.model.to(self.device)
-        self.group.same_weights([*self.model.parameters(), *self.model.buffers()])
+        self.world.same_weights([*self.model.parameters(), *self.model.buffers()])
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(trained, self.config.optimizer))
         self.scheduler = make_scheduler(self.optimizer.optimizer, self.config.scheduler)
-        self.gradients = GradientAccumulator(self.group, trained, train.max_grad_norm)
+        self.gradients = GradientAccumulator(self.world, trained, train.max_grad_norm)
         self.state.register("model", self.model, small=False)
         if train.save_optimizer:
             self.state.register("optimizer", self.optimizer, small=False)
@@ -395,4 +400,4 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     def _seed(self) -> None:
         """Starts this process's random numbers."""
-        seed_everything(self.config.train.seed + self.group.rank)
+        seed_everything(self.config.train.seed + self.world.rank)

@@ -86,10 +86,10 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             model.add_adapter(config.model.peft_config)
         model.place(self.device, FORMATS[config.backend.mixed_precision])
         if has_adapter(model.denoiser):  # the weights beside it are not in checkpoints
-            self.group.same_weights([*model.parameters(), *model.buffers()])
+            self.world.same_weights([*model.parameters(), *model.buffers()])
             self.state.register("base", Fingerprint([model.denoiser], "what the adapter is for"))
         if self.method.beta:
-            self.group.same_weights([*model.parameters(), *model.buffers()])
+            self.world.same_weights([*model.parameters(), *model.buffers()])
             model.add_reference()
             self.state.register("reference", Fingerprint(model.reference_modules()))
         if config.backend.gradient_checkpointing:
@@ -148,7 +148,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
     def own(self, captions: Captions) -> Captions:
         """This process's share of prompts that all processes hold."""
-        return captions[self.group.share(list(range(len(captions))))]
+        return captions[self.world.share(list(range(len(captions))))]
 
     def make_images(self, captions: Captions) -> Trajectories | None:
         """An image to each prompt; None without any, as a process may be in the last chunk."""
@@ -174,7 +174,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
         An image without a reward is, and with "group" those of a group of equal rewards.
         """
-        shares = self.group.gather([list(zip(prompts, rewards, strict=True))])
+        shares = self.world.gather([list(zip(prompts, rewards, strict=True))])
         everything = [(prompt, reward) for share in shares for prompt, reward in share if reward is not None]
         texts, values = [prompt for prompt, _ in everything], [reward for _, reward in everything]
         if self.method.advantages == "group":
@@ -182,7 +182,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         by_prompt = self.method.advantages == "prompt"
         found = iter(self.prompt_statistics.advantages(texts, values) if by_prompt else normalized(values))
         of_all = [[None if reward is None else next(found) for _, reward in share] for share in shares]
-        return of_all[self.group.rank]
+        return of_all[self.world.rank]
 
     def _group_advantages(self, rewards: list[float | None], everything: list[float]) -> list[float | None]:
         """(r - group mean) / (deviation of all + 1e-4); a group stays on one process."""
@@ -196,8 +196,8 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
     def rollout_metrics(self, rewards: list[float | None]) -> Metrics:
         """Of the images of a round, over all processes."""
-        given = [reward for reward in self.group.gather(list(rewards)) if reward is not None]
-        learned = self.group.sum([len(self.store)])[0]
+        given = [reward for reward in self.world.gather(list(rewards)) if reward is not None]
+        learned = self.world.sum([len(self.store)])[0]
         if not learned:
             logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         return {
@@ -275,9 +275,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
         merged: the whole pipeline, the LoRA added into its weights. Called by every process; the main one writes.
         """
-        if self.group.main:
+        if self.world.main:
             self.model.save(Path(directory), whole=merged)
-        self.group.barrier()
+        self.world.barrier()
 
     # Checks.
 

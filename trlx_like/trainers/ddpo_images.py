@@ -43,7 +43,7 @@ def evaluate_images(trainer: DDPOTrainer) -> dict[str, float]:
     """
     if trainer.eval_prompts is None:
         return {}
-    torch.manual_seed(trainer.config.train.seed + trainer.group.rank)
+    torch.manual_seed(trainer.config.train.seed + trainer.world.rank)
     captions, size = trainer.own(trainer.eval_prompts), trainer.method.chunk_size
     seen, shown = list[Row](), list[Row]()
     for start in range(0, len(captions), size):
@@ -53,7 +53,7 @@ def evaluate_images(trainer: DDPOTrainer) -> dict[str, float]:
             pairs = zip(images.captions.texts, as_pictures(images.images), strict=True)
             shown += [{"prompt": text, IMAGE: picture} for text, picture in pairs]
     rate(trainer, seen, shown)
-    rows = trainer.group.join(shown)
+    rows = trainer.world.join(shown)
     step = trainer.progress.step
     show(trainer, EVALUATION, f"step_{step:0{len(str(trainer.config.train.total_steps))}d}", rows, step)
     return means(rows)
@@ -66,7 +66,7 @@ class ShownImages:
         self.trainer = trainer
         self.round, interval = trainer.progress.round + 1, trainer.method.grid_interval
         is_due = interval is not None and self.round % interval == 0
-        self.left = SHOWN if is_due and trainer.group.main else 0
+        self.left = SHOWN if is_due and trainer.world.main else 0
         self.rows: list[Row] = []
 
     def add(self, images: Trajectories, scores: Scores) -> None:
@@ -86,7 +86,7 @@ class ShownImages:
 
 def show(trainer: DDPOTrainer, table: str, name: str, rows: Sequence[Row], step: int) -> None:
     """Rows with a PIL image each: as files in images/<name>/, together in images/<name>.png, and to the trackers."""
-    if trainer.tracker is None or not trainer.group.main or not rows:
+    if trainer.tracker is None or not trainer.world.main or not rows:
         return
     directory, folder = trainer.run.directory, Path(FOLDER) / name
     (directory / folder).mkdir(parents=True, exist_ok=True)

@@ -157,7 +157,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
         elements = [
             PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.said)
-            for pair in self.group.share(preferences)
+            for pair in self.world.share(preferences)
         ]
         return self.observe(elements) if self.method.precomputes else elements
 
@@ -170,7 +170,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         seen = list(elements)
         size = self.config.train.minibatch_size or self.local_batch_size
         order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # of like length, to save padding
-        for start in range(0, self.group.max(math.ceil(len(order) / size)) * size, size):
+        for start in range(0, self.world.max(math.ceil(len(order) / size)) * size, size):
             self.check_stop()
             rows = order[start : start + size]
             if not rows:
@@ -208,7 +208,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
                 output = self.loss(part)
             for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
                 sums[name] += float(value)
-        return {f"eval/{name}": value / self.totals["units"] for name, value in self.group.sum_by_name(sums).items()}
+        return {f"eval/{name}": value / self.totals["units"] for name, value in self.world.sum_by_name(sums).items()}
 
     def _reference_sampler(self) -> TextSampler:
         path = self.config.model.ref_model_path
@@ -233,9 +233,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def _check_sorting(self) -> None:
         names = [name for name in self.method.loss_type if name in SORTED]
-        if names and self.group.size > 1:
+        if names and self.world.size > 1:
             raise ConfigError(
-                f"method.loss_type ({names[0]}) sorts the whole batch, which {self.group.size} processes do not have "
+                f"method.loss_type ({names[0]}) sorts the whole batch, which {self.world.size} processes do not have "
                 "in one place; run it on one."
             )
 

@@ -38,7 +38,7 @@ def evaluate_text(
         if len(others) == len(scored):  # else they are of other prompts
             pairs = zip(scored, others, strict=True)
             scored = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
-        rows = trainer.group.join(scored)
+        rows = trainer.world.join(scored)
         metrics |= means(rows, suffix)
         metrics[f"generation/length{suffix}"] = statistics.fmean(row["length"] for row in rows)
         table += [{"sweep": suffix.lstrip("@"), **row} if suffix else row for row in rows]

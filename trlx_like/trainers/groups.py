@@ -97,13 +97,13 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
                 groups = groups.extend(part)
                 responses += self.chosen(samples, part.kept)
             attempts += 1
-            wanted = method.num_prompts - int(self.group.sum([float(groups.kept.any(dim=1).sum())])[0])
+            wanted = method.num_prompts - int(self.world.sum([float(groups.kept.any(dim=1).sum())])[0])
         batch = self.observe(responses)
         batch.advantages = zero_padding(self.advantages(batch, groups.scores, groups.kept).float(), batch.mask)
         shown.log(**self.shown_columns(batch, groups.kept.flatten().tolist()))
         trained = groups.finished[groups.kept] | (not method.mask_truncated_completions)  # [B]
         self.push_to_store(batch[trained].split())
-        if not self.group.sum([len(self.store)])[0]:
+        if not self.world.sum([len(self.store)])[0]:
             logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         drawn = {"rollout/sampling_attempts": float(attempts)}
         return self.rollout_metrics(groups, trained) | drawn | self.policy_metrics(batch)
@@ -206,7 +206,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         given = self.statistics(groups.scores, scored)
         ties = self.statistics(group_ties(groups.scores, scored).double(), compared)
         length = self.statistics(groups.lengths, scored)
-        learned, kept_groups = self.group.sum([float(trained.sum()), float(groups.kept.any(dim=1).sum())])
+        learned, kept_groups = self.world.sum([float(trained.sum()), float(groups.kept.any(dim=1).sum())])
         return {
             "rollout/score_mean": given.mean,
             "rollout/score_std": given.std,

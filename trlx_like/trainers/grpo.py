@@ -1,4 +1,4 @@
-"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300).
+"""World relative policy optimisation (Shao et al. 2024, arXiv:2402.03300).
 
 A response's advantage is its score, compared with the scores of the other responses to the same prompt, in units of
 their spread. Documented in docs/algorithms/grpo.md.

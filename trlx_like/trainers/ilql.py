@@ -30,8 +30,8 @@ from trlx_like.models import ILQLHeads
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.returns import check_rewards, standardized
 from trlx_like.pipelines.truncation import Truncation
-from trlx_like.samplers.generators import Generator
-from trlx_like.samplers.guided import GuidedGenerator
+from trlx_like.samplers.engines import Engine
+from trlx_like.samplers.guided import GuidedEngine
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer
 
@@ -75,8 +75,8 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         assert isinstance(heads, ILQLHeads)
         return heads
 
-    def make_generator(self) -> Generator:
-        return GuidedGenerator(self.model.lm, self.tokenizer, self.model.allowed, heads=self.values)
+    def make_engine(self) -> Engine:
+        return GuidedEngine(self.model.lm, self.tokenizer, self.model.allowed, heads=self.values)
 
     def read_data(self) -> None:
         self.elements = self._encoded(self.data["samples"], self.data["rewards"], self.config.train.seq_length)
@@ -93,7 +93,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         """
         if samples is not None:
             self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
-        self.push_to_store(self.group.share(self.elements))
+        self.push_to_store(self.world.share(self.elements))
         actions = sum(float(element.action.sum()) for element in self.elements)
         returns = torch.tensor([float(element.rewards.sum()) for element in self.elements])
         return {

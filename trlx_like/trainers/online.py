@@ -111,7 +111,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             self.outputs += outputs_of(samples, wholes)
             yield samples, scores.rewards
         metrics = self.scoring.round_metrics(may_be_empty=more)
-        self._pending |= metrics | output_metrics(self.group.gather(self.outputs))
+        self._pending |= metrics | output_metrics(self.world.gather(self.outputs))
 
     def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:
         """Samples to this process's share of `size` prompts, if it has one."""
@@ -134,14 +134,14 @@ class OnlineTextTrainer(TextTrainer[E]):
 
         Called on all processes, of which some may have no samples. SamplerError on all of them.
         """
-        engine = self.sampler.generator
+        engine = self.sampler.engine
         with self.clock("canary"):
             fault = self.canary.weights(self.model.lm, engine)
             apart, tokens = (0.0, 0) if samples is None else self._apart(some_of(samples.completion, samples.drawn))
-            seen = self.group.gather([(fault, apart, tokens)])
+            seen = self.world.gather([(fault, apart, tokens)])
         for rank, (found, *_) in enumerate(seen):
             if found is not None:
-                where = f" on process {rank}" if self.group.size > 1 else ""
+                where = f" on process {rank}" if self.world.size > 1 else ""
                 self._refuse(f"does not hold the weights that are trained{where}: {found}")
         deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
         if not deviation <= (limit := self._tolerance(engine.dtype)):  # NaN is not
@@ -199,17 +199,17 @@ class OnlineTextTrainer(TextTrainer[E]):
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Of the values under the mask, over all processes."""
         own = torch.stack(masked_stats(values.double(), mask)).tolist()
-        merged = combine_stats(torch.tensor(self.group.gather([own]), dtype=torch.float64))
+        merged = combine_stats(torch.tensor(self.world.gather([own]), dtype=torch.float64))
         return Statistics(*(float(value) for value in merged))
 
     def of_all(self, values: Tensor) -> Tensor:
         """Numbers [n] of this process and of all others, one after the other. [N]"""
-        return torch.cat(self.group.gather([values]))
+        return torch.cat(self.world.gather([values]))
 
     def _rollouts(self) -> Path | None:
         """Where this round's samples are written as text, if they are."""
         folder = self.config.train.rollout_logging_dir
-        name = f"rollouts_{self.progress.round + 1:06d}_rank{self.group.rank}.jsonl"
+        name = f"rollouts_{self.progress.round + 1:06d}_rank{self.world.rank}.jsonl"
         return None if folder is None else Path(folder) / name
 
     def _start_rollouts(self) -> None:

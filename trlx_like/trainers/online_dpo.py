@@ -109,15 +109,15 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
     def rollout_metrics(self, tally: Tally) -> Metrics:
         """Of the responses of a round, over all processes."""
-        pairs, ties, unjudged = self.group.sum([len(self.store), tally.ties, tally.unjudged])
+        pairs, ties, unjudged = self.world.sum([len(self.store), tally.ties, tally.unjudged])
         if not pairs and self.round_steps != 0:  # of many such rounds in a row it is said once
             logger.warning(
                 "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
                 "round passes without a step, as will others like it.",
                 ties + unjudged,
             )
-        scores = torch.tensor(self.group.gather(tally.scores), dtype=torch.float64)
-        lengths, finished = self.group.gather(tally.lengths), self.group.gather(tally.finished)
+        scores = torch.tensor(self.world.gather(tally.scores), dtype=torch.float64)
+        lengths, finished = self.world.gather(tally.lengths), self.world.gather(tally.finished)
         return {
             "rollout/score_mean": float(scores.mean()),
             "rollout/score_std": float(scores.std()) if len(scores) > 1 else 0.0,

@@ -89,7 +89,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             scores = dense(rewards, samples.completion.mask)
             elements += self.observe(samples.completion, scores, samples.finished)
             finished += samples.finished
-        ended, count = self.group.sum([sum(finished), len(finished)])
+        ended, count = self.world.sum([sum(finished), len(finished)])
         metrics = self.add_experience(elements)
         first = self.store.elements[: len(shown.rows)]
         divergence = [float(kl_k3(element.old_logprobs, element.ref_logprobs).sum()) for element in first]

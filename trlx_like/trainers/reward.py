@@ -81,7 +81,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.seen: list[float] = []  # rewards of this process in the running step
 
     def make_experience(self) -> Metrics:
-        self.push_to_store(self.group.share(self.pairs))
+        self.push_to_store(self.world.share(self.pairs))
         tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in self.pairs)
         return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens), **self.truncation.metrics()}
 
@@ -105,7 +105,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def after_step(self, metrics: Metrics) -> None:
         seen, self.seen = self.seen, []
-        every = self.group.gather([min(seen), max(seen)] if seen else [])
+        every = self.world.gather([min(seen), max(seen)] if seen else [])
         metrics |= {"rewards/min": min(every), "rewards/max": max(every)}
 
     def evaluate(self) -> Metrics:
@@ -120,13 +120,13 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
                 sums[name] = sums.get(name, 0.0) + float(value)
         if not self.eval_pairs:
             return {}
-        every = self.group.gather(seen)
-        means = {name: value / len(self.eval_pairs) for name, value in self.group.sum_by_name(sums).items()}
+        every = self.world.gather(seen)
+        means = {name: value / len(self.eval_pairs) for name, value in self.world.sum_by_name(sums).items()}
         metrics = {**means, "rewards/min": min(every), "rewards/max": max(every)}
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def _eval_batches(self) -> Iterator[PreferencePair]:
-        rows = sorted(self.group.share(self.eval_pairs), key=lambda pair: len(pair.chosen))  # of like length
+        rows = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))  # of like length
         size = self.config.train.minibatch_size or self.config.train.batch_size
         for start in range(0, len(rows), size):
             yield PreferencePair.collate(rows[start : start + size]).to(self.device)
@@ -137,10 +137,10 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         merged: with an adapter, the whole model with it merged in; otherwise the adapter and the head alone, for
         `add_and_load_reward_modeling_adapter`. Called by every process; the main one writes.
         """
-        if self.group.main:
+        if self.world.main:
             save_model(self.model.lm, Path(directory), merged)
             self.tokenizer.save_pretrained(directory)
-        self.group.barrier()
+        self.world.barrier()
 
     def _encoded(self, name: str, tokenizer: Any) -> list[Preference]:
         method = self.method

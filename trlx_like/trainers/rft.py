@@ -58,7 +58,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
             rows = zip(samples.completion.to("cpu").split(), samples.outputs, rewards, strict=True)
             made += [Scored(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows]
             finished += samples.finished
-        made, finished = self.group.gather(made), self.group.gather(finished)
+        made, finished = self.world.gather(made), self.world.gather(finished)
         self.pool.extend(made)
         shown.log()
         scores = torch.tensor([response.score for response in made], dtype=torch.float64)
@@ -76,7 +76,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         scores = self.pool.scores()
         thresholds = score_thresholds(scores, percentile)
         chosen = self.pool.select(thresholds)
-        self.push_to_store([_element(*pair) for pair in self.group.share(chosen)])
+        self.push_to_store([_element(*pair) for pair in self.world.share(chosen)])
         return _metrics(scores, thresholds) | {"pool/percentile": percentile, "pool/selected": float(len(chosen))}
 
     def loss(self, batch: Completion) -> LossOutput:

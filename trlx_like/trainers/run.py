@@ -13,7 +13,7 @@ import torch
 
 from trlx_like.checkpoint import CheckpointStore, TrainState
 from trlx_like.config import TRLConfig
-from trlx_like.distributed import Group
+from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 
@@ -51,16 +51,16 @@ class Saved(Protocol):
 class RunFolder:
     """`train.checkpoint_dir` and everything in it. Every method is called by all processes."""
 
-    def __init__(self, config: TRLConfig, group: Group) -> None:
+    def __init__(self, config: TRLConfig, world: World) -> None:
         self.config = config
-        self.group = group
+        self.world = world
         self.directory = Path(config.train.checkpoint_dir)
         self.resumed = False
 
     def announce(self, trainer: str, device: torch.device) -> None:
         """The first line of a run."""
-        train, processes = self.config.train, self.group.size
-        if self.group.main:
+        train, processes = self.config.train, self.world.size
+        if self.world.main:
             logger.info(
                 f"{trainer}: {processes} process{'es' * (processes > 1)} on {device.type}, "
                 f"at most {train.total_steps} steps of {train.batch_size} samples."
@@ -70,8 +70,8 @@ class RunFolder:
         return CheckpointStore(
             directory or self.directory,
             keep=self.config.train.keep_checkpoints,
-            main=self.group.main,
-            barrier=self.group.barrier,
+            main=self.world.main,
+            barrier=self.world.barrier,
         )
 
     def resume(self, state: TrainState) -> None:
@@ -85,12 +85,12 @@ class RunFolder:
 
         The main process chooses, so that all load the same one.
         """
-        found = self.checkpoints().resolve(str(wanted)) if self.group.main else None
-        found = self.group.broadcast(found)
+        found = self.checkpoints().resolve(str(wanted)) if self.world.main else None
+        found = self.world.broadcast(found)
         if found is None:
             self._say("No checkpoint in %s yet: starting from the beginning.", self.directory)
             return
-        state.load(found, self.group.rank, self.group.size)
+        state.load(found, self.world.rank, self.world.size)
         self.resumed = True
         self._say("Resumed from %s.", found)
 
@@ -110,7 +110,7 @@ class RunFolder:
     def open_trackers(self, progress: Progress) -> Trackers:
         """Writes config.yml and opens the trackers, which continue the files of a resumed run."""
         train = self.config.train
-        if self.group.main:
+        if self.world.main:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self.resumed:
                 self._set_aside()
@@ -129,20 +129,20 @@ class RunFolder:
             state=progress.tracker,
         )
         self.resumed = True  # a trainer that learns on continues them
-        return make_trackers(train.trackers, info, self.group.main)
+        return make_trackers(train.trackers, info, self.world.main)
 
     def save(self, trainer: Saved, path: str | Path | None = None) -> Path:
         """Publishes a checkpoint, by default `checkpoint_<step>` in this folder; returns where it is."""
         width = len(str(self.config.train.total_steps))
         place = Path(path) if path is not None else self.directory / f"checkpoint_{trainer.progress.step:0{width}d}"
         with self.checkpoints(place.parent).publish(place.name) as folder:
-            trainer.state.save(folder, self.group.rank, self.group.main)
+            trainer.state.save(folder, self.world.rank, self.world.main)
             trainer.save_pretrained(folder / "hf_model")
         self._say("Saved %s.", place)
         return place
 
     def _say(self, message: str, place: Path) -> None:
-        if self.group.main:
+        if self.world.main:
             logger.info(message, place)
 
     def is_best(self, progress: Progress, metrics: Mapping[str, float]) -> bool:

@@ -49,7 +49,7 @@ class ShownSamples:
         train, progress = trainer.config.train, trainer.progress
         recent = progress.shown is not None and progress.step - progress.shown < train.log_samples_interval
         self.is_due = trainer.tracker is not None and not recent
-        self.prompts = train.log_samples if self.is_due and trainer.group.main else 0
+        self.prompts = train.log_samples if self.is_due and trainer.world.main else 0
         self.rows: list[Row] = []
         self.completions: list[Completion] = []  # of the rows, on the CPU
         self._groups: dict[Hashable, int] = {}

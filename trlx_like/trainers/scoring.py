@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trlx_like.distributed import Group
+from trlx_like.distributed import World
 from trlx_like.errors import RewardError
 from trlx_like.rewards import call_metric
 from trlx_like.rewards.call import Reward
@@ -44,16 +44,16 @@ class Scoring:
         """The runner of a function. ConfigError where it cannot be run as the section `reward` says."""
         if id(function) not in self._runners:
             options, directory = self.trainer.config.reward, self.trainer.run.directory
-            rank = self.trainer.group.rank
+            rank = self.trainer.world.rank
             self._runners[id(function)] = RewardRunner(function, options, directory=directory, rank=rank)
         return self._runners[id(function)]
 
     def submit(self, function: Callable[..., Any], rows: Sequence[Row]) -> Batch:
         """Begins to score the rows of this process, or with `train.reward_on_main_process` those of all on the main."""
-        group, step = self.trainer.group, self.trainer.progress.step
+        world, step = self.trainer.world, self.trainer.progress.step
         on_main = self.trainer.config.train.reward_on_main_process
-        seen = group.gather(list(rows)) if on_main else list(rows)
-        seen = seen if group.main or not on_main else []
+        seen = world.gather(list(rows)) if on_main else list(rows)
+        seen = seen if world.main or not on_main else []
         lengths = [row["length"] for row in seen] if seen and "length" in seen[0] else None
         tokenizer = getattr(self.trainer, "tokenizer", None)
         columns = _columns(seen)
@@ -62,15 +62,15 @@ class Scoring:
 
     def result(self, batch: Batch) -> Scores:
         """What the rows of this process got. RewardError on every process if one has it."""
-        group = self.trainer.group
-        scores = _called(group, lambda: self.runner(batch.function).result(batch.submitted))
+        world = self.trainer.world
+        scores = _called(world, lambda: self.runner(batch.function).result(batch.submitted))
         if not self.trainer.config.train.reward_on_main_process:
             return scores
-        scores = group.broadcast(scores)
-        before = sum(group.gather([batch.count])[: group.rank])
+        scores = world.broadcast(scores)
+        before = sum(world.gather([batch.count])[: world.rank])
         own = slice(before, before + batch.count)
         components = {name: column[own] for name, column in scores.components.items()}
-        return Scores(scores.rewards[own], components, scores.faults if group.main else 0)
+        return Scores(scores.rewards[own], components, scores.faults if world.main else 0)
 
     def score(self, function: Callable[..., Any], rows: Sequence[Row]) -> Scores:
         """`submit` and `result` in one."""
@@ -91,7 +91,7 @@ class Scoring:
             metrics = call_metric(plain, *_columns(rows), tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
-        metrics = _called(self.trainer.group, call)
+        metrics = _called(self.trainer.world, call)
         return {**metrics, **{name: self.score(own, rows).rewards for name, own in scored.items()}}
 
     def chunks(
@@ -114,7 +114,7 @@ class Scoring:
             while left > 0 or waiting:
                 if left > 0:
                     trainer.check_stop()
-                    taken = min(left, size * trainer.group.size)
+                    taken = min(left, size * trainer.world.size)
                     made = make(count - left, taken)
                     with trainer.clock("reward"):
                         waiting.append((made, self.submit(function, [] if made is None else rows(made))))
@@ -142,7 +142,7 @@ class Scoring:
 
     def total(self, tally: Tally) -> Tally:
         """That of all processes. RewardError on all when more have no reward than `reward.max_abstained` allows."""
-        total = Tally(self.trainer.group.sum_by_name(tally.sums))
+        total = Tally(self.trainer.world.sum_by_name(tally.sums))
         total.check(self.trainer.config.reward.max_abstained)
         return total
 
@@ -198,14 +198,14 @@ class Tally:
         return metrics
 
 
-def _called(group: Group, call: Callable[[], T]) -> T:
+def _called(world: World, call: Callable[[], T]) -> T:
     """What `call` returns. RewardError on every process if it raises that on one, so that none waits for another."""
     failure, result = None, None
     try:
         result = call()
     except RewardError as error:
         failure = error
-    messages = group.gather([None if failure is None else str(failure)])
+    messages = world.gather([None if failure is None else str(failure)])
     if failure is not None:
         raise failure
     for rank, message in enumerate(messages):

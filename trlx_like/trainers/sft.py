@@ -79,9 +79,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def make_experience(self) -> Metrics:
         dialogues, longest = self.dialogues, self.config.train.seq_length
         rows = pack(dialogues, longest) if self.method.packing else [[dialogue] for dialogue in dialogues]
-        elements = [_element(row, self.method.packing, self.seq2seq) for row in self.group.share(rows)]
+        elements = [_element(row, self.method.packing, self.seq2seq) for row in self.world.share(rows)]
         self.push_to_store(elements)
-        trained = self.group.sum([sum(float(element.target.sum()) for element in elements)])[0]
+        trained = self.world.sum([sum(float(element.target.sum()) for element in elements)])[0]
         sizes = {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
         return sizes | Truncation.of(dialogue.lost for dialogue in dialogues).metrics()
 

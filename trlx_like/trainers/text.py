@@ -34,7 +34,7 @@ from trlx_like.models import (
 from trlx_like.pipelines.chat import Message, common_options, encode_prompt
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.tokens import TextEncoder
-from trlx_like.samplers.generators import GENERATORS, Generator
+from trlx_like.samplers.engines import ENGINES, Engine
 from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.evaluation import evaluate_text
@@ -63,7 +63,7 @@ class TextTrainer(BaseRLTrainer[E]):
             lm = load_trained_model(model)
         if has_adapter(lm):  # the model beside it is not in checkpoints
             lm.to(self.device)
-            self.group.same_weights([*lm.parameters(), *lm.buffers()])
+            self.world.same_weights([*lm.parameters(), *lm.buffers()])
             self.state.register("base", Fingerprint([lm], "what the adapter is for"))
         if not self.keep_dropout:
             disable_dropout(lm)
@@ -78,14 +78,14 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
-        self.sampler = self.sampler_of(self.make_generator())
+        self.sampler = self.sampler_of(self.make_engine())
         self.eval_pipeline: PromptPipeline | None = None
         self._add_prompts()
 
-    def sampler_of(self, generator: Generator) -> TextSampler:
+    def sampler_of(self, engine: Engine) -> TextSampler:
         """What samples with an engine, by the configuration."""
         return TextSampler(
-            generator,
+            engine,
             self.tokenizer,
             stop_sequences=self.stop_sequences,
             separator=SEPARATOR if self.seq2seq else None,
@@ -108,15 +108,15 @@ class TextTrainer(BaseRLTrainer[E]):
     def read_data(self) -> None:
         """Reads and checks what is learned from, with the tokenizer, before a model is loaded."""
 
-    def make_generator(self) -> Generator:
+    def make_engine(self) -> Engine:
         """The engine that generates."""
         return self.engine_for(self.model.lm)
 
-    def engine_for(self, lm: PreTrainedModel) -> Generator:
+    def engine_for(self, lm: PreTrainedModel) -> Engine:
         """An engine by the configuration for any language model. ConfigError for options that it does not take."""
         name, options = self.config.sampler.engine, self.config.sampler.kwargs
         try:
-            engine: Generator = GENERATORS.get(name)(lm, self.tokenizer, self.model.allowed, **options)
+            engine: Engine = ENGINES.get(name)(lm, self.tokenizer, self.model.allowed, **options)
         except TypeError as error:
             raise ConfigError(f"sampler.kwargs ({options}): {name}: {error}") from error
         return engine
@@ -124,7 +124,7 @@ class TextTrainer(BaseRLTrainer[E]):
     def sync_sampler(self) -> None:
         """What generates gets the present weights."""
         with self.clock("sync"):
-            self.sampler.generator.sync_weights(self.model.lm)
+            self.sampler.engine.sync_weights(self.model.lm)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Heads on the policy's hidden states, by name."""
@@ -155,7 +155,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self.model.add_reference(None if path is None else load_model(path, self.config.model))
         for module in self.model.reference_modules():
             module.to(self.device)
-            self.group.same_weights([*module.parameters(), *module.buffers()])
+            self.world.same_weights([*module.parameters(), *module.buffers()])
 
     # Prompts.
 
@@ -189,13 +189,13 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
         """This process's share of prompts that all processes hold."""
-        return PromptBatch(self.group.share(prompts.ids), self.group.share(prompts.metadata))
+        return PromptBatch(self.world.share(prompts.ids), self.world.share(prompts.metadata))
 
     def eval_batches(self) -> Iterator[PromptBatch]:
         """This process's share of the evaluation prompts, in their order."""
         if self.eval_pipeline is None:
             return
-        rows = self.group.share(list(range(len(self.eval_pipeline))))
+        rows = self.world.share(list(range(len(self.eval_pipeline))))
         size = self.config.sampler.batch_size or self.config.train.batch_size
         for start in range(0, len(rows), size):
             yield self.eval_pipeline[rows[start : start + size]]
@@ -249,9 +249,9 @@ class TextTrainer(BaseRLTrainer[E]):
         Called by every process; the main one writes.
         """
         check_folder(self.model.lm, Path(directory), merged)
-        if self.group.main:
+        if self.world.main:
             self._write_pretrained(Path(directory), merged)
-        self.group.barrier()
+        self.world.barrier()
 
     def _write_pretrained(self, directory: Path, merged: bool) -> None:
         save_model(self.model.lm, directory, merged)

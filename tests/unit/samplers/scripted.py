@@ -16,7 +16,7 @@ from trlx_like.config import TokenizerConfig
 from trlx_like.data import Completion
 from trlx_like.models import load_tokenizer
 from trlx_like.pipelines.prompts import PromptBatch, PromptPipeline
-from trlx_like.samplers.generators import TransformersGenerator
+from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
 
 EOS = 0
@@ -61,7 +61,7 @@ def sampler(
     batch_size: int | None = None,
 ) -> TextSampler:
     tokenizer = tokenizer or tiny_tokenizer()
-    generator = TransformersGenerator(lm or tiny_lm(), tokenizer, allowed)
+    generator = TransformersEngine(lm or tiny_lm(), tokenizer, allowed)
     return TextSampler(generator, tokenizer, stop_sequences=stop, separator=separator, batch_size=batch_size)
 
 

@@ -18,7 +18,7 @@ from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
 from trlx_like.models.layout import decoder_start, run_base, same_with_gradients
-from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedGenerator, load_ilql_heads
+from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedEngine, load_ilql_heads
 from trlx_like.samplers.text import TextSampler
 
 
@@ -32,7 +32,7 @@ def sharp_heads(lm: PreTrainedModel, two_qs: bool = True) -> ILQLHeads:
 
 
 def guided_sampler(lm: PreTrainedModel, allowed: Any = None) -> TextSampler:
-    return TextSampler(GuidedGenerator(lm, tiny_tokenizer(), allowed, heads=sharp_heads(lm)), tiny_tokenizer())
+    return TextSampler(GuidedEngine(lm, tiny_tokenizer(), allowed, heads=sharp_heads(lm)), tiny_tokenizer())
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ODD_FAMILIES, *SEQ2SEQ_FAMILIES])
@@ -49,7 +49,7 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
 
     monkeypatch.setattr(torch, "multinomial", draw)
     options = {"max_new_tokens": 3, "beta": beta, "top_k": top_k, "temperature": temperature, "eos_token_id": 31}
-    generator = GuidedGenerator(lm, tiny_tokenizer(), heads=sharp_heads(lm))
+    generator = GuidedEngine(lm, tiny_tokenizer(), heads=sharp_heads(lm))
     completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion
     assert drawn
     start = decoder_start(lm)
@@ -72,7 +72,7 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
 def test_beta_0_is_the_model_itself_and_beta_is_not() -> None:
     lm = sharp_lm("gpt2")
     sample = guided_sampler(lm).sample
-    plain = TextSampler(GuidedGenerator(lm, tiny_tokenizer(), heads=sharp_heads(lm)), tiny_tokenizer())
+    plain = TextSampler(GuidedEngine(lm, tiny_tokenizer(), heads=sharp_heads(lm)), tiny_tokenizer())
     greedy: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 31}
     without = plain.sample(prompts(["ab", "c"]), greedy).outputs
     assert sample(prompts(["ab", "c"]), {**greedy, "beta": 0}).outputs == without
@@ -105,7 +105,7 @@ def test_the_model_with_heads_is_read_from_a_folder(tmp_path: Path, two_qs: bool
     batch = prompts(["ab", "ef"])
     ids, _ = batch.tensors(EOS)
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 31}
-    generator = GuidedGenerator(lm, tiny_tokenizer(), heads=heads)
+    generator = GuidedEngine(lm, tiny_tokenizer(), heads=heads)
     expected = TextSampler(generator, tiny_tokenizer()).sample(batch, {**options, "beta": 7.0}).completion
     got = model.generate(ids, beta=7.0, pad_token_id=1, **options)
     assert torch.equal(got[:, ids.shape[1] :], expected.response)

@@ -63,7 +63,7 @@ class LineTrainer(BaseRLTrainer[Points]):
 
     def make_experience(self) -> dict[str, float]:
         self.rounds_made += 1
-        self.push_to_store(self.group.share(list(self.data_of_a_round)))
+        self.push_to_store(self.world.share(list(self.data_of_a_round)))
         return {"made": float(self.rounds_made)}
 
     def loss(self, batch: Points) -> LossOutput:

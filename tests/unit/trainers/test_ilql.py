@@ -172,10 +172,10 @@ def test_trlx_fills_the_store_by_hand(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_before_a_model_is_loaded(
     tmp_path: Path, arguments: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trlx_like.samplers.generators import GENERATORS, TransformersGenerator
+    from trlx_like.samplers.engines import ENGINES, TransformersEngine
     from trlx_like.trainers import text
 
-    GENERATORS.register("other")(TransformersGenerator)
+    ENGINES.register("other")(TransformersEngine)
     monkeypatch.setattr(text, "load_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises((ConfigError, DataError)) as error:
         make("ILQLTrainer", tmp_path, **arguments)

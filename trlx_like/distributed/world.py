@@ -16,7 +16,7 @@ from trlx_like.errors import ConfigError
 T = TypeVar("T")
 
 
-class Group:
+class World:
     """The processes of a run. Every method must be called by all of them, in the same order."""
 
     def __init__(self, accelerator: Accelerator) -> None:

@@ -15,7 +15,7 @@ from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler
 from trlx_like.functional.draw import draw
 from trlx_like.models import LanguagePolicy
 from trlx_like.samplers import generators
-from trlx_like.samplers.generators import GENERATORS, TransformersGenerator, ends
+from trlx_like.samplers.engines import ENGINES, TransformersEngine, ends
 
 PLAIN: dict[str, Any] = {"max_new_tokens": 8}
 
@@ -141,7 +141,7 @@ def test_the_models_own_generation_defaults_are_ignored(own: dict[str, Any]) -> 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_left_as_it_was(training: bool) -> None:
     lm = tiny_lm("gpt2").train(training)
-    generator = TransformersGenerator(lm, tiny_tokenizer())
+    generator = TransformersEngine(lm, tiny_tokenizer())
     defaults = lm.generation_config
     sampler(lm=lm).sample(prompts(["ab"]), PLAIN)
     assert lm.training == training and lm.generation_config is defaults and lm.config.pad_token_id == 1
@@ -290,5 +290,5 @@ def test_a_long_stop_sequence_after_a_long_text() -> None:
 
 
 def test_the_engine_is_found_by_its_name() -> None:
-    assert GENERATORS.get("transformers") is TransformersGenerator
-    assert TransformersGenerator(tiny_lm(), tiny_tokenizer()).sync_weights(torch.nn.Module()) is None
+    assert ENGINES.get("transformers") is TransformersEngine
+    assert TransformersEngine(tiny_lm(), tiny_tokenizer()).sync_weights(torch.nn.Module()) is None
