@@ -53,7 +53,11 @@ def traces(only: str) -> dict[str, list[list[str]]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, recipe in RECIPES.items():
-            for variant, changes in {"plain": {}, "minibatch 1": {"train.minibatch_size": 1}, **recipe.variants}.items():
+            for variant, changes in {
+                "plain": {},
+                "minibatch 1": {"train.minibatch_size": 1},
+                **recipe.variants,
+            }.items():
                 label = f"{name} / {variant}"
                 if only in label:
                     found[label] = trace(name, changes, Path(folder) / label.replace(" / ", "_"))

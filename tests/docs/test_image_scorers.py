@@ -22,7 +22,7 @@ from tests.contract.images import PROMPTS
 from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.tiny_pipelines import clip_config, clip_tokenizer
-from tests.unit.test_docs import ROOT, blocks
+from tests.docs.test_docs import ROOT, blocks
 from trlx_like.distributed.setup import free_port
 from trlx_like.errors import RewardError
 

@@ -15,7 +15,7 @@ from trlx_like.config import METHODS, TRAINERS, PPOConfig, RewardFnConfig, Secti
 from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 VALID = """\
 model:
   model_path: gpt2

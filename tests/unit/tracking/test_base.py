@@ -373,7 +373,7 @@ def test_trackio_and_resumed(tmp_path: Path) -> None:
 
 def run_python(script: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a script in an own process: these libraries read their settings once, when they are imported."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     env = {**os.environ, "PYTHONPATH": root, "HOME": str(directory), **environment}
     command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
