@@ -244,7 +244,7 @@ def test_whose_ratio_is_taken(lengths: list[int], rows: list[int]) -> None:
     batch = Completion.collate(chunk)
     few = some_of(batch, -batch.response.float())
     assert few.prompt[:, -1].tolist() == rows
-    assert few.drawn is not None and torch.equal(few.drawn, -few.response.float())
+    assert few.sampling_logprobs is not None and torch.equal(few.sampling_logprobs, -few.response.float())
     assert few.mask.sum(dim=1).tolist() == [min(lengths[row], 256) for row in rows]
     assert (few.prompt.shape[1], few.mask.shape[1]) == (max(rows) + 1, min(256, max(lengths[row] for row in rows)))
 

@@ -60,7 +60,12 @@ class Completion(Experience):
 class Sampled(Completion):
     """A completion that an engine has just sampled."""
 
-    drawn: Tensor | None = padded(default=None)  # [B, R] float32: log-probabilities that its tokens were drawn with
+    sampling_logprobs: Tensor | None = padded(default=None)  # [B, R] float32: of each token when it was sampled
+
+    @property
+    def drawn(self) -> Tensor | None:
+        """Return `sampling_logprobs` under its former name."""
+        return self.sampling_logprobs
 
 
 def padded_right(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

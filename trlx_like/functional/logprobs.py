@@ -23,7 +23,7 @@ T = TypeVar("T")
 Head = Callable[[Tensor], Tensor]
 """Hidden states [N, H] to logits [N, V], each row by itself."""
 
-Scored = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
+_RowScores = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
 """Log-probabilities, entropies and the columns of `TokenStatistics`, for a slice of rows."""
 
 CHUNK_ELEMENTS = 2**24
@@ -76,7 +76,7 @@ def score_tokens(
     it around this call.
     """
 
-    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> Scored:
+    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> _RowScores:
         logits = _sampling_logits(head(hidden), temperature, allowed, previous)
         return _score_logits(logits, ids, entropy, statistics)
 
@@ -138,7 +138,7 @@ def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None,
     return logits
 
 
-def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics: bool = False) -> Scored:
+def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics: bool = False) -> _RowScores:
     logprobs = torch.log_softmax(logits, dim=-1)  # [*, V]
     taken = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     looked = _statistics(logits, logprobs, taken) if statistics else None

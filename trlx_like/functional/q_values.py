@@ -13,7 +13,7 @@ from trlx_like.functional.logprobs import CHUNK_ELEMENTS, Head, by_chunks, vocab
 from trlx_like.functional.q_learning import conservative_loss
 
 
-def taken(states: Tensor, actions: Tensor, head: Head, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
+def action_values(states: Tensor, actions: Tensor, head: Head, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
     """head(s)[a]. Shapes: states [N, H], actions [N] -> [N]."""
 
     def gather(states: Tensor, actions: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def taken(states: Tensor, actions: Tensor, head: Head, chunk_elements: int = CHU
     return torch.cat(by_chunks(gather, [states, actions], vocabulary_of(head, states), chunk_elements))
 
 
-def taken_and_conservative(
+def action_values_and_conservative_loss(
     states: Tensor, actions: Tensor, head: Head, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
 ) -> tuple[Tensor, Tensor]:
     """(head(s)[a], `conservative_loss` of head(s) and a). Shapes: states [N, H], actions [N] -> [N], [N]."""

@@ -95,7 +95,7 @@ def _find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-class _GivenOutput(BaseModelOutput):
+class _FixedOutput(BaseModelOutput):
     """Answers None for what else a family's head looks up (a cache, cross attentions, router logits)."""
 
     def __getattr__(self, name: str) -> None:
@@ -103,7 +103,7 @@ class _GivenOutput(BaseModelOutput):
             raise AttributeError(name)
 
 
-class _Given(nn.Module):
+class _FixedBase(nn.Module):
     """Stands in for the base model and returns the hidden states that it is handed."""
 
     def __init__(self, base: nn.Module) -> None:
@@ -111,12 +111,12 @@ class _Given(nn.Module):
         self.config = getattr(base, "config", None)
 
     @property
-    def decoder(self) -> _Given:
+    def decoder(self) -> _FixedBase:
         """What OPT and Bart call in place of their base model."""
         return self
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
-        return _GivenOutput(last_hidden_state=inputs_embeds)
+        return _FixedOutput(last_hidden_state=inputs_embeds)
 
 
 def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
@@ -125,7 +125,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
     It is the model's own forward around a base model that returns what it is given, so soft-caps and logit scales
     are applied. Parameters are shared with `lm`, but for those of `output`, which replaces the output embeddings.
     """
-    shell = _with(lm, base_model(lm), _Given(base_model(lm)))
+    shell = _with(lm, base_model(lm), _FixedBase(base_model(lm)))
     if output is not None:
         shell = _with(shell, lm.get_output_embeddings(), output)
 
@@ -133,7 +133,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
         states = hidden[None]
         given: dict[str, Any] = {"inputs_embeds": states}
         if is_encoder_decoder(lm):
-            given = {"decoder_inputs_embeds": states, "encoder_outputs": _GivenOutput(last_hidden_state=states)}
+            given = {"decoder_inputs_embeds": states, "encoder_outputs": _FixedOutput(last_hidden_state=states)}
         logits: Tensor = shell(**given, use_cache=False).logits[0]
         return logits
 
@@ -153,7 +153,7 @@ def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 @dataclass
-class Entering:
+class BlockInputs:
     """The call of a block: `args` and `kwargs`, and the inputs of the base model that it was made for.
 
     Hidden states are not all that blocks hand on: those of T5 pass the first one's position bias along.
@@ -192,7 +192,7 @@ def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
 
 def run_base(
     lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = ()
-) -> tuple[Tensor, dict[int, Entering]]:
+) -> tuple[Tensor, dict[int, BlockInputs]]:
     """Last hidden state [B, T, H], and for each number in `branches` what enters that block.
 
     inputs: as `Completion.inputs` makes them for this kind of model.
@@ -201,7 +201,7 @@ def run_base(
     with ExitStack() as stack:
         records = {at: stack.enter_context(_recorded(blocks(lm)[at])) for at in branches}
         hidden: Tensor = base_model(lm)(**inputs, use_cache=False).last_hidden_state
-    return hidden, {at: Entering(record["args"], record["kwargs"], inputs) for at, record in records.items()}
+    return hidden, {at: BlockInputs(record["args"], record["kwargs"], inputs) for at, record in records.items()}
 
 
 def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -218,7 +218,7 @@ def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[s
     }
 
 
-def same_with_gradients(lm: PreTrainedModel) -> None:
+def use_eager_attention_if_biased(lm: PreTrainedModel) -> None:
     """Makes attention with a trained position bias, such as T5's, compute the same with and without gradients.
 
     torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy;
@@ -309,7 +309,7 @@ class TopBlocks(nn.Module):
         for block in blocks(lm)[:branch]:
             replaced[id(block)] = _PassThrough(block, record["values"])
         self.base = copy.deepcopy(base, replaced)
-        self._entering: Entering | None = None
+        self._entering: BlockInputs | None = None
         _find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
 
     def _inject(
@@ -318,7 +318,7 @@ class TopBlocks(nn.Module):
         assert self._entering is not None
         return self._entering.args, self._entering.kwargs
 
-    def forward(self, entering: Entering) -> Tensor:
+    def forward(self, entering: BlockInputs) -> Tensor:
         """Last hidden state [B, T, H]."""
         self._entering = entering
         ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)

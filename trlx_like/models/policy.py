@@ -17,14 +17,14 @@ from trlx_like.data import Completion
 from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
 from trlx_like.models.adapters import has_adapter, leave_out_frozen
 from trlx_like.models.layout import (
-    Entering,
+    BlockInputs,
     TopBlocks,
     blocks,
     decoder_start,
     freeze_below,
     lm_head,
     run_base,
-    same_with_gradients,
+    use_eager_attention_if_biased,
 )
 from trlx_like.models.reference import Reference, make_reference
 
@@ -68,7 +68,7 @@ class LanguagePolicy(nn.Module):
         allowed: Tensor | None = None,
     ) -> None:
         super().__init__()
-        same_with_gradients(lm)
+        use_eager_attention_if_biased(lm)
         self.num_layers_unfrozen = num_layers_unfrozen
         self.branch: int | None = None
         if num_layers_unfrozen == 0:
@@ -94,7 +94,7 @@ class LanguagePolicy(nn.Module):
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freezes the present weights (or `other`) as the reference. Call it before the first update."""
         if other is not None:
-            same_with_gradients(other)
+            use_eager_attention_if_biased(other)
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
     def drop_reference(self) -> None:
@@ -104,7 +104,7 @@ class LanguagePolicy(nn.Module):
     @torch.no_grad()
     def move_reference(self, share: float) -> None:
         """Mixes `share` of the policy's weights into the reference's; 1 makes them equal."""
-        for reference, policy in self._reference[0].twins(self.lm):
+        for reference, policy in self._reference[0].weight_pairs(self.lm):
             reference.lerp_(policy, share)
 
     def reference_modules(self) -> list[nn.Module]:
@@ -161,11 +161,11 @@ class LanguagePolicy(nn.Module):
         table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
         return {"temperature": self.temperature, **table}
 
-    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, Entering]]:
+    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
         wanted = sorted({*self.head_branch.values(), *([] if self.branch is None else [self.branch])})
         return run_base(self.lm, inputs, wanted)
 
-    def _head(self, name: str, hidden: Tensor, branches: dict[int, Entering], states: int) -> Tensor:
+    def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:
         if name in self.head_branch:
             hidden = self.head_tops[name](branches[self.head_branch[name]])
         values: Tensor = self.heads[name](hidden[:, -states:])

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.models.adapters import AdapterWeights, has_adapter
-from trlx_like.models.layout import Entering, Head, TopBlocks, base_model, blocks, lm_head, run_base
+from trlx_like.models.layout import BlockInputs, Head, TopBlocks, base_model, blocks, lm_head, run_base
 
 
 class Reference(Protocol):
@@ -22,7 +22,7 @@ class Reference(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         """The reference's last hidden state [B, T, H].
 
         last: the policy's own. branch: what enters the policy's first trained block (None where all are trained).
@@ -33,7 +33,7 @@ class Reference(Protocol):
         """What has to be moved to the device: its own parameters, not those shared with the policy."""
         ...
 
-    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Each own parameter with that of the policy which it is a copy of."""
         ...
 
@@ -45,13 +45,13 @@ class FrozenCopy:
         self.lm = lm.eval().requires_grad_(False)
         self.head = lm_head(self.lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         return run_base(self.lm, inputs)[0]
 
     def modules(self) -> list[nn.Module]:
         return [self.lm]
 
-    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         return _by_name(self.lm, lm)
 
 
@@ -68,7 +68,7 @@ class FrozenTop:
         self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
         self.head = lm_head(lm, self.output)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         assert branch is not None
         hidden: Tensor = self.top(branch)
         return hidden
@@ -76,7 +76,7 @@ class FrozenTop:
     def modules(self) -> list[nn.Module]:
         return [self.top] if self.output is None else [self.top, self.output]
 
-    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         yield from _by_name(self.top.base, base_model(lm))
         if self.output is not None:
             yield from _by_name(self.output, lm.get_output_embeddings())
@@ -88,13 +88,13 @@ class FrozenPolicy:
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         return last
 
     def modules(self) -> list[nn.Module]:
         return []
 
-    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         yield from ()
 
 
@@ -122,7 +122,7 @@ class FrozenAdapter:
         self.weights = AdapterWeights(lm)
         self._head = lm_head(lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: Entering | None) -> Tensor:
+    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         with self.weights.in_place():
             return run_base(self.lm, inputs)[0]
 
@@ -133,7 +133,7 @@ class FrozenAdapter:
     def modules(self) -> list[nn.Module]:
         return [self.weights]
 
-    def twins(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         # A share of each of two matrices is not that share of their product.
         raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
 

@@ -46,7 +46,7 @@ class Engine(Protocol):
         """prompt [B, P] left-padded, prompt_mask [B, P] bool -> completions whose responses end with the first EOS
         (kept), or when a `stop` string is complete, or at `config.max_new_tokens`.
 
-        `drawn` is what the canary compares with the learner. It may be None where tokens are not drawn from
+        `sampling_logprobs` is what the canary compares with the learner. It may be None where tokens are not drawn from
         softmax(logits / temperature): greedy, or with an option that cuts or bends the distribution.
         """
         ...
@@ -78,7 +78,7 @@ class AllowedTokens(LogitsProcessor):
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
-class Drawn(LogitsProcessor):
+class _TokenSampler(LogitsProcessor):
     """Draws each row's next token and leaves it no other, so that it is the likeliest, which generate() then takes."""
 
     def __init__(self, temperature: float) -> None:
@@ -152,14 +152,14 @@ class TransformersEngine:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
-        cache = drawn = None
+        cache = token_sampler = None
         if is_plain(config):
-            drawn = Drawn(config.temperature)
-            processors, config = [*processors, drawn], greedy(config)
+            token_sampler = _TokenSampler(config.temperature)
+            processors, config = [*processors, token_sampler], greedy(config)
             cache = growing_cache(self.lm, config, before + config.max_new_tokens)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode costs less than no_grad does for each of a small model's many operations.
-        with _bare(self.lm), torch.inference_mode():
+        with _neutral(self.lm), torch.inference_mode():
             ids = self.lm.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask.long(),
@@ -174,12 +174,14 @@ class TransformersEngine:
             lengths = stops.lengths(response, lengths)
         response = response[:, : int(lengths.max())]
         mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
-        logprobs = None if drawn is None else torch.cat(drawn.probabilities, dim=1)[:, : response.shape[1]].log()
-        return Sampled(prompt, prompt_mask, response, mask, logprobs)
+        if token_sampler is None:
+            return Sampled(prompt, prompt_mask, response, mask)
+        probabilities = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]]
+        return Sampled(prompt, prompt_mask, response, mask, probabilities.log())
 
 
 @contextmanager
-def _bare(lm: PreTrainedModel) -> Iterator[None]:
+def _neutral(lm: PreTrainedModel) -> Iterator[None]:
     """The model without what would change how it generates, or what it says about it.
 
     In evaluation mode, since there would be dropout otherwise, and no KV cache under gradient checkpointing. Without

@@ -46,7 +46,7 @@ class Schedule(ABC):
         return len(self.timesteps)
 
     @property
-    def drawn(self) -> Tensor:
+    def stochastic_steps(self) -> Tensor:
         """The steps that have a log-probability: x' is drawn there, not computed. [A] int64"""
         return self.stds.nonzero().flatten()
 

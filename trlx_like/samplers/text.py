@@ -34,10 +34,15 @@ class TextSamples:
     finish_reasons: list[FinishReason]
     metadata: list[dict[str, Any]]
     components: dict[str, list[Any]] = field(default_factory=dict)  # of a reward of several functions, once scored
-    drawn: Tensor | None = None  # [B, R], see `Sampled`
+    sampling_logprobs: Tensor | None = None  # [B, R] float32, see `Sampled`
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def drawn(self) -> Tensor | None:
+        """Return `sampling_logprobs` under its former name."""
+        return self.sampling_logprobs
 
     @property
     def finished(self) -> list[bool]:
@@ -56,7 +61,7 @@ class TextSamples:
             pick(self.finish_reasons),
             pick(self.metadata),
             {name: pick(column) for name, column in self.components.items()},
-            None if self.drawn is None else self.drawn[list(rows)],
+            None if self.sampling_logprobs is None else self.sampling_logprobs[list(rows)],
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -100,7 +105,9 @@ class TextSampler:
         made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])
         completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask)
         reasons = self.finish_reasons(completion, config)
-        return TextSamples(completion, *self.decode(completion), reasons, prompts.metadata, drawn=made.drawn)
+        return TextSamples(
+            completion, *self.decode(completion), reasons, prompts.metadata, sampling_logprobs=made.sampling_logprobs
+        )
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)

@@ -159,7 +159,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
     def experience(self, images: Trajectories) -> DenoisingExperience:
         """Images with the order in which their steps are learned from, and no advantage yet."""
-        drawn = self.sampler.schedule.drawn
+        drawn = self.sampler.schedule.stochastic_steps
         order = torch.stack([drawn[torch.randperm(len(drawn))] for _ in images.latents])
         return DenoisingExperience(
             **vars(images.prompts),

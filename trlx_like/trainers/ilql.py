@@ -25,7 +25,7 @@ from trlx_like.functional.q_learning import (
     q_targets,
     td_loss,
 )
-from trlx_like.functional.q_values import taken, taken_and_conservative
+from trlx_like.functional.q_values import action_values, action_values_and_conservative_loss
 from trlx_like.models import ILQLHeads
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.returns import check_rewards, standardized
@@ -109,14 +109,16 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         out = self.model(batch, heads=False)
         values = heads.value(out.states.detach() if method.detach_v else out.states)  # [B, R + 1]
         states, actions = out.states[:, :-1][action], batch.response[action]  # [N, H], [N]
-        target_q = taken(states.detach(), actions, heads.target_q)  # [N]
+        target_q = action_values(states.detach(), actions, heads.target_q)  # [N]
         next_values, continues = next_action_values(values, action)  # [B, R]
         targets = q_targets(batch.rewards, next_values, method.gamma, continues)[action]  # [N]
         returns = monte_carlo_returns(batch.rewards, action, method.gamma)[action] if method.mc_returns else target_q
         now = values[:, :-1][action]  # [N]
         weights = awac_weights(target_q, now, method.beta, method.awac_clip)
         scored = [
-            taken_and_conservative(states.detach() if method.detach_q else states, actions, q, method.cql_temperature)
+            action_values_and_conservative_loss(
+                states.detach() if method.detach_q else states, actions, q, method.cql_temperature
+            )
             for q in heads.qs
         ]
         # A mean over all tokens is a sum over actions with another denominator.

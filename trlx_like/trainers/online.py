@@ -137,7 +137,9 @@ class OnlineTextTrainer(TextTrainer[E]):
         engine = self.sampler.engine
         with self.clock("canary"):
             fault = self.canary.weights(self.model.lm, engine)
-            apart, tokens = (0.0, 0) if samples is None else self._apart(some_of(samples.completion, samples.drawn))
+            apart, tokens = (
+                (0.0, 0) if samples is None else self._apart(some_of(samples.completion, samples.sampling_logprobs))
+            )
             seen = self.world.gather([(fault, apart, tokens)])
         for rank, (found, *_) in enumerate(seen):
             if found is not None:
@@ -152,7 +154,7 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     def _apart(self, few: Sampled) -> tuple[float, int]:
         """The sum of abs(ratio of learner to sampler - 1) over tokens, and how many these are."""
-        if few.drawn is None:  # RFT may sample in ways that its loss need not know of, such as top-k
+        if few.sampling_logprobs is None:  # RFT may sample in ways that its loss need not know of, such as top-k
             return 0.0, 0
         # Or at another temperature than the one that its loss scores at.
         own, self.model.temperature = self.model.temperature, self.drawn_at
@@ -161,7 +163,7 @@ class OnlineTextTrainer(TextTrainer[E]):
                 learner = self.model(few, heads=False).logprobs
         finally:
             self.model.temperature = own
-        ratio = probability_ratio(learner, few.drawn)
+        ratio = probability_ratio(learner, few.sampling_logprobs)
         return float((ratio - 1).abs()[few.mask].sum()), int(few.mask.sum())
 
     def accept(self, metrics: Metrics) -> bool:

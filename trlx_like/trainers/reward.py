@@ -19,7 +19,7 @@ from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
-from trlx_like.functional.bradley_terry import off_center, pair_loss
+from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
 from trlx_like.models import checkpoint_activations, disable_dropout, has_adapter, load_tokenizer, save_model
 from trlx_like.models.reward_model import RewardNetwork, add_reward_adapter, load_reward_model, with_own_pad_token
 from trlx_like.pipelines.chat import common_options
@@ -94,7 +94,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         """Loss and metrics summed over the pairs, and the rewards of all answers [2B]."""
         rewards = self.model(*batch.both())
         chosen, rejected = rewards.chunk(2)
-        loss = pair_loss(chosen, rejected, batch.margin)
+        loss = bradley_terry_loss(chosen, rejected, batch.margin)
         loss = loss + self.method.center_rewards_coefficient * off_center(chosen, rejected)
         metrics = {
             "rewards/accuracies": (chosen > rejected).float(),

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tests.unit.functional.properties import QUICK
-from trlx_like.functional.bradley_terry import off_center, pair_loss
+from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
 
 REWARDS = st.floats(-30, 30)
 
@@ -23,7 +23,7 @@ def pairs(*values: float) -> Tensor:
 def test_golden() -> None:
     # r_c - r_r = 0: log 2. log 3: sigmoid is 3/4. log 3 with margin log 3: sigmoid(0). -log 3: sigmoid is 1/4.
     three = math.log(3)
-    loss = pair_loss(pairs(0.5, three, three, 0.0), pairs(0.5, 0.0, 0.0, three), pairs(0, 0, three, 0))
+    loss = bradley_terry_loss(pairs(0.5, three, three, 0.0), pairs(0.5, 0.0, 0.0, three), pairs(0, 0, three, 0))
     expected = [math.log(2), math.log(4 / 3), math.log(2), math.log(4)]
     assert loss.tolist() == pytest.approx(expected)
     # (1 + -1)^2, (2 + 1)^2.
@@ -36,15 +36,15 @@ def test_against_numpy(rows: list[tuple[float, float, float]]) -> None:
     chosen, rejected, margin = np.array(rows).T
     probability = 1 / (1 + np.exp(-(chosen - rejected - margin)))
     columns = (torch.from_numpy(column.copy()) for column in (chosen, rejected, margin))
-    np.testing.assert_allclose(pair_loss(*columns).numpy(), -np.log(probability), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(bradley_terry_loss(*columns).numpy(), -np.log(probability), rtol=1e-9, atol=1e-12)
 
 
 @QUICK
 @given(REWARDS, REWARDS, st.floats(-5, 5))
 def test_only_the_difference_counts_and_centering_fixes_the_level(first: float, second: float, shift: float) -> None:
     chosen, rejected = pairs(first).requires_grad_(), pairs(second).requires_grad_()
-    shifted = pair_loss(pairs(first + shift), pairs(second + shift))
-    loss = pair_loss(chosen, rejected)
+    shifted = bradley_terry_loss(pairs(first + shift), pairs(second + shift))
+    loss = bradley_terry_loss(chosen, rejected)
     torch.testing.assert_close(shifted, loss.detach(), rtol=1e-9, atol=1e-9)
     (loss + off_center(chosen, rejected)).sum().backward()
     assert chosen.grad is not None and rejected.grad is not None
@@ -53,5 +53,5 @@ def test_only_the_difference_counts_and_centering_fixes_the_level(first: float, 
 
 
 def test_no_reward_is_too_large() -> None:
-    loss = pair_loss(torch.tensor([-1e4, 1e4]), torch.tensor([1e4, -1e4]))
+    loss = bradley_terry_loss(torch.tensor([-1e4, 1e4]), torch.tensor([1e4, -1e4]))
     assert loss.tolist() == [2e4, 0.0]

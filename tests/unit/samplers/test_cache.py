@@ -71,5 +71,5 @@ def test_a_model_without_a_cache_generates_without_one() -> None:
     assert growing_cache(lm, GenerationConfig(), longest=9) is None
     samples = sampler(lm=lm).sample(prompts(["ab", "cdefg"]), {"max_new_tokens": 4, "eos_token_id": 31})
     scored = LanguagePolicy(lm)(samples.completion).logprobs
-    assert samples.drawn is not None
-    torch.testing.assert_close(samples.drawn, scored, rtol=0, atol=1e-5)
+    assert samples.sampling_logprobs is not None
+    torch.testing.assert_close(samples.sampling_logprobs, scored, rtol=0, atol=1e-5)

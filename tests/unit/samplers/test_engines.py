@@ -14,7 +14,7 @@ from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
 from trlx_like.functional.draw import draw
 from trlx_like.models import LanguagePolicy
-from trlx_like.samplers import generators
+from trlx_like.samplers import engines
 from trlx_like.samplers.engines import ENGINES, TransformersEngine, ends
 
 PLAIN: dict[str, Any] = {"max_new_tokens": 8}
@@ -71,7 +71,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         found.append(probabilities)
         return draw(probabilities)
 
-    monkeypatch.setattr(generators, "draw", seen)
+    monkeypatch.setattr(engines, "draw", seen)
     return found
 
 
@@ -93,8 +93,8 @@ def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool, monk
     assert lengths.min() < lengths.max()
     distributions = torch.stack(found[: lengths.max()], dim=1).log()  # [B, R, V]
     drawn = distributions.gather(2, completion.response[..., None])[..., 0]
-    assert samples.drawn is not None and not samples.drawn.is_inference()
-    assert torch.equal(samples.drawn[completion.mask], drawn[completion.mask])
+    assert samples.sampling_logprobs is not None and not samples.sampling_logprobs.is_inference()
+    assert torch.equal(samples.sampling_logprobs[completion.mask], drawn[completion.mask])
     scored = LanguagePolicy(lm, temperature=0.7, allowed=allowed)(completion).logprobs
     ratio = (scored - drawn)[completion.mask].exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
@@ -200,7 +200,7 @@ def test_only_what_bends_the_distribution_is_left_to_generate(
     options = {"max_new_tokens": 3, "eos_token_id": 31, **option}
     samples = sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), options)
     assert len(found) == (0 if option else 3)
-    assert (samples.drawn is None) == bool(option)
+    assert (samples.sampling_logprobs is None) == bool(option)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

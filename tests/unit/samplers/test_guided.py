@@ -17,7 +17,7 @@ from tests.unit.samplers.scripted import EOS, prompts, spelled, table
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
-from trlx_like.models.layout import decoder_start, run_base, same_with_gradients
+from trlx_like.models.layout import decoder_start, run_base, use_eager_attention_if_biased
 from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedEngine, load_ilql_heads
 from trlx_like.samplers.text import TextSampler
 
@@ -53,7 +53,9 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
     completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion
     assert drawn
     start = decoder_start(lm)
-    same_with_gradients(lm)  # generated token by token, under fused attention; the whole rows below are without
+    use_eager_attention_if_biased(
+        lm
+    )  # generated token by token, under fused attention; the whole rows below are without
     for row, element in enumerate(completion.split()):
         for step in range(len(element.response)):
             before = Completion(element.prompt, element.prompt_mask, element.response[:step], element.mask[:step])

@@ -49,7 +49,7 @@ def test_finite_from_end_to_end(kind: dict[str, Any], steps: int) -> None:
         x = done.prev
     # The last step is certain where it leads to the data itself, or starts at the level of noise where it should end.
     last_is_certain = kind["set_alpha_to_one"] or schedule.timesteps[-1] == 0
-    assert schedule.drawn.tolist() == list(range(steps - 1 if last_is_certain else steps))
+    assert schedule.stochastic_steps.tolist() == list(range(steps - 1 if last_is_certain else steps))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_flow_without_noise_is_the_step_of_diffusers() -> None:
     theirs = FlowMatchEulerDiscreteScheduler(shift=3.0)
     schedule = FlowSchedule(theirs, 5, 0.0)
     theirs.set_timesteps(5)
-    assert schedule.drawn.tolist() == []
+    assert schedule.stochastic_steps.tolist() == []
     for number, t in enumerate(theirs.timesteps):
         output, x = torch.randn(2, 3, 1, 4, 4)
         got = schedule.step(output, torch.full((3,), number), x)

@@ -48,8 +48,10 @@ def test_what_tokens_were_drawn_with_is_known_of_all_parts_and_of_chosen_rows() 
     )
     for part in (samples, samples[[2, 0]]):
         scored = LanguagePolicy(lm)(part.completion).logprobs
-        assert part.drawn is not None
-        torch.testing.assert_close(part.drawn[part.completion.mask], scored[part.completion.mask], rtol=0, atol=1e-5)
+        assert part.sampling_logprobs is not None
+        torch.testing.assert_close(
+            part.sampling_logprobs[part.completion.mask], scored[part.completion.mask], rtol=0, atol=1e-5
+        )
 
 
 def test_chunks_of_different_widths_keep_their_own_masks() -> None:

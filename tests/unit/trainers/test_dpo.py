@@ -89,12 +89,12 @@ def test_a_reference_that_follows(unfrozen: int, tmp_path: Path) -> None:
     batch = PreferenceExperience.collate(trainer.store.elements)
 
     def reference() -> list[torch.Tensor]:
-        return [own.clone() for own, _ in trainer.model._reference[0].twins(trainer.model.lm)]
+        return [own.clone() for own, _ in trainer.model._reference[0].weight_pairs(trainer.model.lm)]
 
     start = reference()
     for number in range(2):
         trainer.after_step(trainer.optimize(batch))
-        policy = [twin.detach().clone() for _, twin in trainer.model._reference[0].twins(trainer.model.lm)]
+        policy = [twin.detach().clone() for _, twin in trainer.model._reference[0].weight_pairs(trainer.model.lm)]
         expected = [0.75 * a + 0.25 * b for a, b in zip(start, policy, strict=True)] if number else start
         for got, wanted in zip(reference(), expected, strict=True):
             torch.testing.assert_close(got, wanted)
