@@ -21,8 +21,8 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcesso
 from tests.contract.images import PROMPTS
 from tests.contract.recipes import make
 from tests.contract.runs import rows
-from tests.tiny_pipelines import clip_config, clip_tokenizer
 from tests.docs.test_docs import ROOT, blocks
+from tests.tiny_pipelines import clip_config, clip_tokenizer
 from trlx_like.distributed.setup import free_port
 from trlx_like.errors import RewardError
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.tracking.test_base import run_info, run_python
+from tests.unit.tracking.support import run_info, run_python
 from trlx_like.tracking import make_trackers
 from trlx_like.tracking.pictures import Picture, grid, table_grid
 
@@ -88,7 +88,7 @@ def test_wandb_has_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 TRACKIO = """
 from pathlib import Path
 from tests.unit.tracking.test_pictures import COLUMNS, is_the_grid, table
-from tests.unit.tracking.test_base import run_info
+from tests.unit.tracking.support import run_info
 from trlx_like.tracking import make_trackers
 trackers = make_trackers(["trackio"], run_info(Path("run"), run_name="mine"), main=True)
 trackers.log_table("samples", COLUMNS, table(Path("run")), 3)

@@ -1,0 +1,80 @@
+"""Options of generation that a method refuses, and the longest response that has to fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.config.support import VALID, errors_of, sentence_of
+from trlx_like.config import METHODS, PPOConfig
+from trlx_like.errors import ConfigError
+from trlx_like.presets import default_sft_config
+
+REFUSED = [
+    ("top_k", 5, "0 or null"), ("top_p", 0.9, "1.0 or null"), ("min_p", 0.1, "null or 0.0"),
+    ("typical_p", 0.9, "1.0 or null"), ("eta_cutoff", 0.1, "0.0 or null"),
+    ("epsilon_cutoff", 0.1, "0.0 or null"),
+    ("repetition_penalty", 1.1, "1.0 or null"), ("no_repeat_ngram_size", 2, "0 or null"),
+    ("encoder_repetition_penalty", 1.1, "1.0 or null"), ("encoder_no_repeat_ngram_size", 2, "0 or null"),
+    ("num_beams", 2, "1 or null"), ("do_sample", False, "true"), ("min_length", 3, "0 or null"),
+    ("min_new_tokens", 3, "null or 0"), ("bad_words_ids", [[1]], "null"), ("suppress_tokens", [1], "null"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["PPOConfig", "GRPOConfig", "RLOOConfig", "OnlineDPOConfig"])
+@pytest.mark.parametrize(("option", "value", "use"), REFUSED)
+def test_sampling_that_a_loss_cannot_account_for_is_refused(option: str, value: Any, use: str, name: str) -> None:
+    kind: Any = METHODS.get(name)
+    gen_kwargs = {"max_new_tokens": 4, option: value}
+    with pytest.raises(ConfigError) as error:
+        kind(gen_kwargs=gen_kwargs)
+    shown = "false" if value is False else repr(value)
+    assert str(error.value) == (
+        f"method.gen_kwargs.{option}: {shown} samples text in a way the loss cannot account for; use {use}. "
+        "To keep it for evaluation, set method.gen_experience_kwargs for the training."
+    )
+    config = kind(gen_kwargs=gen_kwargs, gen_experience_kwargs={"max_new_tokens": 4, "temperature": 0.7})
+    assert config.experience_kwargs == {"max_new_tokens": 4, "temperature": 0.7}
+
+
+def test_values_that_switch_an_option_off_are_accepted() -> None:
+    neutral = {
+        "top_k": 0,
+        "top_p": 1,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+        "do_sample": True,
+        "min_p": None,
+    }
+    assert PPOConfig(gen_kwargs={"max_new_tokens": 4, **neutral}).experience_kwargs["top_k"] == 0
+
+
+def test_a_sweep_in_gen_kwargs_needs_its_own_kwargs_for_experience() -> None:
+    sweep = {"max_new_tokens": [4, 60], "temperature": [0.5, 1.0], "eos_token_id": [1, 2]}
+    with pytest.raises(ConfigError) as error:
+        PPOConfig(gen_kwargs=sweep)
+    advice = "To keep it for evaluation, set method.gen_experience_kwargs for the training."
+    assert str(error.value).split("\n") == [
+        f"method.gen_kwargs.max_new_tokens: [4, 60] is a sweep; text to train on needs one value. {advice}",
+        f"method.gen_kwargs.temperature: [0.5, 1.0] is a sweep; text to train on needs one value. {advice}",
+    ]
+    PPOConfig(gen_kwargs=sweep, gen_experience_kwargs={"max_new_tokens": 4})
+    with pytest.raises(ConfigError, match="method.gen_kwargs.temperature: must be a number above 0, got -1"):
+        PPOConfig(gen_kwargs={**sweep, "temperature": [0.5, -1]}, gen_experience_kwargs={"max_new_tokens": 4})
+    with pytest.raises(ConfigError, match="method.gen_kwargs.temperature: an empty list has no value to try"):
+        PPOConfig(gen_kwargs={**sweep, "temperature": []}, gen_experience_kwargs={"max_new_tokens": 4})
+
+
+def test_the_longest_of_a_sweep_must_fit(tmp_path: Path) -> None:
+    text = VALID + "  gen_kwargs: {max_new_tokens: [8, 64]}\n  gen_experience_kwargs: {max_new_tokens: 8}\n"
+    assert errors_of(tmp_path, text) == [
+        "x.yml:11: method.gen_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."
+    ]
+
+
+def test_what_the_method_generates_must_fit_the_sequence() -> None:
+    assert sentence_of(lambda: default_sft_config().evolve(train={"seq_length": 40})) == (
+        "method.gen_kwargs.max_new_tokens: 40 must be below train.seq_length (40)."
+    )
