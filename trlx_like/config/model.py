@@ -65,7 +65,7 @@ class ModelConfig(Section):
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
     model_arch_type: Literal["causal", "seq2seq", "diffusion"] = "causal"
     """Decoder only, encoder and decoder, or a pipeline of diffusers that makes images."""
-    num_layers_unfrozen: int = Field(-1, ge=-1)
+    num_layers_unfrozen: int = Field(default=-1, ge=-1)
     """Top layers that are trained (of the decoder, if there is an encoder); -1: the whole model, 0: heads only."""
     ref_model_path: PathText | None = None
     """Folder or hub name of the reference model of the KL penalty; null: the model before training."""
@@ -144,7 +144,7 @@ class SamplerConfig(Section):
     """Registered name of the engine that generates: the model itself, or a copy of it."""
     kwargs: dict[str, Any] = {}
     """Options of the engine; of copy: dtype, the format of its weights."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
     """Rows generated at once; null: all that are asked for."""
 
 
@@ -159,5 +159,5 @@ class BackendConfig(Section):
     """Recompute activations in the backward pass, for less memory."""
     device: Literal["auto", "cpu"] = "auto"
     """Where to train; auto: a CUDA device if there is one. Apple's GPUs are not used: they have no float64."""
-    num_threads: int | None = Field(None, ge=1)
+    num_threads: int | None = Field(default=None, ge=1)
     """CPU threads a process; null: as torch chooses."""

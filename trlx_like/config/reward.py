@@ -16,21 +16,21 @@ class RewardFnConfig(Section):
 
     weights: list[float] | None = None
     """Weight of each function where reward_fn is a list of them; null: 1 each."""
-    time_limit: float | None = Field(None, gt=0)
+    time_limit: float | None = Field(default=None, gt=0)
     """Seconds that a function may take for a batch (a chunk of a round, or an evaluation); null: no limit."""
-    sample_time_limit: float | None = Field(None, gt=0)
+    sample_time_limit: float | None = Field(default=None, gt=0)
     """Seconds for a sample. With it functions are called with one sample at a time; null: with the whole batch."""
     on_error: Literal["raise", "abstain", "value"] = "raise"
     """What a failure does: it ends the run; its samples are left out (None); or they get `error_value`."""
     error_value: float = 0.0
     """Reward of samples whose function failed, with on_error: value."""
-    max_abstained: float = Field(1.0, ge=0, le=1)
+    max_abstained: float = Field(default=1.0, ge=0, le=1)
     """Fraction of a round's or an evaluation's samples that may be without a reward; above it the run ends."""
-    workers: int = Field(0, ge=0)
+    workers: int = Field(default=0, ge=0)
     """Processes (for each that trains) in which functions run while text is generated, and can be killed; 0: none."""
-    worker_memory: int | None = Field(None, ge=1)
+    worker_memory: int | None = Field(default=None, ge=1)
     """MiB of resident memory above which a worker is killed (on Linux); null: no limit."""
-    worker_start_limit: float = Field(300.0, gt=0)
+    worker_start_limit: float = Field(default=300.0, gt=0)
     """Seconds in which a worker has to have imported its functions and loaded their models."""
 
     def inert(self) -> list[str]:

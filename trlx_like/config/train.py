@@ -29,13 +29,13 @@ class TrainConfig(Section):
 
     total_steps: int = Field(ge=1)
     """Optimizer steps after which training stops."""
-    seq_length: int = Field(1024, ge=1)
+    seq_length: int = Field(default=1024, ge=1)
     """Tokens of prompt and response together, at most; of text."""
     epochs: int = Field(ge=1)
     """Rounds (online) or passes over the data (offline) after which training stops."""
     batch_size: int = Field(ge=1)
     """Samples of an optimizer step, over all processes."""
-    minibatch_size: int | None = Field(None, ge=1)
+    minibatch_size: int | None = Field(default=None, ge=1)
     """Samples of a forward and backward pass, per process; null: all at once. The gradient is the same."""
     trainer: Annotated[str, AfterValidator(_known_trainer)]
     """Registered name of the trainer."""
@@ -44,13 +44,13 @@ class TrainConfig(Section):
     pipeline: str = "PromptPipeline"
     """Registered name of the pipeline that turns prompts into batches."""
 
-    checkpoint_interval: int = Field(1000, ge=1)
+    checkpoint_interval: int = Field(default=1000, ge=1)
     """Optimizer steps between checkpoints."""
-    eval_interval: int = Field(100, ge=1)
+    eval_interval: int = Field(default=100, ge=1)
     """Optimizer steps between evaluations."""
     checkpoint_dir: PathText = "ckpts"
     """Folder of the run."""
-    keep_checkpoints: int | None = Field(None, ge=1)
+    keep_checkpoints: int | None = Field(default=None, ge=1)
     """Newest checkpoints that are kept, beside the best; null: all."""
     save_best: bool = True
     """Keep the checkpoint with the best evaluation."""
@@ -63,9 +63,9 @@ class TrainConfig(Section):
     rollout_logging_dir: PathText | None = None
     """Folder for the experience of every round as text; null: not written."""
 
-    log_samples: int = Field(4, ge=0)
+    log_samples: int = Field(default=4, ge=0)
     """Prompts of a round whose samples are shown, with all responses to each; 0: none."""
-    log_samples_interval: int = Field(10, ge=1)
+    log_samples_interval: int = Field(default=10, ge=1)
     """Optimizer steps between rounds whose samples are shown, at least; 1: every round."""
     tracker: str | list[str] | None = None
     """Registered names of trackers beside metrics.jsonl, for example wandb; null: none."""
@@ -82,9 +82,9 @@ class TrainConfig(Section):
     tags: list[str] = []
     """Tags of the wandb tracker."""
 
-    seed: int = Field(1000, ge=0)
+    seed: int = Field(default=1000, ge=0)
     """Seed of every random number."""
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Norm that gradients are clipped to; null: not clipped."""
     reward_on_main_process: bool = False
     """Call the reward function on the main process only, with the samples of all, as trlX does."""

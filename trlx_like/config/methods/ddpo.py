@@ -19,59 +19,59 @@ class DDPOConfig(MethodConfig):
 
     arch_types: ClassVar[tuple[str, ...]] = ("diffusion",)
 
-    num_inference_steps: int = Field(50, ge=1)
+    num_inference_steps: int = Field(default=50, ge=1)
     """Denoising steps of an image."""
-    eta: float = Field(1.0, gt=0, le=1)
+    eta: float = Field(default=1.0, gt=0, le=1)
     """Noise of a step of DDIM, as a share of that of ancestral sampling."""
-    noise_level: float = Field(0.7, gt=0)
+    noise_level: float = Field(default=0.7, gt=0)
     """Noise of a step of a flow-matching model (SD3), in place of `eta`."""
-    guidance_scale: float = Field(5.0, ge=0)
+    guidance_scale: float = Field(default=5.0, ge=0)
     """Weight of the prompt against the negative prompt; 1 or below: no guidance."""
     negative_prompt: str | None = None
     """What guidance leads away from; null: the pipeline's own. A prompt's key "negative_prompt" goes before it."""
     use_clipped_model_output: bool = False
     """Take the noise from the clipped image, where the pipeline's scheduler clips it (`clip_sample`)."""
-    height: int | None = Field(None, ge=1)
+    height: int | None = Field(default=None, ge=1)
     """Pixels; null: as the pipeline makes them by default."""
-    width: int | None = Field(None, ge=1)
+    width: int | None = Field(default=None, ge=1)
     """Pixels; null: as the pipeline makes them by default."""
     vae_slicing: bool = True
     """Decode one image at a time, for less memory."""
 
-    num_samples: int = Field(256, ge=1)
+    num_samples: int = Field(default=256, ge=1)
     """Images of a round, over all processes."""
-    num_generations: int = Field(1, ge=1)
+    num_generations: int = Field(default=1, ge=1)
     """Images to each prompt of a round."""
-    chunk_size: int = Field(8, ge=1)
+    chunk_size: int = Field(default=8, ge=1)
     """Prompts whose images are made and scored at once, per process."""
     image_type: Literal["pil", "tensor"] = "pil"
     """What the reward function gets: a list of PIL images, or one tensor [B, C, H, W] in [0, 1]."""
 
     advantages: Literal["prompt", "round", "group"] = "prompt"
     """What a reward is compared with: earlier ones of its prompt, all of its round, or the others of its group."""
-    stat_buffer_size: int = Field(16, ge=1)
+    stat_buffer_size: int = Field(default=16, ge=1)
     """Newest rewards of a prompt that are kept to compare with."""
-    stat_min_count: int = Field(16, ge=1)
+    stat_min_count: int = Field(default=16, ge=1)
     """Rewards of a prompt below which those of the whole round are compared with."""
-    adv_clip: float = Field(5.0, gt=0)
+    adv_clip: float = Field(default=5.0, gt=0)
     """Advantages are clipped to this distance from 0."""
 
     loss_type: Literal["clip", "score_function"] = "clip"
     """PPO's clipped ratio, or REINFORCE without a ratio."""
-    cliprange: float = Field(1.0e-4, gt=0)
+    cliprange: float = Field(default=1.0e-4, gt=0)
     """The probability ratio of a step is clipped to 1 +- this; it is of the mean over dimensions, hence so small."""
-    inner_epochs: int = Field(1, ge=1)
+    inner_epochs: int = Field(default=1, ge=1)
     """Passes over the images of a round."""
-    timestep_fraction: float = Field(1.0, gt=0, le=1)
+    timestep_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the denoising steps that a pass learns from, chosen at random for each image."""
     train_cfg: bool = True
     """Learn with guidance; false: the model without it, from images made with it."""
     guidance_gradient: bool = True
     """Learn what to say to the negative prompt too, when learning with guidance."""
-    beta: float = Field(0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0)
     """Weight of the KL of a step to the model before training; 0: none, and no second set of weights is kept."""
 
-    grid_interval: int | None = Field(None, ge=1)
+    grid_interval: int | None = Field(default=None, ge=1)
     """Rounds between those whose first images are shown, as those of evaluations are; null: none."""
 
     def conflicts(self) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ def _loss_types(names: list[str]) -> list[str]:
 class DPOConfig(TextMethodConfig):
     """Direct preference optimisation (Rafailov et al. 2023), and the losses that have followed it."""
 
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0)
     """How strongly the policy is held to the reference; IPO's tau. Smaller lets it go further."""
     loss_type: Annotated[
         list[str],
@@ -48,19 +48,19 @@ class DPOConfig(TextMethodConfig):
     """The loss, or several to be added up."""
     loss_weights: list[float] | None = None
     """Weight of each loss in `loss_type`; null: 1 each."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Probability that a preference is the wrong way round: sigmoid, sigmoid_norm, robust, exo_pair, aot."""
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
     """Divergence from the reference that the loss stands for."""
     f_alpha_divergence_coef: float = 0.5
     """Coefficient of the alpha divergence: 1 is reverse_kl, 0 forward_kl."""
-    discopop_tau: float = Field(0.05, gt=0)
+    discopop_tau: float = Field(default=0.05, gt=0)
     """Temperature of the blend of discopop."""
-    ld_alpha: float | None = Field(None, ge=0, le=1)
+    ld_alpha: float | None = Field(default=None, ge=0, le=1)
     """Weight of the tokens by which one completion of a pair is longer than the other; null: 1."""
     use_weighting: bool = False
     """Weigh pairs by how likely the policy itself is to write them (WPO)."""
-    rpo_alpha: float | None = Field(None, gt=0)
+    rpo_alpha: float | None = Field(default=None, gt=0)
     """Weight of the negative log-likelihood of the chosen tokens that is added (RPO); null: none."""
 
     reference_free: bool = False
@@ -69,14 +69,14 @@ class DPOConfig(TextMethodConfig):
     """Compute reference log-probabilities once, before training; null: wherever the reference does not move."""
     sync_ref_model: bool = False
     """Let the reference follow the policy (TR-DPO)."""
-    ref_model_mixup_alpha: float = Field(0.6, gt=0, le=1)
+    ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
     """Share of the policy in the reference after it has followed; 1: it becomes the policy."""
-    ref_model_sync_steps: int = Field(512, ge=1)
+    ref_model_sync_steps: int = Field(default=512, ge=1)
     """Optimizer steps between two moves of the reference."""
     disable_dropout: bool = True
     """Train without dropout."""
 
-    max_prompt_length: int | None = Field(None, ge=1)
+    max_prompt_length: int | None = Field(default=None, ge=1)
     """Tokens of a prompt, at most; null: `train.seq_length` alone limits it."""
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
     """What stays of a pair longer than `train.seq_length`: the start, or the ends of prompt and completions."""

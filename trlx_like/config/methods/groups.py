@@ -15,31 +15,31 @@ from trlx_like.config.problems import Problem
 class GroupMethodConfig(OnlineTextMethodConfig):
     """Policy gradients with the other responses to a prompt in the place of a value function."""
 
-    num_generations: int = Field(8, ge=1)
+    num_generations: int = Field(default=8, ge=1)
     """Responses to each prompt: a group."""
-    num_prompts: int = Field(16, ge=1)
+    num_prompts: int = Field(default=16, ge=1)
     """Prompts of a round, over all processes."""
-    num_iterations: int = Field(1, ge=1)
+    num_iterations: int = Field(default=1, ge=1)
     """Passes over the responses of a round."""
-    chunk_size: int = Field(16, ge=1)
+    chunk_size: int = Field(default=16, ge=1)
     """Prompts whose responses are generated and scored at once, per process."""
 
     loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
     """What counts the same: every token ("dapo"), every response ("grpo"), or a response by its length ("dr_grpo")."""
-    epsilon: float = Field(0.2, gt=0)
+    epsilon: float = Field(default=0.2, gt=0)
     """The probability ratio is clipped below at 1 - this."""
-    epsilon_high: float | None = Field(None, gt=0)
+    epsilon_high: float | None = Field(default=None, gt=0)
     """The probability ratio is clipped above at 1 + this; null: as `epsilon`."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """What has a probability ratio: each token, or a response, as the geometric mean of those of its tokens (GSPO)."""
-    beta: float = Field(0.0, ge=0)
+    beta: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference; 0: none, and no reference is made."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
 
-    max_sampling_attempts: int | None = Field(None, ge=1)
+    max_sampling_attempts: int | None = Field(default=None, ge=1)
     """Leave out groups of equal scores, drawing prompts up to this many times a round instead; null: keep them."""
-    soft_punish_cache: int | None = Field(None, ge=1)
+    soft_punish_cache: int | None = Field(default=None, ge=1)
     """Tokens before `max_new_tokens` over which a growing penalty, up to 1, is taken from a score; null: none."""
     mask_truncated_completions: bool = False
     """Leave out responses that do not end by themselves. They still count in the baseline of their group."""

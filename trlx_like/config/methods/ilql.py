@@ -21,26 +21,26 @@ class ILQLConfig(TextMethodConfig):
 
     generation_options: ClassVar[tuple[str, ...]] = ("beta",)
 
-    tau: float = Field(0.7, gt=0, lt=1)
+    tau: float = Field(default=0.7, gt=0, lt=1)
     """Expectile that V is of Q: .5 the mean over the data's actions, towards 1 the best of them."""
-    gamma: float = Field(0.99, ge=0, le=1)
+    gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of a reward per output token."""
-    cql_scale: float = Field(0.1, ge=0)
+    cql_scale: float = Field(default=0.1, ge=0)
     """Weight of the conservative term, which keeps Q low for tokens that the data does not have."""
-    cql_temperature: float = Field(1.0, gt=0)
+    cql_temperature: float = Field(default=1.0, gt=0)
     """Q is divided by this in the conservative term."""
-    awac_scale: float = Field(1.0, ge=0)
+    awac_scale: float = Field(default=1.0, ge=0)
     """Weight of the language-model term."""
     beta: float = 0.0
     """Inverse temperature of the weights exp(beta A) in the language-model term; 0: plain imitation. Decoding has a
     beta of its own, in `gen_kwargs`."""
-    awac_clip: float | None = Field(None, gt=0)
+    awac_clip: float | None = Field(default=None, gt=0)
     """Largest weight in the language-model term; null: no limit."""
     awac_per: Literal["action", "token"] = "action"
     """What the language-model term is a mean over: output tokens (trlX), or all tokens (the original)."""
-    alpha: float = Field(0.001, gt=0, le=1)
+    alpha: float = Field(default=0.001, gt=0, le=1)
     """Share of the Q heads that their targets take over at a synchronisation (Polyak)."""
-    steps_for_target_q_sync: int = Field(5, ge=1)
+    steps_for_target_q_sync: int = Field(default=5, ge=1)
     """Optimizer steps between synchronisations of the target Q heads."""
     two_qs: bool = True
     """Two Q heads, of whose targets the smaller counts."""

@@ -39,13 +39,13 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     """How strongly the policy is held to the reference; IPO's tau. A list: one for each pass over the prompts."""
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
     """The loss of a pair. ipo is on sums over tokens, as in its paper; that of DPOConfig is on means."""
-    n_generations_per_prompt: int = Field(2, ge=2)
+    n_generations_per_prompt: int = Field(default=2, ge=2)
     """Responses made to each prompt, of which the best and the worst are a pair."""
-    num_prompts: int | None = Field(None, ge=1)
+    num_prompts: int | None = Field(default=None, ge=1)
     """Prompts of a round, over all processes; null: `train.batch_size`, so that a round is one step."""
-    chunk_size: int = Field(64, ge=1)
+    chunk_size: int = Field(default=64, ge=1)
     """Prompts whose responses are generated and judged at once, per process."""
-    missing_eos_penalty: float | None = Field(None, ge=0)
+    missing_eos_penalty: float | None = Field(default=None, ge=0)
     """Taken off the score of a response that does not end by itself; null: nothing."""
     disable_dropout: bool = True
     """Train without dropout."""

@@ -20,39 +20,39 @@ def _none_if_off(value: Any) -> Any:
 class PPOConfig(OnlineTextMethodConfig):
     """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty to a reference model."""
 
-    ppo_epochs: int = Field(4, ge=1)
+    ppo_epochs: int = Field(default=4, ge=1)
     """Passes over the experience of a round."""
-    num_rollouts: int = Field(128, ge=1)
+    num_rollouts: int = Field(default=128, ge=1)
     """Responses made in a round, over all processes."""
-    chunk_size: int = Field(128, ge=1)
+    chunk_size: int = Field(default=128, ge=1)
     """Prompts generated from and scored at once, per process."""
 
-    init_kl_coef: float = Field(0.001, ge=0)
+    init_kl_coef: float = Field(default=0.001, ge=0)
     """Weight of the KL penalty at the start."""
-    target: float | None = Field(None, gt=0)
+    target: float | None = Field(default=None, gt=0)
     """KL in nats a response that the weight is adapted to reach; null: the weight stays."""
-    horizon: int = Field(10000, ge=1)
+    horizon: int = Field(default=10000, ge=1)
     """Responses over which the adaptive weight reacts; larger is slower."""
     kl_penalty: Literal["kl", "abs", "mse", "full"] = "kl"
     """Penalty of a token, from its log-ratio d: d, |d|, d^2 / 2, or the KL over the whole vocabulary."""
     kl_in: Literal["reward", "loss"] = "reward"
     """Where the penalty acts: subtracted from each token's reward, or added to the loss."""
-    target_kl: float | None = Field(None, gt=0)
+    target_kl: float | None = Field(default=None, gt=0)
     """KL in nats a token from the policy that sampled, above which a round's updates stop; null: never."""
-    ratio_threshold: float | None = Field(10.0, gt=1)
+    ratio_threshold: float | None = Field(default=10.0, gt=1)
     """Mean probability ratio of a batch above which it is skipped; null: never."""
 
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount of a reward per token."""
-    lam: float = Field(0.95, ge=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
-    cliprange: float = Field(0.2, gt=0)
+    cliprange: float = Field(default=0.2, gt=0)
     """The probability ratio is clipped to 1 +- this."""
-    cliprange_value: float | None = Field(0.2, gt=0)
+    cliprange_value: float | None = Field(default=0.2, gt=0)
     """Values are clipped to the old ones +- this; null: not clipped."""
-    vf_coef: float = Field(1.0, ge=0)
+    vf_coef: float = Field(default=1.0, ge=0)
     """Weight of the value loss."""
-    ent_coef: float = Field(0.0, ge=0)
+    ent_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     whiten_rewards: bool = False
     """Scale the token rewards of a round to variance 1."""
@@ -65,14 +65,14 @@ class PPOConfig(OnlineTextMethodConfig):
     """Subtract the mean before scaling; needs `scale_reward`."""
     ref_mean: float | None = None
     """Mean of the scores for scale_reward "ref"; null: that of the first round."""
-    ref_std: float | None = Field(None, gt=0)
+    ref_std: float | None = Field(default=None, gt=0)
     """Standard deviation of the scores for scale_reward "ref"; null: that of the first round."""
-    cliprange_reward: Annotated[float | None, BeforeValidator(_none_if_off)] = Field(10.0, gt=0)
+    cliprange_reward: Annotated[float | None, BeforeValidator(_none_if_off)] = Field(default=10.0, gt=0)
     """Scores are clipped to +- this; null: not clipped."""
-    missing_eos_penalty: float | None = Field(None, ge=0)
+    missing_eos_penalty: float | None = Field(default=None, ge=0)
     """Subtracted from the score of a response that does not end by itself; null: nothing."""
 
-    num_value_layers_unfrozen: int = Field(0, ge=0)
+    num_value_layers_unfrozen: int = Field(default=0, ge=0)
     """Top layers that the value function gets as its own trainable copy; 0: a head on the policy."""
 
     def conflicts(self) -> Iterator[Problem]:

@@ -12,9 +12,9 @@ from trlx_like.config.method import MethodConfig
 class RewardConfig(MethodConfig):
     """A reward model from pairs of answers of which one is preferred."""
 
-    center_rewards_coefficient: float = Field(0.0, ge=0)
+    center_rewards_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the squared sum of a pair's rewards, which pulls their level to zero; 0.01 is usual."""
-    max_prompt_length: int | None = Field(None, ge=1)
+    max_prompt_length: int | None = Field(default=None, ge=1)
     """Tokens of a prompt, at most; null: `train.seq_length` alone limits it."""
     too_long: Literal["drop", "truncate"] = "drop"
     """What happens to a pair longer than `train.seq_length`."""

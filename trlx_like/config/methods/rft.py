@@ -16,17 +16,17 @@ class RFTConfig(OnlineTextMethodConfig):
 
     exact_sampling: ClassVar[bool] = False
 
-    n_generations_per_prompt: int = Field(32, ge=1)
+    n_generations_per_prompt: int = Field(default=32, ge=1)
     """Responses made to each prompt, each time that the pool grows."""
-    n_improve_steps: int = Field(4, ge=1)
+    n_improve_steps: int = Field(default=4, ge=1)
     """Rounds on one growth of the pool, each under a higher percentile."""
-    start_percentile: float = Field(0.7, ge=0, le=1)
+    start_percentile: float = Field(default=0.7, ge=0, le=1)
     """Share of a prompt's responses that is left out in the first round after the pool has grown."""
-    end_percentile: float = Field(0.95, ge=0, le=1)
+    end_percentile: float = Field(default=0.95, ge=0, le=1)
     """What that share rises towards: after `n_improve_steps` rounds it would be reached."""
-    chunk_size: int = Field(128, ge=1)
+    chunk_size: int = Field(default=128, ge=1)
     """Responses generated and scored at once, per process."""
-    pool_size: int | None = Field(None, ge=1)
+    pool_size: int | None = Field(default=None, ge=1)
     """Newest responses that the pool keeps of a prompt; null: all, as in trlX."""
 
     def conflicts(self) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ class RLOOConfig(GroupMethodConfig):
     """What a score is compared with: the group's other scores, or all of the round, whitened (REINFORCE++)."""
     loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dr_grpo"
     """What counts the same: every token ("dapo"), every response ("grpo"), or a response by its length ("dr_grpo")."""
-    beta: float = Field(0.05, ge=0)
+    beta: float = Field(default=0.05, ge=0)
     """Weight of the KL to the reference; 0: none, and no reference is made."""
     kl_in: Literal["loss", "reward"] = "reward"
     """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
