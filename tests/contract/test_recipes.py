@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract.recipes import RECIPES
-from trlx_like.config import TRAINERS
+from trlx_like.algorithms import ALGORITHMS
 
 
-def test_every_registered_trainer_has_a_recipe() -> None:
-    ours = [name for name in TRAINERS.names() if TRAINERS.get(name).__module__.startswith("trlx_like.")]
-    assert sorted(RECIPES) == sorted(ours), "add the new trainer to tests/contract/recipes.py"
+@pytest.mark.parametrize("trainer", [row.trainer for row in ALGORITHMS])
+def test_an_algorithm_has_a_recipe(trainer: str) -> None:
+    assert trainer in RECIPES, f"add {trainer} to tests/contract/recipes.py"
+
+
+def test_a_recipe_is_of_an_algorithm() -> None:
+    assert set(RECIPES) <= {row.trainer for row in ALGORITHMS}

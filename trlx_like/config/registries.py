@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
+from trlx_like.algorithms import ALGORITHMS
 from trlx_like.config.method import MethodConfig
 from trlx_like.errors import RegistryError
 from trlx_like.registry import Registry
@@ -13,45 +14,15 @@ Method = TypeVar("Method", bound=type[MethodConfig])
 Trainer = TypeVar("Trainer", bound=type[Any])
 
 METHODS: Registry[type[MethodConfig]] = Registry(
-    "method",
-    {
-        "DDPOConfig": "trlx_like.config.methods.ddpo:DDPOConfig",
-        "DPOConfig": "trlx_like.config.methods.dpo:DPOConfig",
-        "GRPOConfig": "trlx_like.config.methods.grpo:GRPOConfig",
-        "ILQLConfig": "trlx_like.config.methods.ilql:ILQLConfig",
-        "OnlineDPOConfig": "trlx_like.config.methods.online_dpo:OnlineDPOConfig",
-        "PPOConfig": "trlx_like.config.methods.ppo:PPOConfig",
-        "RFTConfig": "trlx_like.config.methods.rft:RFTConfig",
-        "RLOOConfig": "trlx_like.config.methods.rloo:RLOOConfig",
-        "RewardConfig": "trlx_like.config.methods.reward:RewardConfig",
-        "SFTConfig": "trlx_like.config.methods.sft:SFTConfig",
-    },
+    "method", {row.method: f"trlx_like.config.methods.{row.name}:{row.method}" for row in ALGORITHMS}
 )
 
 # Any: this layer cannot import trainers.
 TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
-    {
-        "DDPOTrainer": "trlx_like.trainers.ddpo:DDPOTrainer",
-        "DPOTrainer": "trlx_like.trainers.dpo:DPOTrainer",
-        "GRPOTrainer": "trlx_like.trainers.grpo:GRPOTrainer",
-        "ILQLTrainer": "trlx_like.trainers.ilql:ILQLTrainer",
-        "OnlineDPOTrainer": "trlx_like.trainers.online_dpo:OnlineDPOTrainer",
-        "PPOTrainer": "trlx_like.trainers.ppo:PPOTrainer",
-        "RFTTrainer": "trlx_like.trainers.rft:RFTTrainer",
-        "RLOOTrainer": "trlx_like.trainers.rloo:RLOOTrainer",
-        "RewardTrainer": "trlx_like.trainers.reward:RewardTrainer",
-        "SFTTrainer": "trlx_like.trainers.sft:SFTTrainer",
-    },
-    aliases={
-        "AccelerateILQLTrainer": "ILQLTrainer",
-        "AcceleratePPOTrainer": "PPOTrainer",
-        "AccelerateRFTTrainer": "RFTTrainer",
-        "AccelerateSFTTrainer": "SFTTrainer",
-    },
-    gone={
-        "NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md).",
-    },
+    {row.trainer: f"trlx_like.trainers.{row.name}:{row.trainer}" for row in ALGORITHMS},
+    aliases={alias: row.trainer for row in ALGORITHMS for alias in row.aliases},
+    gone={"NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md)."},
 )
 
 
