@@ -1,6 +1,6 @@
-"""What a tracker is, which there are, and the one object that a trainer talks to.
+"""The protocol of a tracker, the registry of trackers, and `Trackers`, which sends the metrics of a run to all of them.
 
-A tracker is a class that is constructed with a `RunInfo`. Registered under a name, `train.tracker` can ask for it.
+A tracker is constructed with a `RunInfo`. `train.tracker` chooses trackers by the names that they are registered under.
 """
 
 from __future__ import annotations
@@ -16,25 +16,40 @@ from trlx_like.registry import Registry
 from trlx_like.tracking.values import number
 
 EVALUATION, TRAINING = "samples", "training"
-"""What the table of an evaluation's samples is called, and that of a round's."""
+"""The names of the tables with the samples of an evaluation and of a rollout round."""
 IMAGE = "image"
-"""What the column of pictures is called in them."""
+"""The name of the column of pictures in these tables."""
 
 
 class Tracker(Protocol):
-    """A destination of metrics and tables. Only the main process has trackers."""
+    """Receive the metrics and tables of a run. Only the main process has trackers.
+
+    A subclass implements the methods that it needs; the others do nothing.
+    """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics by name. A step may be logged in several parts."""
+        """Record metrics of a step.
+
+        Args:
+            metrics: Values by name. One step may be logged in several calls.
+            step: Optimiser steps done.
+        """
+        return None
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """A table, such as the samples of an evaluation: one cell a column in every row.
+        """Record a table, such as the samples of an evaluation.
 
-        A cell that is a picture is a `tracking.pictures.Picture`, which is a text.
+        Args:
+            name: `EVALUATION`, `TRAINING` or another name.
+            columns: The names of the columns.
+            rows: For each row one cell per column. A picture is a `tracking.pictures.Picture`, a subclass of str.
+            step: Optimiser steps done.
         """
+        return None
 
     def close(self) -> None:
-        """Everything logged is kept from here on. Called once, also after an error."""
+        """Make everything logged so far permanent. Called once, also after an error."""
+        return None
 
 
 @dataclass
@@ -42,7 +57,7 @@ class RunInfo:
     """What a tracker may know about the run."""
 
     directory: Path  # the run folder
-    config: dict[str, Any]  # to be shown; what JSON cannot hold is shown as text
+    config: dict[str, Any]  # the whole configuration; values that JSON does not support are shown as text
     project: str
     total_steps: int
     run_name: str | None = None
@@ -55,7 +70,7 @@ class RunInfo:
 
     @property
     def name(self) -> str:
-        """How the run is called: `run_name`, else its folder."""
+        """Return `run_name`, or the name of the run folder if there is none."""
         return self.run_name or self.directory.resolve().name
 
 
@@ -65,7 +80,7 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
         "jsonl": "trlx_like.tracking.jsonl:JsonlTracker",
         "report": "trlx_like.tracking.report:ReportTracker",
         "audit": "trlx_like.tracking.audit:AuditTracker",
-        "console": "trlx_like.tracking.console:ConsoleTracker",
+        "console": "trlx_like.tracking.console:make_console",
         "wandb": "trlx_like.tracking.wandb:WandbTracker",
         "tensorboard": "trlx_like.tracking.tensorboard:TensorboardTracker",
         "trackio": "trlx_like.tracking.trackio:TrackioTracker",
@@ -77,16 +92,25 @@ ALWAYS = ("report", "jsonl", "audit", "console")  # closed in the opposite order
 
 
 class Trackers:
-    """Several trackers as one. Without any it is silent, as on all processes but the main one.
+    """Send metrics and tables to several trackers.
 
-    Values may be whatever `float()` takes, 0-d tensors included; the trackers get Python numbers.
+    Args:
+        trackers: None on processes other than the main one, where every method does nothing.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Sends metrics to all. RewardError for a value that is not a number."""
+        """Send metrics to all trackers.
+
+        Args:
+            metrics: Values that `float()` accepts, such as 0-d tensors; trackers receive Python numbers.
+            step: Optimiser steps done.
+
+        Raises:
+            RewardError: A value is not a number.
+        """
         if not self._trackers:
             return
         numbers = {name: number(name, value) for name, value in metrics.items()}
@@ -94,12 +118,12 @@ class Trackers:
             tracker.log(numbers, step)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """Sends a table to all."""
+        """Send a table to all trackers; the arguments are those of `Tracker.log_table`."""
         for tracker in self._trackers:
             tracker.log_table(name, columns, rows, step)
 
     def close(self) -> None:
-        """Closes all, also if one raises. Closing again does nothing."""
+        """Close all trackers, even if one of them raises. A second call does nothing."""
         trackers, self._trackers = self._trackers, []
         with ExitStack() as stack:
             for tracker in trackers:
@@ -107,10 +131,16 @@ class Trackers:
 
 
 def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
-    """The trackers of a run: jsonl, console, audit, the report, and those in `names` (`train.tracker`).
+    """Make the trackers of a run: jsonl, console, audit, report, and those in `names`.
 
-    main: False on processes that log nothing. RegistryError for an unknown name, on every process; ConfigError for a
-    package that is not installed.
+    Args:
+        names: The trackers that `train.tracker` asks for.
+        run: What they may know about the run.
+        main: Whether this is the main process; others log nothing.
+
+    Raises:
+        RegistryError: A name is unknown. Raised on every process.
+        ConfigError: A tracker needs a package that is not installed.
     """
     extra = {TRACKERS.canonical(name): TRACKERS.get(name) for name in names}
     if not main:
@@ -128,7 +158,7 @@ def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
 
 @contextmanager
 def optional_package(tracker: str) -> Iterator[None]:
-    """Turns a failing import inside into a ConfigError that names the extra to install."""
+    """Turn a failed import inside the block into a ConfigError that names the extra to install."""
     try:
         yield
     except ImportError as error:

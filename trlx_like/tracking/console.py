@@ -1,8 +1,7 @@
-"""The terminal: a bar with the time left and the numbers that matter, the samples of each evaluation, and now and then
-those of a round.
+"""Shows a run on the terminal: a progress bar with the most important numbers, and tables of samples.
 
-Where output is not a terminal there are neither bars nor control characters: one plain line an evaluation, and one a
-minute when nothing else is said.
+Where the output is not a terminal there are no bars and no control characters: one plain line for each evaluation, and
+one a minute while there is none. Samples are not shown there.
 """
 
 from __future__ import annotations
@@ -18,94 +17,101 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from trlx_like.tracking.base import TRAINING, RunInfo
+from trlx_like.tracking.base import TRAINING, RunInfo, Tracker
 from trlx_like.tracking.values import compact, plain, shorten
 
-# What is shown of training, in this order: a label and the names it goes by, of which the first that exists is taken.
+# The metrics of training that are shown, in this order: a label and the metrics it may show, the first of them that is
+# logged. `policy/approx_kl` is not one of them: it is the divergence from the behaviour policy, not from the reference.
 NUMBERS = {
-    "kl": ("policy/kl", "policy/approx_kl"),
+    "reward": ("rollout/score_mean",),
+    "accuracy": ("rewards/accuracies",),
+    "margin": ("rewards/margins",),
+    "kl": ("policy/kl", "losses/kl"),
     "loss": ("losses/total_loss", "losses/loss", "loss"),
+    "perplexity": ("perplexity",),
     "lr": ("learning_rate",),
 }
-ROWS, CELL = 6, 160  # of a table: rows and characters a cell that are shown
-SHORT, READABLE = 16, 24  # characters of a cell that is no text, and of the column of a text that can be read
+PAIRS = ("accuracy", "margin")  # left out if rewards are shown
+# The metrics of an evaluation start with one of these names; the label that takes its place.
+EVALUATED = {
+    "reward/mean": "reward",
+    "metrics/": "",
+    "eval/rewards/accuracies": "accuracy",
+    "eval/rewards/margins": "margin",
+}
+ROWS, CELL = 6, 160  # limits of a shown table: rows, and characters in a cell
+SHORT, READABLE = 16, 24  # characters of a cell that is not text, and of the narrowest readable column of text
 QUIET_SECONDS = 60.0
 
 
 class Headline:
-    """The numbers that matter, as one line of text."""
+    """The latest values of the most important metrics, as one line of text."""
 
     def __init__(self) -> None:
         self._latest: dict[str, float] = {}
+        self._evaluation: dict[str, float] = {}
+        self._evaluated_at = -1
 
-    def update(self, metrics: Mapping[str, float]) -> bool:
-        """Remembers metrics. True if they are an evaluation's."""
-        self._latest.update(metrics)
-        return any(_evaluated(name) for name in metrics)
+    def update(self, metrics: Mapping[str, float], step: int) -> bool:
+        """Remember metrics of a step; return whether an evaluation is among them."""
+        evaluation = {name: value for name, value in metrics.items() if name.startswith(tuple(EVALUATED))}
+        if evaluation and step != self._evaluated_at:
+            self._evaluation, self._evaluated_at = {}, step
+        self._evaluation |= evaluation
+        self._latest |= metrics
+        return bool(evaluation)
 
-    def text(self, evaluation: int) -> str:
-        """`reward 0.93  optimality 0.95  kl 0.01  loss 0.4  lr 1e-05`, of at most `evaluation` evaluated metrics."""
-        shown = [(_label(name), self._latest[name]) for name in filter(_evaluated, self._latest)][:evaluation]
-        if not shown and "rollout/score_mean" in self._latest:
-            shown = [("score", self._latest["rollout/score_mean"])]
+    def text(self, evaluated: int) -> str:
+        """Return e.g. `reward 1.32  kl 0.01  loss 0.4  lr 1e-05  eval 0.872, optimality 0.95 @20`.
+
+        Args:
+            evaluated: Show at most this many metrics of the last evaluation.
+        """
+        shown = []
         for label, names in NUMBERS.items():
-            shown += [(label, self._latest[name]) for name in names if name in self._latest][:1]
-        return "  ".join(f"{shorten(label, 40)} {compact(value)}" for label, value in shown)
-
-
-def _evaluated(name: str) -> bool:
-    return name.startswith(("reward/mean", "metrics/"))
+            value = next((self._latest[name] for name in names if name in self._latest), None)
+            if value is not None and not (label in PAIRS and "rollout/score_mean" in self._latest):
+                shown.append(f"{label} {compact(value)}")
+        last = [f"{_label(name)}{compact(value)}" for name, value in self._evaluation.items()][:evaluated]
+        return "  ".join(shown + [f"eval {', '.join(last)} @{self._evaluated_at}"] * bool(last))
 
 
 def _label(name: str) -> str:
-    return name.replace("reward/mean", "reward", 1).removeprefix("metrics/")
+    """Return what stands before the value of an evaluated metric: nothing for the mean reward."""
+    start = next(start for start in EVALUATED if name.startswith(start))
+    return "" if name == "reward/mean" else shorten(name.replace(start, EVALUATED[start], 1), 40) + " "
 
 
-class ConsoleTracker:
-    """Shows the run on standard output, in the way that fits where that goes."""
-
-    def __init__(self, run: RunInfo) -> None:
-        terminal = sys.stdout.isatty() and not Console().is_dumb_terminal
-        self._view: Bar | Lines = Bar(run) if terminal else Lines(run)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._view.log(metrics, step)
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        self._view.log_table(name, columns, rows, step)
-
-    def close(self) -> None:
-        self._view.close()
+def make_console(run: RunInfo) -> Tracker:
+    """Return the tracker that shows the run on standard output: a `Bar` on a terminal, otherwise `Lines`."""
+    return Bar(run) if sys.stdout.isatty() and not Console().is_dumb_terminal else Lines(run)
 
 
-class Lines:
-    """For files and pipes."""
+class Lines(Tracker):
+    """Shows the run as plain lines, for files and pipes."""
 
     def __init__(self, run: RunInfo) -> None:
         self._total = run.total_steps
         self._first = run.resume_step or 0
-        self._start = self._said = time.monotonic()
+        self._start = self._last_line = time.monotonic()
         self._headline = Headline()
-        self._unsaid: int | None = None  # the last step, if there is no line about it yet
+        self._unshown: int | None = None  # the last step, if no line was printed for it
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._unsaid = step
-        if self._headline.update(metrics) or time.monotonic() - self._said >= QUIET_SECONDS:
-            self._say(step)
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """Tables are in samples.jsonl."""
+        self._unshown = step
+        if self._headline.update(metrics, step) or time.monotonic() - self._last_line >= QUIET_SECONDS:
+            self._print(step)
 
     def close(self) -> None:
-        if self._unsaid is not None:
-            self._say(self._unsaid)
+        if self._unshown is not None:
+            self._print(self._unshown)
 
-    def _say(self, step: int) -> None:
-        self._said, self._unsaid = time.monotonic(), None
-        seconds, done, remaining = self._said - self._start, step - self._first, self._total - step
+    def _print(self, step: int) -> None:
+        self._last_line, self._unshown = time.monotonic(), None
+        seconds, done, remaining = self._last_line - self._start, step - self._first, self._total - step
         left = f", {_duration(seconds / done * remaining)} left" if done > 0 and remaining > 0 else ""
         clock = f"({_duration(seconds)}{left})"
-        print(f"step {step}/{self._total}  {self._headline.text(evaluation=8)}  {clock}", flush=True)
+        print(f"step {step}/{self._total}  {self._headline.text(evaluated=8)}  {clock}", flush=True)
 
 
 def _duration(seconds: float) -> str:
@@ -113,8 +119,8 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-class Bar:
-    """For terminals. Appears with the first metrics, so that a trainer that never trains shows none."""
+class Bar(Tracker):
+    """Shows the run on a terminal. The bar appears with the first metrics: a trainer that never trains shows none."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run
@@ -136,18 +142,18 @@ class Bar:
             "training", total=run.total_steps, completed=run.resume_step or 0, numbers=""
         )
         self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
-        self._round_shown = -QUIET_SECONDS  # when the samples of a round were last shown
+        self._round_shown = -QUIET_SECONDS  # the time at which samples of training were last shown
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._begin()
-        evaluation = self._headline.update(metrics)
-        self._progress.update(self._task, completed=step, numbers=self._headline.text(evaluation=1))
+        evaluation = self._headline.update(metrics, step)
+        self._progress.update(self._task, completed=step, numbers=self._headline.text(evaluated=1))
         if evaluation:
-            line = f"step {step}/{self._run.total_steps}  {self._headline.text(evaluation=8)}"
+            line = f"step {step}/{self._run.total_steps}  {self._headline.text(evaluated=8)}"
             self._console.print(Text(line, style="bold"))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        if name == TRAINING:  # there is one in every round, which may be a step
+        if name == TRAINING:  # one comes with every round, which may be a single step
             if time.monotonic() - self._round_shown < QUIET_SECONDS:
                 return
             self._round_shown = time.monotonic()
@@ -156,7 +162,7 @@ class Bar:
         self._console.print(self._table(columns, rows[:ROWS]))
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-        """Texts beside what is short, which has columns of its own where they leave room for the texts, else one."""
+        """Return a table whose short cells share one column if columns of their own would make texts too narrow."""
         cells = [[self._cell(value) for value in row] for row in rows]
         titles = [[self._cell(part) for part in column.replace("_", " ").split("/")] for column in columns]
         texts = [place for place in range(len(columns)) if max(len(row[place]) for row in cells) > SHORT]
@@ -186,7 +192,7 @@ class Bar:
         self._redirected = []
 
     def _begin(self) -> None:
-        """Starts the bar, and sends what `logging` writes to the terminal through it: neither breaks the other."""
+        """Start the bar and send log lines through it, so that neither breaks the other."""
         if self._progress.live.is_started:
             return
         before = {sys.stdout: "stdout", sys.stderr: "stderr"}
@@ -198,6 +204,6 @@ class Bar:
                 handler.setStream(getattr(sys, before[handler.stream]))
 
     def _cell(self, value: Any) -> str:
-        """A value as text that this terminal can show, whatever is in it."""
+        """Return a value as text that this terminal can show."""
         text = "" if value is None else compact(value) if isinstance(value, float) else str(plain(value))
         return shorten(text, CELL).encode(self._console.encoding, "replace").decode(self._console.encoding)
