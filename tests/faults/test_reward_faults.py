@@ -97,7 +97,7 @@ def test_what_a_function_does_beside_its_work_does_no_harm(
     assert prompts == GOALS
     shown = capfd.readouterr().out.splitlines()
     progress = [line for line in shown if line.startswith("step ")]
-    assert len(progress) == 2 and all(re.fullmatch(r"step \d/2  .*eval \S+ @\d  \(0:\d\d.*\)", line) for line in progress)
+    assert len(progress) == 2 and all(re.fullmatch(r"step \d/2  .*eval \S+ @\d  \(0:\d.*\)", line) for line in progress)
     assert workers == 0 or shown == progress
 
 
