@@ -1,7 +1,6 @@
-"""The mathematics: tensors and floats in, tensors out, knowing no model, configuration, tokenizer or device.
+"""The mathematics of the algorithms: functions of tensors and floats, without models, configuration or devices.
 
-Losses and estimators are element-wise; the caller masks, sums and divides. Torch multiplies upstream
-gradients by local derivatives, and 0 * inf is NaN, so a caller whose padding may hold anything clears the
-*inputs* of a formula with `masked.zero_padding` (or never computes padding at all), and sums its output with
-`masked.masked_sum`.
+Losses and estimators are element-wise; the caller masks, sums and divides. Zeroing a loss at padding is not enough if
+the padded inputs may hold inf or NaN: the gradient of a masked entry would be 0 * inf = NaN. Clear the inputs with
+`masked.zero_padding` first, or leave padding out of the computation, and sum the loss with `masked.masked_sum`.
 """

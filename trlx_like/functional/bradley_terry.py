@@ -1,4 +1,4 @@
-"""The loss of a reward model on pairs, and the term that keeps its rewards around zero."""
+"""The Bradley-Terry loss of a reward model on preference pairs, and a penalty that centres its rewards."""
 
 from __future__ import annotations
 
@@ -7,18 +7,35 @@ from torch.nn.functional import logsigmoid
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
-    """-log sigmoid(r_c - r_r - m): how surprised a Bradley-Terry model with these rewards is by the preference.
+    """Compute the negative log-likelihood of preferences under the Bradley-Terry model: -log sigmoid(r_c - r_r - m).
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, eq. 1; the margin m is from Touvron et al. 2023, arXiv:2307.09288,
-    eq. 2. Shapes: rewards and margin [B] -> [B].
+    eq. 2.
+
+    Args:
+        chosen: Reward r_c of the preferred completion of each pair. [B]
+        rejected: Reward r_r of the other completion. [B]
+        margin: By how much the chosen reward should exceed the rejected one, m. [B] or a number.
+
+    Returns:
+        The loss of each pair. [B]
     """
     return -logsigmoid(chosen - rejected - margin)
 
 
 def off_center(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """(r_c + r_r)^2: pairs say nothing about the level of rewards, and this pulls it to zero.
+    """Penalise pairs of rewards that are not centred around zero: (r_c + r_r)^2.
 
-    Source: Eisenstein et al. 2023, arXiv:2312.09244, sec. 2. Shapes: [B], [B] -> [B].
+    A preference only determines the difference of two rewards; this term determines their level.
+
+    Source: Eisenstein et al. 2023, arXiv:2312.09244, sec. 2.
+
+    Args:
+        chosen: Reward r_c of the preferred completion of each pair. [B]
+        rejected: Reward r_r of the other completion. [B]
+
+    Returns:
+        The penalty of each pair, to be scaled and added to the loss. [B]
     """
     return (chosen + rejected).square()
 

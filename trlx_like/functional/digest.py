@@ -1,4 +1,4 @@
-"""A few numbers in the place of a tensor, to tell whether two are the same without having both in one place."""
+"""Checksums of tensors, to compare two tensors without having both in one place."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_COLUMNS = 1 << 14  # numbers of a row
-_ROWS = {"cpu": 4}  # rows at once, so that what is in between stays in a core's cache; elsewhere the more the better
+_COLUMNS = 1 << 14  # numbers in a row
+_ROWS = {"cpu": 4}  # rows per step, so that temporaries fit in a CPU core's cache; GPUs prefer many rows
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Digest:
-    """Equal for tensors of one type and shape whose numbers are equal, bit by bit and place by place."""
+    """The checksum of a tensor. Tensors of equal dtype, shape and bits have equal digests."""
 
-    kind: str  # type and shape
-    ordered: int  # changes with any one number, and with any two that trade places
-    unordered: int  # only changes with the numbers
+    kind: str  # dtype and shape
+    ordered: int  # changes if a number changes or two numbers are swapped
+    unordered: int  # changes if a number changes, not if numbers are swapped
 
 
 def digest(values: Tensor) -> Digest:
-    """sum_i b_i w_i modulo 2^64 and sum_i b_i, b_i the bits of the i-th number as an integer, w_i odd and random.
+    """Compute the checksum of a tensor: sum_i b_i w_i modulo 2^64, and sum_i b_i.
 
-    A multilinear hash (Carter & Wegman 1979, "Universal classes of hash functions", sec. 3): one changed number always
-    shows, since an odd factor has an inverse; any other change escapes with a probability of about 2^-32. In exact
-    integers, so it is the same on every device and for any order of summation. values: [*]
+    b_i are the bits of the i-th number read as an integer, w_i is an odd random integer.
+
+    Source: multilinear hashing, Carter and Wegman 1979, "Universal classes of hash functions", sec. 3. A change of one
+    number always changes the digest, since an odd factor is invertible; other changes go unnoticed with a probability
+    of about 2^-32. The arithmetic is exact, so all devices and all orders of summation agree.
+
+    Args:
+        values: A tensor of any dtype and shape. [*]
+
+    Returns:
+        The digest, which is a few Python numbers.
     """
     kind = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
     numbers = values.detach().contiguous().flatten()
@@ -37,7 +45,7 @@ def digest(values: Tensor) -> Digest:
 
 
 def _sums(bits: Tensor) -> tuple[int, int]:
-    """Both sums over integers [N]; of more than a row, the sums of the rows' sums."""
+    """Compute both sums over integers [N]; the ordered sum of many rows hashes the sums of the rows."""
     weights = _weights(bits.device)  # [C]
     if len(bits) <= _COLUMNS:
         row = bits.long()
@@ -55,7 +63,7 @@ def _sums(bits: Tensor) -> tuple[int, int]:
 
 @lru_cache
 def _weights(device: torch.device) -> Tensor:
-    """Odd numbers of 64 bits, the same on every device. [_COLUMNS]"""
+    """Make the odd random 64-bit factors, which are the same on every device. [_COLUMNS]"""
     generator = torch.Generator().manual_seed(20)
     low = torch.iinfo(torch.int64).min
     return torch.randint(low, -low - 1, (_COLUMNS,), generator=generator).bitwise_or(1).to(device)

@@ -1,8 +1,8 @@
-"""How much better a response is than the others to the same prompt: advantages without a critic.
+"""Advantages without a critic: each response is compared with the other responses to the same prompt.
 
-Scores come as a table: a row is a prompt, its entries are the responses to it. The mask is True where there is a score;
-whatever lies elsewhere changes nothing, and the advantage there is 0. `token_weights` and `overlong_punishment` are the
-other two formulas that methods on groups share.
+Scores are a table with one row per prompt and one column per response. The mask is True where there is a score; masked
+entries influence nothing, and their advantage is 0. `token_weights` and `overlong_punishment` are two further formulas
+that group methods share.
 """
 
 from __future__ import annotations
@@ -17,33 +17,48 @@ from trlx_like.functional.masked import unbiased_variance, zero_padding
 LossType = Literal["dapo", "grpo", "dr_grpo"]
 
 STD_EPS = 1e-4
-"""Added to a deviation of scores before it is divided by."""
+"""Added to a standard deviation of scores before dividing by it."""
 
 
 def group_means(scores: Tensor, mask: Tensor) -> Tensor:
-    """m = sum_i r_i / n over the n scores of each group; 0 without any.
+    """Compute the mean score of each group: m = sum_i r_i / n.
 
-    Shapes: scores, mask (bool) [P, G] -> [P, 1].
+    Args:
+        scores: Scores r_i of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
+
+    Returns:
+        The means; 0 for a group without scores. [P, 1]
     """
     count = mask.sum(dim=1, keepdim=True).clamp(min=1)
     return zero_padding(scores, mask).sum(dim=1, keepdim=True) / count
 
 
 def group_stds(scores: Tensor, mask: Tensor) -> Tensor:
-    """sqrt(sum_i (r_i - m)^2 / (n - 1)), 0 for fewer than two scores and exactly 0 for equal ones.
+    """Compute the unbiased standard deviation of the scores of each group: sqrt(sum_i (r_i - m)^2 / (n - 1)).
 
-    Shapes: scores, mask (bool) [P, G] -> [P, 1].
+    Args:
+        scores: Scores r_i of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
 
-    Equal scores are told by comparing them: the mean of three times 0.1 is not 0.1 in floating point.
+    Returns:
+        The deviations; 0 for fewer than two scores, and exactly 0 for equal scores. [P, 1]
     """
     m2 = group_centered(scores, mask).square().sum(dim=1, keepdim=True)
     return unbiased_variance(mask.sum(dim=1, keepdim=True), m2).sqrt()
 
 
 def group_centered(scores: Tensor, mask: Tensor) -> Tensor:
-    """A_i = r_i - m, with m the mean of the group; exactly 0 in a group of equal scores.
+    """Subtract the mean of its group from each score: A_i = r_i - m.
 
-    Source: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), sec. 3.2. Shapes: scores, mask (bool) [P, G] -> [P, G].
+    Source: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), sec. 3.2.
+
+    Args:
+        scores: Scores r_i of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
+
+    Returns:
+        The advantages; exactly 0 in a group of equal scores, and where the mask is False. [P, G]
     """
     varied = zero_padding(scores, mask & ~group_ties(scores, mask))
     means = group_means(varied, mask)
@@ -51,9 +66,16 @@ def group_centered(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def group_ties(scores: Tensor, mask: Tensor) -> Tensor:
-    """Whether all scores of a group are equal, so that nothing can be learned from it. Also with one, or none.
+    """Tell which groups have only equal scores, so that their advantages are all 0.
 
-    Source: Yu et al. 2025, arXiv:2503.14476 (DAPO), sec. 3.2. Shapes: scores, mask (bool) [P, G] -> [P, 1] bool.
+    Source: Yu et al. 2025, arXiv:2503.14476 (DAPO), sec. 3.2.
+
+    Args:
+        scores: Scores of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
+
+    Returns:
+        True for a group of equal scores, and for one with fewer than two. [P, 1] bool
     """
     highest = scores.masked_fill(~mask, -torch.inf).amax(dim=1, keepdim=True)
     lowest = scores.masked_fill(~mask, torch.inf).amin(dim=1, keepdim=True)
@@ -61,35 +83,63 @@ def group_ties(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def scaled(advantages: Tensor, std: Tensor | float) -> Tensor:
-    """A / (s + 1e-4). With `group_centered` and `group_stds`: A_i = (r_i - m) / (s + 1e-4).
+    """Divide advantages by a standard deviation: A / (s + 1e-4).
 
-    Source: Shao et al. 2024, arXiv:2402.03300 (GRPO), sec. 4.1.2, without the 1e-4, which is that of TRL 1.16
-    `grpo_trainer.py`. The paper does not say which deviation; here and in TRL it is the unbiased one. Shapes:
-    advantages [P, G], std [P, 1] (of each group) or one number (of all scores) -> [P, G].
+    With `group_centered` and `group_stds` this is GRPO's A_i = (r_i - m) / (s + 1e-4).
+
+    Source: Shao et al. 2024, arXiv:2402.03300 (GRPO), sec. 4.1.2.
+
+    Args:
+        advantages: Centred scores. [P, G]
+        std: The standard deviation s, of each group [P, 1] or of all scores (one number).
+
+    Returns:
+        The scaled advantages. [P, G]
+
+    Difference: the paper has no 1e-4, which is that of TRL 1.16 `grpo_trainer.py`, and does not say whether its
+    deviation is the unbiased one, as here and in TRL.
     """
     return advantages / (std + STD_EPS)
 
 
 def leave_one_out(scores: Tensor, mask: Tensor) -> Tensor:
-    """A_i = r_i - sum_{j != i} r_j / (n - 1) = n / (n - 1) (r_i - m); 0 for a single score.
+    """Subtract from each score the mean of the other scores of its group: A_i = r_i - sum_{j != i} r_j / (n - 1).
+
+    It is computed as n / (n - 1) (r_i - m).
 
     Source: Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!"; Ahmadian et al. 2024,
-    arXiv:2402.14740 (RLOO). Shapes: scores, mask (bool) [P, G] -> [P, G].
+    arXiv:2402.14740 (RLOO).
+
+    Args:
+        scores: Scores r_i of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
+
+    Returns:
+        The advantages; 0 for a group with a single score. [P, G]
     """
     count = mask.sum(dim=1, keepdim=True)
     return group_centered(scores, mask) * count / (count - 1).clamp(min=1)
 
 
 def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: float, max_length: int) -> Tensor:
-    """w_t such that sum w_t l_t / tokens, summed over the global batch, is its loss:
+    """Compute weights w_t of tokens so that sum_t w_t l_t / tokens is the chosen average of the token losses l_t.
 
-    dapo: sum_i sum_t l / sum_i T_i, w = 1. Every token counts the same.
-    grpo: sum_i (sum_t l / T_i) / responses, w = tokens / responses / T_i. Every response counts the same.
-    dr_grpo: sum_i (sum_t l / max_length) / responses, w = tokens / responses / max_length. No length is favoured.
+    dapo: sum_i sum_t l / sum_i T_i, so w = 1. Every token counts the same.
+    grpo: sum_i (sum_t l / T_i) / responses, so w = tokens / responses / T_i. Every response counts the same.
+    dr_grpo: sum_i (sum_t l / max_length) / responses, so w = tokens / responses / max_length. Length has no influence.
 
     Source: Yu et al. 2025, arXiv:2503.14476, eq. 8; Shao et al. 2024, arXiv:2402.03300, eq. 3; Liu et al. 2025,
-    arXiv:2503.20783, sec. 3.2, whose constant is the longest length that generation allows. Shapes: mask (bool) [B, R]
-    -> [B, 1] float. tokens, responses: how many the global batch has.
+    arXiv:2503.20783, sec. 3.2.
+
+    Args:
+        mask: True on the response tokens, T_i of them in row i. [B, R] bool
+        kind: Which average.
+        tokens: Number of response tokens in the global batch.
+        responses: Number of responses in the global batch.
+        max_length: The longest response that generation allows; used by dr_grpo only.
+
+    Returns:
+        The weight of every token of a row. [B, 1] float
     """
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1).float()  # [B, 1]
     if kind == "dapo":
@@ -99,8 +149,18 @@ def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: flo
 
 
 def overlong_punishment(lengths: Tensor, max_length: int, cache: int) -> Tensor:
-    """0 up to max_length - cache tokens, then falling in a line to -1 at max_length.
+    """Compute DAPO's soft penalty of long responses: clip((max_length - cache - length) / cache, -1, 0).
 
-    Source: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 13. Shapes: lengths [*] -> [*] float, to be added to scores.
+    It is 0 up to max_length - cache tokens, and then falls linearly to -1 at max_length.
+
+    Source: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 13.
+
+    Args:
+        lengths: Numbers of response tokens. [*]
+        max_length: The longest response that generation allows.
+        cache: Over how many tokens before max_length the penalty grows.
+
+    Returns:
+        The penalties, to be added to the scores. [*] float
     """
     return ((max_length - cache - lengths) / cache).clamp(-1, 0)

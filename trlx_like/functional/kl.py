@@ -1,6 +1,6 @@
-"""KL divergence between policy and reference: per-token estimates, the exact sum, and its controller.
+"""KL divergence between policy and reference: estimates from sampled tokens, the exact sum, and the KL controller.
 
-The estimators are for tokens sampled by the policy, d = log pi(a|s) - log pi_ref(a|s).
+The estimators are for tokens sampled from the policy, with d = log pi(a|s) - log pi_ref(a|s).
 """
 
 from __future__ import annotations
@@ -13,52 +13,65 @@ from torch import Tensor
 KLKind = Literal["kl", "abs", "mse", "k3"]
 
 MAX_LOG_RATIO = 20.0
-"""Largest log-ratio that is exponentiated, in nats: e^20 = 5e8 is outside any trust region, and finite."""
+"""Bound of log-ratios, in nats, before they are exponentiated: e^20 = 5e8 is outside any trust region, and finite."""
 
 
 def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """d. Unbiased, may be negative.
+    """Estimate KL(pi || pi_ref) from sampled tokens without bias: d. Single estimates may be negative.
 
     Source: Schulman 2020, joschu.net/blog/kl-approx.html, k1; the penalty of Ziegler et al. 2019,
-    arXiv:1909.08593, eq. 2. Shapes: both [*] -> [*].
+    arXiv:1909.08593, eq. 2. Shapes: logprobs of the policy and ref_logprobs of the reference [*] -> [*].
     """
     return logprobs - ref_logprobs
 
 
 def kl_abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """|d|.
+    """Penalise the distance of log-probabilities from the reference: |d|.
 
-    Source: TRL 0.11 `PPOTrainer._kl_penalty`, kind "abs". Shapes: both [*] -> [*].
+    Source: TRL 0.11 `PPOTrainer._kl_penalty`, kind "abs". Shapes: logprobs of the policy and ref_logprobs of the
+    reference [*] -> [*].
     """
     return (logprobs - ref_logprobs).abs()
 
 
 def kl_mse(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """d^2 / 2. Biased, low variance, never negative.
+    """Estimate KL(pi || pi_ref) from sampled tokens with low variance: d^2 / 2. It is biased and never negative.
 
-    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k2. Shapes: both [*] -> [*].
+    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k2. Shapes: logprobs of the policy and ref_logprobs of the
+    reference [*] -> [*].
     """
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """e^-d - 1 + d. Unbiased, never negative.
+    """Estimate KL(pi || pi_ref) from sampled tokens without bias and never negative: e^-d - 1 + d.
 
-    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k3. Shapes: both [*] -> [*].
+    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k3. Shapes: logprobs of the policy and ref_logprobs of the
+    reference [*] -> [*].
 
-    Differences: d below -20 counts as -20, so that one token which the policy has all but abandoned cannot
-    turn the sum of a run into inf (its value is then 5e8, and its gradient 0). e^-d - 1 is taken at once, and
-    what rounds below 0 is 0: subtracting 1 in float32 gives negative KLs for d around 1e-4.
+    Differences: d below -20 counts as -20, where the estimate is 5e8 with gradient 0. Otherwise one token that the
+    policy has all but abandoned could turn the sum of a whole run into inf. e^-d - 1 is computed by expm1, and rounding
+    below 0 is clamped: subtracting 1 in float32 gives negative estimates for d around 1e-4.
     """
     d = (logprobs - ref_logprobs).clamp(min=-MAX_LOG_RATIO)
     return (torch.expm1(-d) + d).clamp(min=0)
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind) -> Tensor:
-    """The estimator of that name: kl (k1), abs, mse (k2) or k3. ValueError for another name.
+    """Compute the per-token KL penalty by the estimator of the given name.
 
-    Source: TRL 0.11 `PPOTrainer._kl_penalty`. Shapes: both [*] -> [*]. Its "full" needs whole distributions:
-    `full_kl`.
+    Source: TRL 0.11 `PPOTrainer._kl_penalty`, whose kind "full" needs whole distributions: see `full_kl`.
+
+    Args:
+        logprobs: Log-probabilities of the tokens under the policy. [*]
+        ref_logprobs: Log-probabilities of the same tokens under the reference. [*]
+        kind: "kl" (`kl_k1`), "abs" (`kl_abs`), "mse" (`kl_mse`) or "k3" (`kl_k3`).
+
+    Returns:
+        The penalty of each token. [*]
+
+    Raises:
+        ValueError: If there is no estimator of that name.
     """
     estimators = {"kl": kl_k1, "abs": kl_abs, "mse": kl_mse, "k3": kl_k3}
     if kind not in estimators:
@@ -67,11 +80,16 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind) -> Tensor:
 
 
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)).
+    """Compute the exact KL divergence over the vocabulary: KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)).
 
-    Source: Kullback and Leibler 1951; TRL 0.11 `PPOTrainer._kl_penalty`, kind "full". Shapes: logits,
-    ref_logits [*, V] -> [*], float32 (float64 for float64). A token of probability 0 under the policy (logit
-    -inf) adds 0, without NaN in the value or the gradient.
+    Source: Kullback and Leibler 1951; TRL 0.11 `PPOTrainer._kl_penalty`, kind "full".
+
+    Args:
+        logits: Logits of the policy. -inf (probability 0) adds 0, without NaN in value or gradient. [*, V]
+        ref_logits: Logits of the reference. [*, V]
+
+    Returns:
+        The divergence at each position. [*] float32, or float64 for float64 logits
     """
     logprobs, ref_logprobs = _log_softmax(logits), _log_softmax(ref_logits)  # [*, V]
     impossible = logprobs == -torch.inf
@@ -80,15 +98,24 @@ def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
+    """Compute log-softmax in float32, or in float64 for float64 logits."""
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
 def adaptive_kl_coef(coef: float, kl: float, target: float, n_steps: int, horizon: int) -> float:
-    """coef (1 + clip(kl / target - 1, -0.2, 0.2) n_steps / horizon).
+    """Update the KL coefficient towards a target KL: coef (1 + clip(kl / target - 1, -0.2, 0.2) n_steps / horizon).
 
-    Source: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2, whose K = 0.1 is n_steps / horizon here, as in
-    their code. coef: nats to reward; kl, target: nats a sequence, target > 0; n_steps: samples since the last
-    update; horizon: samples.
+    Source: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2; their K = 0.1 is n_steps / horizon here, as in their code.
+
+    Args:
+        coef: The present coefficient.
+        kl: The measured KL per sequence, in nats.
+        target: The wanted KL per sequence, in nats; above 0.
+        n_steps: How many samples were seen since the last update.
+        horizon: Over how many samples the coefficient adapts; larger is slower.
+
+    Returns:
+        The new coefficient.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coef * (1 + error * n_steps / horizon)

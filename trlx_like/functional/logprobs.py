@@ -1,9 +1,9 @@
-"""Log-probabilities, entropy and exact KL of tokens under a temperature and a table of allowed tokens.
+"""Log-probabilities, entropy and exact KL of tokens under the distribution that they are sampled from.
 
-One function serves the sampler and the learner, so that the ratio of fresh experience is 1. All of it is
-float32 whatever the model's dtype. Logits [N, V] are the largest tensor of a language model: they are made in
-chunks of rows, and when there are several chunks and gradients are wanted, each chunk is made a second time
-in the backward pass instead of being kept.
+The same functions serve sampler and learner, so that probability ratios are 1 on fresh experience. Results are
+float32 whatever the model's dtype. The logits [N, V] are a language model's largest tensor: they are computed in
+chunks of rows, and if there are several chunks and gradients are needed, each chunk is computed again in the backward
+pass instead of being kept.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from trlx_like.functional.kl import full_kl
 T = TypeVar("T")
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden states [N, H] to logits [N, V], each row by itself."""
+"""A function from hidden states [N, H] to logits [N, V] that treats each row by itself."""
 
 _RowScores = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
 """Log-probabilities, entropies and the columns of `TokenStatistics`, for a slice of rows."""
 
 CHUNK_ELEMENTS = 2**24
-"""Logits in one chunk: 64 MiB in float32, and a few times that with what the backward pass makes of them."""
+"""Logits per chunk: 64 MiB in float32, and a few times that with the temporaries of the backward pass."""
 
 
 @dataclass
 class TokenStatistics:
-    """What else there is to know of the distributions that N tokens were drawn from. No gradients."""
+    """Statistics, without gradient, of the distributions that N tokens were sampled from."""
 
     entropy: Tensor  # [N] float32, in nats
-    log_collision: Tensor  # [N] float32, log sum_v p_v^2: of drawing the same token twice
+    log_collision: Tensor  # [N] float32, log sum_v p_v^2: the log-probability of sampling the same token twice
     mean_logit: Tensor  # [N] float32, over the vocabulary
-    is_likeliest: Tensor  # [N] bool, whether no token was likelier than the one that was taken
+    is_likeliest: Tensor  # [N] bool, whether the sampled token was the most likely one
 
 
 @dataclass
 class TokenScores:
-    """What the policy thinks of N tokens."""
+    """Log-probabilities of N tokens under the policy, and entropy and statistics if they were requested."""
 
     logprobs: Tensor  # [N] float32
-    entropy: Tensor | None  # [N] float32, in nats, of the distribution that each token was drawn from
+    entropy: Tensor | None  # [N] float32, in nats, of the distribution that each token was sampled from
     statistics: TokenStatistics | None = None
 
 
@@ -61,19 +61,29 @@ def score_tokens(
     statistics: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenScores:
-    """log softmax(head(h) / T)[id] and, if asked for, H = -sum_v p_v log p_v, and what is only looked at.
+    """Compute log softmax(head(h) / T)[id] of tokens and, on request, entropies -sum_v p_v log p_v and statistics.
 
-    Source: the sampling distribution itself; temperature as in Ziegler et al. 2019, arXiv:1909.08593, sec.
-    2.1. Shapes: hidden [N, H], ids [N], previous [N], allowed [V, V] bool -> [N].
+    Source: the sampling distribution itself; the temperature is as in Ziegler et al. 2019, arXiv:1909.08593, sec. 2.1.
 
-    `allowed[previous[i]]` says which tokens may come at i (True = allowed); the others have probability 0 and
-    no gradient. A token that was taken although it is forbidden has log-probability -inf, which is the truth
-    and loud. A row that allows nothing has no distribution and gives NaN: refuse such a table where it
-    enters.
+    Args:
+        hidden: Hidden states h that the tokens were sampled from. [N, H]
+        ids: The tokens. [N]
+        head: The language model head. It is called once per chunk (twice with gradients), so under sharded parameters
+            gather it around this call.
+        temperature: T, above 0.
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous`. Other tokens get probability 0 and
+            no gradient; a forbidden token among `ids` has log-probability -inf. A row of False gives NaN, so refuse
+            such a table before. [V, V] bool
+        previous: The token before each of `ids`; to be given if and only if `allowed` is. [N]
+        entropy: Whether to compute entropies, with gradient.
+        statistics: Whether to compute `TokenStatistics`, without gradient.
+        chunk_elements: How many logits may exist at once, forward and backward. The results do not depend on it.
 
-    At most `chunk_elements` logits are alive at once, forward and backward; values and gradients do not
-    depend on it. The head is called once a chunk (twice with gradients), so under sharded parameters gather
-    it around this call.
+    Returns:
+        The scores. Each column [N]
+
+    Raises:
+        ValueError: If the temperature is not above 0, or only one of `allowed` and `previous` is given.
     """
 
     def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> _RowScores:
@@ -91,14 +101,6 @@ def score_tokens(
     )
 
 
-def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / T)[id], for logits that exist already.
-
-    Shapes: logits [*, V], ids [*] -> [*] float32. The same code as `score_tokens` runs on each row.
-    """
-    return _score_logits(_sampling_logits(logits, temperature, None, None), ids)[0]
-
-
 def full_kl_from_hidden(
     hidden: Tensor,
     ref_hidden: Tensor,
@@ -110,10 +112,25 @@ def full_kl_from_hidden(
     previous: Tensor | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """KL(softmax(head(h) / T) || softmax(ref_head(h_ref) / T)), exact, with a gradient to the policy only.
+    """Compute the exact KL(softmax(head(h) / T) || softmax(ref_head(h_ref) / T)), with gradient to the policy only.
 
-    Source: `functional.kl.full_kl`. Shapes: hidden, ref_hidden [N, H], previous [N], allowed [V, V] bool ->
-    [N] float32. Chunks, temperature and allowed tokens are as in `score_tokens`, and hold for both sides.
+    Source: `functional.kl.full_kl`.
+
+    Args:
+        hidden: Hidden states h of the policy. [N, H]
+        ref_hidden: Hidden states h_ref of the reference at the same positions. [N, H]
+        head: The policy's language model head.
+        ref_head: The reference's language model head.
+        temperature: T, above 0, for both.
+        allowed: As in `score_tokens`, for both. [V, V] bool
+        previous: As in `score_tokens`. [N]
+        chunk_elements: How many logits may exist at once. The results do not depend on it.
+
+    Returns:
+        The divergence at each position. [N] float32
+
+    Raises:
+        ValueError: If the temperature is not above 0, or only one of `allowed` and `previous` is given.
     """
 
     def divergence(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None) -> Tensor:
@@ -128,6 +145,7 @@ def full_kl_from_hidden(
 
 
 def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None, previous: Tensor | None) -> Tensor:
+    """Make the logits of the sampling distribution: float32, over the temperature, forbidden tokens at -inf."""
     if temperature <= 0:
         raise ValueError(f"temperature ({temperature}) must be above 0: greedy choices have no log-probabilities.")
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -139,6 +157,7 @@ def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None,
 
 
 def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics: bool = False) -> _RowScores:
+    """Compute log-probabilities of `ids` and, on request, entropies and statistics, from logits [*, V]."""
     logprobs = torch.log_softmax(logits, dim=-1)  # [*, V]
     taken = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     looked = _statistics(logits, logprobs, taken) if statistics else None
@@ -151,7 +170,7 @@ def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics
 
 @torch.no_grad()
 def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor, ...]:
-    """The columns of `TokenStatistics`. Forbidden tokens (logit -inf) are not in the mean."""
+    """Compute the columns of `TokenStatistics`. Forbidden tokens (logit -inf) are left out of the mean logit."""
     probabilities, possible = logprobs.exp(), logits > -torch.inf
     finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 * -inf is NaN
     return (
@@ -163,11 +182,21 @@ def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor
 
 
 def _check_table(allowed: Tensor | None, previous: Tensor | None) -> None:
+    """Raise ValueError if only one of `allowed` and `previous` is given."""
     if (allowed is None) != (previous is None):
         raise ValueError("allowed and previous must be given together: the previous token chooses the row.")
 
 
 def vocabulary_of(head: Head, hidden: Tensor) -> int:
+    """Return how many logits per row a head makes, without computing any.
+
+    Args:
+        head: A function from hidden states to logits.
+        hidden: Hidden states, of which only shape, dtype and device matter. [N, H]
+
+    Returns:
+        The size of the vocabulary, V.
+    """
     with torch.no_grad():
         return head(hidden[:0]).shape[-1]
 
@@ -175,7 +204,19 @@ def vocabulary_of(head: Head, hidden: Tensor) -> int:
 def by_chunks(
     function: Callable[..., T], rows: Sequence[Tensor | None], vocabulary: int, chunk_elements: int
 ) -> list[T]:
-    """`function` of each slice of rows that makes at most `chunk_elements` logits; of no rows, one slice."""
+    """Call a function on slices of rows, so that each call makes at most `chunk_elements` logits.
+
+    With several chunks and gradients enabled, each chunk is recomputed in the backward pass (activation checkpointing).
+
+    Args:
+        function: Called with the same slice of every entry of `rows`.
+        rows: Tensors of equal length [N, ...]; None is passed on as None.
+        vocabulary: How many logits the function makes per row.
+        chunk_elements: The most logits per call. A call has at least one row.
+
+    Returns:
+        The results in order. Without rows the function is called once, with empty slices.
+    """
     total = next(len(row) for row in rows if row is not None)
     size = max(1, chunk_elements // vocabulary)
     chunks = [[None if row is None else row[i : i + size] for row in rows] for i in range(0, max(total, 1), size)]

@@ -1,8 +1,7 @@
-"""Sums, means, variances and whitening over the real places of a padded tensor.
+"""Sums, means, variances and whitening over the unmasked entries of a padded tensor.
 
-Masks are bool, True where a place is real. Whatever lies at padding (NaN and inf included) changes neither a
-value nor a gradient. Variances are unbiased (n - 1) everywhere, in one process and merged over many; of one
-value the variance is 0.
+Masks are bool and True at real entries. Padding, even NaN or inf, influences neither values nor gradients. Variances
+are unbiased (n - 1) everywhere, within a process and merged over ranks; the variance of a single value is 0.
 """
 
 from __future__ import annotations
@@ -11,39 +10,37 @@ import torch
 from torch import Tensor
 
 EPS = 1e-8
-"""Added to a variance before its root is divided by."""
+"""Added to a variance before its square root is divided by."""
 
 
 def zero_padding(x: Tensor, mask: Tensor) -> Tensor:
-    """x where mask, else 0. Its gradient at padding is exactly 0.
+    """Replace the entries at padding by 0, with a gradient of exactly 0 there.
 
-    Shapes: x, mask (bool) [*] -> [*]. A selection, not a product: 0 * NaN would be NaN.
+    It selects instead of multiplying, because 0 * NaN is NaN. Shapes: x, mask (bool) [*] -> [*].
     """
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """sum_i x_i [mask_i].
+    """Sum the unmasked entries: sum_i x_i [mask_i]. The gradient is exactly 0 at padding.
 
-    Shapes: x, mask (bool) [*] -> []. The gradient that reaches x is exactly 0 at padding.
+    Shapes: x, mask (bool) [*] -> [].
     """
     return zero_padding(x, mask).sum()
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """sum_i x_i [mask_i] / max(sum_i [mask_i], 1): 0 when nothing is real.
-
-    Shapes: x, mask (bool) [*] -> [].
-    """
-    return masked_sum(x, mask) / mask.sum().clamp(min=1)
-
-
 def masked_stats(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(n, mean, m2) with m2 = sum_i (x_i - mean)^2 over the real places: what `combine_stats` merges.
+    """Compute count, mean and m2 = sum_i (x_i - mean)^2 of the unmasked entries, which `combine_stats` can merge.
 
     Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances", eq. 1.1 (the two-pass form, which does not cancel). Shapes: x, mask (bool) [*] -> [], [], [],
-    in x's dtype but at least float32. All are 0 when nothing is real.
+    Variances". The computation is in float32, or float64 for float64 input.
+
+    Args:
+        x: Values. [*]
+        mask: True at real entries. [*] bool
+
+    Returns:
+        Count, mean (0 without entries) and m2. Each []
     """
     x = zero_padding(x if x.dtype == torch.float64 else x.float(), mask)
     count = mask.sum().to(x.dtype)
@@ -52,11 +49,16 @@ def masked_stats(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def combine_stats(stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """n = sum n_k; mean = sum n_k mean_k / n; m2 = sum m2_k + n_k (mean_k - mean)^2.
+    """Merge the statistics of K groups: mean = sum n_k mean_k / n; m2 = sum m2_k + n_k (mean_k - mean)^2.
 
-    Source: Chan, Golub and LeVeque 1979, eq. 2.1, for K groups at once. Shapes: stats [K, 3], rows (n, mean,
-    m2), one a rank or micro-batch -> [], [], []. Empty groups do not count; the merged numbers are those of
-    all values together.
+    Source: Chan, Golub and LeVeque 1979, eq. 2.1, for K groups at once.
+
+    Args:
+        stats: One row (count, mean, m2) per rank or micro-batch, as `masked_stats` computes them; groups with count 0
+            have no influence. [K, 3]
+
+    Returns:
+        Count, mean and m2 of all values together. Each []
     """
     counts, means, m2s = stats.unbind(dim=1)  # [K] each
     count = counts.sum()
@@ -65,30 +67,29 @@ def combine_stats(stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def unbiased_variance(count: Tensor, m2: Tensor) -> Tensor:
-    """m2 / max(n - 1, 1), so that the variance of one value is 0 and not NaN.
+    """Compute a variance from its count and sum of squared deviations: m2 / max(n - 1, 1).
 
-    Shapes: count, m2 [*] -> [*].
+    The variance of a single value is thus 0, not NaN. Shapes: count, m2 [*] -> [*].
     """
     return m2 / (count - 1).clamp(min=1)
 
 
 def whiten(x: Tensor, mask: Tensor, mean: Tensor, var: Tensor, center: bool = True) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8), plus the mean again unless `center`; 0 at padding.
+    """Whiten values by a given mean and variance: (x - mean) / sqrt(var + 1e-8).
 
-    Source: trlX 0.7 `utils/modeling.py:whiten`, TRL 1.12 `masked_whiten`. Shapes: x, mask (bool) [*]; mean,
-    var [] -> [*]. `center=False` scales the spread and keeps the mean (their `shift_mean=False`).
+    Source: trlX 0.7 `utils/modeling.py:whiten`, TRL 1.12 `masked_whiten`.
 
-    Difference: mean and var come from the caller, who takes them over real places, and over all ranks (trlX
-    whitens with its padding, and switches to the biased variance when distributed).
+    Args:
+        x: Values. [*]
+        mask: True at real entries. [*] bool
+        mean: The mean, over the entries of all ranks. []
+        var: The unbiased variance, over the entries of all ranks. []
+        center: False adds the mean again, so that only the spread is scaled (`shift_mean=False` there).
+
+    Returns:
+        The whitened values, 0 at padding. [*]
+
+    Difference: trlX takes mean and variance over padding too, and the biased variance when distributed.
     """
     white = (zero_padding(x, mask) - mean) * torch.rsqrt(var + EPS)
     return zero_padding(white if center else white + mean, mask)
-
-
-def masked_whiten(x: Tensor, mask: Tensor, center: bool = True) -> Tensor:
-    """`whiten` by the mean and unbiased variance of x's own real places.
-
-    Shapes: x, mask (bool) [*] -> [*]. For several ranks use `masked_stats`, `combine_stats` and `whiten`.
-    """
-    count, mean, m2 = masked_stats(x, mask)
-    return whiten(x, mask, mean, unbiased_variance(count, m2), center)

@@ -1,9 +1,8 @@
-"""PPO's clipped losses and the numbers that are watched with them. Element-wise: the caller masks and sums.
+"""PPO's clipped losses and their metrics. Element-wise: the caller masks and sums.
 
-r = pi(a|s) / pi_old(a|s) throughout, with log r bounded to +-20: beyond it r is a constant (about 5e8)
-without gradient. The paper has no bound. It changes nothing inside a trust region; without it r overflows at
-log r > 88, and an overflowed r gives a NaN gradient even where the clipped branch, which has none, is the
-larger one.
+Throughout, r = pi(a|s) / pi_old(a|s), with log r clamped to +-20. Beyond that r is a constant (about 5e8) without
+gradient. The paper has no such bound. It changes nothing inside a trust region. Without it r overflows at log r > 88,
+and an overflowed r has a NaN gradient even where the clipped branch, which has no gradient, is the larger one.
 """
 
 from __future__ import annotations
@@ -16,9 +15,18 @@ from trlx_like.functional.masked import masked_stats
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """r = exp(log pi - log pi_old).
+    """Compute the probability ratio of the present and the behaviour policy: r = exp(log pi - log pi_old).
 
-    Source: Schulman et al. 2017, arXiv:1707.06347, sec. 3. Shapes: both [*] -> [*].
+    Source: Schulman et al. 2017, arXiv:1707.06347, sec. 3.
+
+    Args:
+        logprobs: Log-probabilities of the actions under the policy that is trained. [*]
+        old_logprobs: Their log-probabilities under the behaviour policy, which sampled them. [*]
+
+    Returns:
+        The ratio r. [*]
+
+    Difference: log r is clamped to +-20, outside of which the gradient is 0.
     """
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
@@ -26,10 +34,20 @@ def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 def clipped_surrogate(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None = None
 ) -> Tensor:
-    """max(-A r, -A clip(r, 1 - c, 1 + c_high)), to be minimised; c_high = c unless it is given.
+    """Compute PPO's clipped policy loss, to be minimised: max(-A r, -A clip(r, 1 - c, 1 + c_high)).
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7, negated; c_high is that of Yu et al. 2025, arXiv:2503.14476
-    (DAPO), sec. 3.1. Shapes: all [*] -> [*].
+    (DAPO), sec. 3.1.
+
+    Args:
+        logprobs: Log-probabilities of the actions under the policy that is trained. [*]
+        old_logprobs: Their log-probabilities under the behaviour policy. [*]
+        advantages: Advantages A of the actions. [*]
+        cliprange: c, how far r may fall below 1.
+        cliprange_high: c_high, how far r may rise above 1; None is the same as `cliprange`.
+
+    Returns:
+        The loss of each action. [*]
     """
     ratio = probability_ratio(logprobs, old_logprobs)
     high = cliprange if cliprange_high is None else cliprange_high
@@ -39,10 +57,19 @@ def clipped_surrogate(
 def clip_sides(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float
 ) -> tuple[Tensor, Tensor]:
-    """1 where the clip stops the gradient, else 0: (r < 1 - c and A < 0), (r > 1 + c_high and A > 0).
+    """Mark the actions whose gradient the clip removes: (r < 1 - c and A < 0), and (r > 1 + c_high and A > 0).
 
-    Source: TRL 1.16 `grpo_trainer.py`, `clip_ratio/low_mean` and `clip_ratio/high_mean`. Shapes: all [*] -> two [*]
-    float, without gradient.
+    Source: TRL 1.16 `grpo_trainer.py`, `clip_ratio/low_mean` and `clip_ratio/high_mean`.
+
+    Args:
+        logprobs: Log-probabilities of the actions under the policy that is trained. [*]
+        old_logprobs: Their log-probabilities under the behaviour policy. [*]
+        advantages: Advantages A of the actions. [*]
+        cliprange: c, as in `clipped_surrogate`.
+        cliprange_high: c_high, as in `clipped_surrogate`.
+
+    Returns:
+        1 where clipped at the lower bound, and 1 where clipped at the upper bound; 0 elsewhere. Each [*] float
     """
     ratio = probability_ratio(logprobs.detach(), old_logprobs.detach())
     low = (ratio < 1 - cliprange) & (advantages < 0)
@@ -51,22 +78,39 @@ def clip_sides(
 
 
 def clip_fraction(logprobs: Tensor, old_logprobs: Tensor, cliprange: float) -> Tensor:
-    """1 where |r - 1| > c, else 0.
+    """Mark the actions whose ratio has left the clip range: 1 if |r - 1| > c, else 0. Its mean is the clip fraction.
 
-    Source: Stable-Baselines3 `ppo/ppo.py`, `clip_fraction`. Shapes: both [*] -> [*] float, without gradient.
+    Source: Stable-Baselines3 `ppo/ppo.py`, `clip_fraction`.
 
-    Difference: TRL and trlX count only places where the clipped branch is the larger one. This counts every
-    ratio that has left the range, whatever the sign of its advantage, and is the larger of the two.
+    Args:
+        logprobs: Log-probabilities of the actions under the policy that is trained. [*]
+        old_logprobs: Their log-probabilities under the behaviour policy. [*]
+        cliprange: c, as in `clipped_surrogate`.
+
+    Returns:
+        1 or 0 for each action. [*] float, without gradient
+
+    Difference: TRL and trlX count only actions for which the clipped branch is the larger one. This counts every ratio
+    outside the range, whatever the sign of its advantage, so it is at least as large as theirs.
     """
     ratio = probability_ratio(logprobs.detach(), old_logprobs.detach())
     return ((ratio - 1).abs() > cliprange).to(ratio.dtype)
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float | None) -> Tensor:
-    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2; without a range, (V - R)^2 / 2.
+    """Compute PPO's clipped value loss: max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2.
 
     Source: the PPO paper has no value clipping; it is in openai/baselines `ppo2/model.py`, and detail 9 of
-    Huang et al. 2022, "The 37 Implementation Details of PPO". Shapes: all [*] -> [*].
+    Huang et al. 2022, "The 37 Implementation Details of PPO".
+
+    Args:
+        values: Predicted values V. [*]
+        old_values: The values V_old that were predicted when the experience was made. [*]
+        returns: Targets R. [*]
+        cliprange_value: c; None is the unclipped (V - R)^2 / 2.
+
+    Returns:
+        The loss of each state. [*]
     """
     error = (values - returns).square()
     if cliprange_value is None:
@@ -76,19 +120,30 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 def approx_kl(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """(r - 1) - log r: KL(pi_old || pi) estimated on tokens of pi_old, never negative.
+    """Estimate KL(pi_old || pi) from actions sampled by pi_old: (r - 1) - log r, which is never negative.
 
-    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k3. Shapes: both [*] -> [*].
+    Source: Schulman 2020, joschu.net/blog/kl-approx.html, k3. Shapes: logprobs of the policy that is trained and
+    old_logprobs of the behaviour policy [*] -> [*].
     """
     return kl_k3(old_logprobs, logprobs)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 - Var(R - V) / Var(R) over real places: 1 is perfect, 0 no better than a constant, below 0 worse.
+    """Compute the fraction of the variance of returns that the values explain: 1 - Var(R - V) / Var(R).
 
-    Source: Stable-Baselines3 `common/utils.py:explained_variance`. Shapes: all [*], mask bool -> [].
+    1 is perfect, 0 is no better than a constant, below 0 is worse than a constant.
 
-    Difference: it is 0, not NaN or an enormous number, where the returns do not vary beyond float32 rounding.
+    Source: Stable-Baselines3 `common/utils.py:explained_variance`.
+
+    Args:
+        values: Predicted values V. [*]
+        returns: Returns R. [*]
+        mask: True at real entries. [*] bool
+
+    Returns:
+        The explained variance. []
+
+    Difference: it is 0, not NaN or a huge number, if the returns do not vary beyond float32 rounding.
     """
     _, _, residual = masked_stats(returns - values, mask)
     count, mean, total = masked_stats(returns, mask)

@@ -1,4 +1,4 @@
-"""Rewards compared with earlier ones of the same prompt."""
+"""Advantages from rewards that are normalised by earlier rewards of the same prompt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from collections.abc import Sequence
 
 
 class PromptStatistics:
-    """The newest rewards of each prompt. Python floats, so integer rewards are numbers like others.
+    """The most recent rewards of each prompt, and advantages normalised by them.
 
-    Source: Black et al. 2023, arXiv:2305.13301 (DDPO), sec. 5.1 and appendix; ddpo-pytorch @1958463 `stat_tracking.py`,
-    whose defaults are buffer_size 16 or 32 and min_count 16. There integer rewards give truncated advantages.
+    Source: Black et al. 2023, arXiv:2305.13301 (DDPO), sec. 5.1 and appendix; ddpo-pytorch @1958463 `stat_tracking.py`.
+
+    Args:
+        buffer_size: How many rewards are remembered for each prompt; 16 or 32 in the source.
+        min_count: With fewer remembered rewards than this, a prompt is normalised by all rewards of the batch; 16 in
+            the source.
+
+    Difference: rewards are Python floats. In the source, integer rewards have their advantages truncated to integers.
     """
 
     def __init__(self, buffer_size: int, min_count: int) -> None:
@@ -20,8 +26,17 @@ class PromptStatistics:
         self.rewards: dict[str, deque[float]] = {}
 
     def advantages(self, prompts: Sequence[str], rewards: Sequence[float]) -> list[float]:
-        """A_i = (r_i - m) / (s + 1e-6) over the kept rewards of the prompt, these included; where there are fewer
-        than `min_count` of them, over all of these rewards. s is the deviation with n in the denominator.
+        """Remember rewards and compute their advantages: A_i = (r_i - m) / (s + 1e-6).
+
+        m and s are the mean and the standard deviation (n in the denominator) of the remembered rewards of the prompt,
+        which include the given ones; if these are fewer than `min_count`, of all given rewards.
+
+        Args:
+            prompts: The prompt of each reward.
+            rewards: The new rewards.
+
+        Returns:
+            The advantage of each reward.
         """
         for prompt, reward in zip(prompts, rewards, strict=True):
             self.rewards.setdefault(prompt, deque(maxlen=self.buffer_size)).append(reward)
@@ -33,24 +48,34 @@ class PromptStatistics:
         return [_normal(reward, *known[prompt]) for prompt, reward in zip(prompts, rewards, strict=True)]
 
     def state_dict(self) -> dict[str, list[float]]:
+        """Return the remembered rewards by prompt."""
         return {prompt: list(kept) for prompt, kept in self.rewards.items()}
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Restore what `state_dict` returned."""
         self.rewards = {prompt: deque(kept, maxlen=self.buffer_size) for prompt, kept in state.items()}
 
 
 def normalized(rewards: Sequence[float]) -> list[float]:
-    """A_i = (r_i - m) / (s + 1e-6) over all rewards; 0 where they are all equal."""
+    """Normalise rewards by their own mean and standard deviation: A_i = (r_i - m) / (s + 1e-6).
+
+    Args:
+        rewards: The rewards r_i.
+
+    Returns:
+        The advantages, all 0 if the rewards are equal. s has n in the denominator.
+    """
     mean, std = _moments(rewards)
     return [_normal(reward, mean, std) for reward in rewards]
 
 
 def _normal(reward: float, mean: float, std: float) -> float:
+    """Normalise one reward."""
     return (reward - mean) / (std + 1e-6)
 
 
 def _moments(values: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Mean and deviation. Equal values have a deviation of 0 and a mean that is their value."""
+    """Compute mean and standard deviation; for equal values exactly the value and 0."""
     if not values:
         return 0.0, 0.0
     first = values[0]

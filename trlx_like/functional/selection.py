@@ -1,4 +1,4 @@
-"""Which sampled responses are good enough to imitate: thresholds on their scores, one for each prompt."""
+"""Score thresholds, one per prompt, that decide which sampled responses are good enough to imitate (RFT)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,42 @@ import torch
 from torch import Tensor
 
 MARGIN = 1e-3
-"""How far thresholds stay from the lowest and the highest of them, in units of the score."""
+"""Distance of all thresholds from the lowest and the highest of them, in units of the score."""
 
 
 def percentile_at(step: int, start: float, end: float, steps: int) -> float:
-    """start + (end - start) * step / steps, for step 0 .. steps - 1: `end` itself is never reached.
+    """Compute the percentile of an improve step on a linear schedule: start + (end - start) * step / steps.
 
-    Source: trlX `accelerate_rft_trainer.py:make_experience`. The rising filter is that of ReST's improve steps
-    (Gulcehre et al. 2023, arXiv:2308.08998, sec. 3).
+    Source: trlX `accelerate_rft_trainer.py:make_experience`. A filter that rises from step to step is that of ReST's
+    improve steps (Gulcehre et al. 2023, arXiv:2308.08998, sec. 3).
+
+    Args:
+        step: The improve step, from 0 to steps - 1.
+        start: The percentile at step 0.
+        end: The percentile that step `steps` would have; it is never reached.
+        steps: The number of improve steps.
+
+    Returns:
+        The percentile, as a fraction.
     """
     return start + (end - start) * step / steps
 
 
 def score_thresholds(scores: Sequence[Tensor], percentile: float) -> Tensor:
-    """For each prompt the `percentile` quantile of its own scores, then kept `MARGIN` inside the range of them all.
+    """Compute for each prompt a quantile of its own scores, kept `MARGIN` inside the range of all prompts' quantiles.
 
-    The quantile is linear between neighbours. Where scores are few numbers (right or wrong) it is often one of them:
-    then the margin leaves out what the worst prompts get at best, and keeps what the best prompts get. If all
-    thresholds are closer together than twice the margin, they are the highest less the margin.
+    The quantile interpolates linearly. With few distinct scores (right or wrong) it often equals one of them. The
+    margin then excludes the best responses of the worst prompts, and keeps the best responses of the best prompts. If
+    all thresholds are within twice the margin, they become the highest one minus the margin.
 
-    Source: trlX `accelerate_rft_trainer.py:make_experience`. Shapes: scores, one or more [n] each -> [P] float64.
+    Source: trlX `accelerate_rft_trainer.py:make_experience`.
+
+    Args:
+        scores: The scores of each prompt's responses; P tensors, each [n] with its own n >= 1.
+        percentile: The quantile, as a fraction.
+
+    Returns:
+        The thresholds. [P] float64
     """
     quantiles = torch.stack([torch.quantile(of_prompt.double(), percentile) for of_prompt in scores])
     return quantiles.clamp(min=quantiles.min() + MARGIN).clamp(max=quantiles.max() - MARGIN)

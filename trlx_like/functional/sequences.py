@@ -1,4 +1,4 @@
-"""Numbers of whole completions made of numbers of their tokens. Padding never counts, whatever lies there."""
+"""Numbers of whole completions, computed from numbers of their tokens. Padding is ignored, whatever it holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trlx_like.functional.masked import zero_padding
 
 
 def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
-    """sum_t x_t over each row's real places.
+    """Sum each row over its unmasked tokens: sum_t x_t.
 
     Shapes: values, mask (bool) [B, R] -> [B].
     """
@@ -17,7 +17,7 @@ def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_means(values: Tensor, mask: Tensor) -> Tensor:
-    """sum_t x_t / max(T, 1) over each row's T real places.
+    """Average each row over its T unmasked tokens: sum_t x_t / max(T, 1).
 
     Shapes: values, mask (bool) [B, R] -> [B].
     """
@@ -25,10 +25,20 @@ def sequence_means(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def length_desensitized(logprobs: Tensor, mask: Tensor, shared: Tensor, alpha: float) -> Tensor:
-    """sum_{t <= l} log pi_t + alpha sum_{t > l} log pi_t, with l the length of the shorter completion of a pair.
+    """Sum log-probabilities with a smaller weight beyond the length l of the pair's shorter completion (LD-DPO).
 
-    Source: Liu et al. 2024, arXiv:2409.06411 (LD-DPO), sec. 3. Shapes: logprobs, mask (bool) [B, R] from the left,
-    shared [B] -> [B]. alpha = 1 is the plain sum; alpha = 0 does not see how much longer one of a pair is.
+    sum_{t <= l} log pi_t + alpha sum_{t > l} log pi_t.
+
+    Source: Liu et al. 2024, arXiv:2409.06411 (LD-DPO), sec. 3.
+
+    Args:
+        logprobs: Log-probabilities log pi_t. [B, R]
+        mask: True on real tokens, which start at the left. [B, R] bool
+        shared: l, the length of the shorter completion of the pair. [B]
+        alpha: The weight of tokens beyond l. 1 is the plain sum; with 0 the additional length has no influence.
+
+    Returns:
+        The weighted sums. [B]
     """
     place = mask.cumsum(dim=1)  # counts from 1
     weights = torch.where(place <= shared[:, None], 1.0, alpha)
@@ -36,10 +46,19 @@ def length_desensitized(logprobs: Tensor, mask: Tensor, shared: Tensor, alpha: f
 
 
 def policy_weights(logprobs: Tensor, log_collision: Tensor, mask: Tensor) -> Tensor:
-    """exp(mean_t (log pi(y_t) - log sum_v pi(v)^2)), without gradient: near 1 for what the policy itself would say.
+    """Compute WPO's weight of a completion, without gradient: exp(mean_t (log pi(y_t) - log sum_v pi(v)^2)).
 
-    Source: Zhou et al. 2024, arXiv:2406.11827 (WPO), eq. 2. Shapes: logprobs, log_collision = log sum_v pi(v)^2, mask
-    (bool) [B, R] -> [B]. A row without real places has weight 1.
+    It is near 1 for completions that the policy itself would sample.
+
+    Source: Zhou et al. 2024, arXiv:2406.11827 (WPO), eq. 2.
+
+    Args:
+        logprobs: log pi(y_t) of each token. [B, R]
+        log_collision: log sum_v pi(v)^2 at each token. [B, R]
+        mask: True on real tokens. [B, R] bool
+
+    Returns:
+        The weights; 1 for a row without real tokens. [B]
     """
     with torch.no_grad():
         total = sequence_sums(logprobs - log_collision, mask)
