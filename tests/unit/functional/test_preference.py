@@ -14,7 +14,6 @@ from tests.unit.functional import preference_numpy as twin
 from tests.unit.functional.properties import (
     LAYOUTS,
     QUICK,
-    Batch,
     Formula,
     Layout,
     batches,
@@ -24,7 +23,6 @@ from tests.unit.functional.properties import (
 )
 from tests.unit.functional.reference_numpy import elementwise
 from trlx_like.functional import preference as pf
-from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_sums
 
 LN3 = math.log(3)  # sigmoid(ln 3) = 3/4, so -ls(ln 3) = ln(4/3) = 0.2876821 and -ls(-ln 3) = ln 4 = 1.3862944
 NAN = float("nan")
@@ -132,22 +130,6 @@ def test_an_unknown_divergence() -> None:
         pf.divergence_score(torch.zeros(1), "hellinger")  # type: ignore[arg-type]
 
 
-def test_length_desensitized_golden() -> None:
-    # -1 - 2 + 0.5 * (-4 - 8); a shorter one, whose every token counts.
-    logprobs = torch.tensor([[-1.0, -2.0, -4.0, -8.0], [-3.0, -5.0, NAN, NAN]])
-    mask = logprobs.isfinite()
-    assert_values(length_desensitized(logprobs, mask, torch.tensor([2, 2]), 0.5), [-9, -8])
-    assert_values(length_desensitized(logprobs, mask, torch.tensor([2, 2]), 1.0), [-15, -8])
-    assert_values(sequence_sums(logprobs, mask), [-15, -8])
-
-
-def test_policy_weights_golden() -> None:
-    # exp((ln(0.5 / 0.5) + ln(0.25 / 0.5)) / 2) = sqrt(1/2); a row without tokens.
-    logprobs = torch.tensor([[0.5, 0.25, NAN], [NAN, NAN, NAN]]).log()
-    collision = torch.full((2, 3), 0.5).log()
-    assert_values(policy_weights(logprobs, collision, logprobs.isfinite()), [0.7071068, 1])
-
-
 # Against the twin, and what must hold whatever the numbers.
 
 
@@ -216,39 +198,8 @@ def test_robust_loss_is_unbiased(margin: float, e: float) -> None:
     torch.testing.assert_close(mean, pf.sigmoid_loss(m))
 
 
-@given(batches(1), LAYOUTS, st.integers(0, 5), st.floats(0, 1))
-@QUICK
-def test_sequences_do_not_see_padding(batch: Batch, layout: Layout, shared: int, alpha: float) -> None:
-    other = layout(batch)
-    rows = torch.full((len(batch.mask),), shared)
-    for formula in (
-        sequence_sums,
-        partial(length_desensitized, shared=rows, alpha=alpha),
-        lambda x, mask: policy_weights(x, 0.5 * x, mask),
-    ):
-        torch.testing.assert_close(formula(other.fields[0], other.mask), formula(batch.fields[0], batch.mask))
-
-
-@given(batches(1), st.integers(0, 5), st.sampled_from([0.0, 0.25, 1.0]))
-@QUICK
-def test_length_desensitized_gradients(batch: Batch, shared: int, alpha: float) -> None:
-    """1 for each shared token, alpha for the others, 0 at padding."""
-    logprobs = batch.fields[0].clone().requires_grad_()
-    length_desensitized(logprobs, batch.mask, torch.full((len(batch.mask),), shared), alpha).sum().backward()
-    assert logprobs.grad is not None
-    for row, mask in zip(logprobs.grad.tolist(), batch.mask.tolist(), strict=True):
-        length = sum(mask)
-        assert row[:length] == [1.0] * min(shared, length) + [alpha] * max(0, length - shared)
-        assert not any(row[length:])
-
-
 @given(st.permutations(range(5)), st.permutations(range(5)))
 @QUICK
 def test_sorted_margin_does_not_see_the_order(first: list[int], second: list[int]) -> None:
     better, worse = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.0]), torch.tensor([4.0, -2.0, 0.0, 1.0, 7.0])
     assert torch.equal(pf.sorted_margin(better[first], worse[second]), pf.sorted_margin(better, worse))
-
-
-def test_policy_weights_have_no_gradient() -> None:
-    logprobs = torch.zeros(1, 2, requires_grad=True)
-    assert not policy_weights(logprobs, logprobs, torch.ones(1, 2, dtype=torch.bool)).requires_grad

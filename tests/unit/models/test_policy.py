@@ -24,8 +24,7 @@ from tests.unit.models.support import (
     valued_policy,
 )
 from trlx_like.data import Completion
-from trlx_like.errors import ConfigError
-from trlx_like.models import LanguagePolicy, PolicyOutput, hidden_size
+from trlx_like.models import LanguagePolicy, PolicyOutput
 from trlx_like.models.layout import blocks
 
 
@@ -240,19 +239,3 @@ def test_a_copied_policy_stands_on_its_own() -> None:
         policy.lm.lm_head.weight.mul_(2)
     assert torch.equal(other(batch).logprobs, before)
     assert not torch.equal(policy(batch).logprobs, before)
-
-
-@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
-def test_hidden_size_is_that_of_the_last_hidden_state(family: str) -> None:
-    lm = sharp_lm(family)
-    hidden = lm.base_model(input_ids=torch.tensor([[3]])).last_hidden_state
-    assert hidden_size(lm) == hidden.shape[-1] == (8 if family == "opt_projected" else 16)
-
-
-def test_a_model_without_a_head_and_one_without_blocks_are_refused() -> None:
-    lm = sharp_lm("gpt2")
-    with pytest.raises(ConfigError, match=r"model\.model_path: GPT2Model is not a language model with a head"):
-        LanguagePolicy(lm.base_model, num_layers_unfrozen=1)
-    lm.config.n_layer = 7
-    with pytest.raises(ConfigError, match=r"no list of 7 blocks .* use model\.num_layers_unfrozen: -1"):
-        LanguagePolicy(lm, num_layers_unfrozen=1)

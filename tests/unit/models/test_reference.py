@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
+from tests.unit.models.test_layout import LAYERS
 from trlx_like.errors import CheckpointError
 from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
-from trlx_like.models.layout import TopBlocks, blocks
 
-LAYERS = 3
 UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
 
 
@@ -27,14 +26,6 @@ def move(policy: LanguagePolicy) -> None:
     loss.backward()
     torch.optim.SGD(trained, lr=0.1).step()
     policy.zero_grad(set_to_none=True)
-
-
-def parts(policy: LanguagePolicy) -> set[str]:
-    """Which parts of the model are trained: numbers of blocks, and names of the rest."""
-    names = {
-        id(parameter): f"block {n}" for n, block in enumerate(blocks(policy.lm)) for parameter in block.parameters()
-    }
-    return {names.get(id(p), name) for name, p in policy.lm.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize(
@@ -92,44 +83,6 @@ def test_kl_is_exactly_zero_in_bfloat16_and_with_checkpointing(family: str, unfr
     assert torch.equal(out.logprobs, out.ref_logprobs)
 
 
-# What follows the blocks and is trained with them.
-NORMS = {
-    "gpt2": {"transformer.ln_f.weight", "transformer.ln_f.bias"},
-    "llama": {"model.norm.weight"},
-    "qwen3": {"model.norm.weight"},
-    "gpt_neox": {"gpt_neox.final_layer_norm.weight", "gpt_neox.final_layer_norm.bias"},
-    "opt": {"model.decoder.final_layer_norm.weight", "model.decoder.final_layer_norm.bias"},
-    "bloom": {"transformer.ln_f.weight", "transformer.ln_f.bias"},
-}
-
-
-@pytest.mark.parametrize("unfrozen", [1, 2, LAYERS, LAYERS + 2])
-@pytest.mark.parametrize("family", NORMS)
-def test_trained_are_the_top_blocks_the_norm_and_an_untied_head(family: str, unfrozen: int) -> None:
-    lm = sharp_lm(family)
-    head = {n for n, p in lm.named_parameters() if p is lm.get_output_embeddings().weight}
-    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
-    assert tied == (family in ("gpt2", "opt", "bloom"))
-    top = {f"block {n}" for n in range(max(0, LAYERS - unfrozen), LAYERS)}
-    policy = LanguagePolicy(lm, num_layers_unfrozen=unfrozen)
-    assert parts(policy) == top | NORMS[family] | (set() if tied else head)
-
-
-@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES + SEQ2SEQ_FAMILIES)
-def test_all_or_nothing_is_trained(family: str) -> None:
-    assert all(p.requires_grad for p in LanguagePolicy(sharp_lm(family)).parameters())
-    frozen = valued_policy(sharp_lm(family), num_layers_unfrozen=0)
-    assert parts(frozen) == set()
-    assert all(p.requires_grad for p in frozen.heads.parameters())
-
-
-def test_tied_embeddings_are_frozen_and_untied_ones_are_not() -> None:
-    tied = LanguagePolicy(sharp_lm("llama", tie_word_embeddings=True), num_layers_unfrozen=1)
-    assert parts(tied) == {"block 2", "model.norm.weight"}
-    untied = LanguagePolicy(sharp_lm("gpt2", tie_word_embeddings=False), num_layers_unfrozen=1)
-    assert parts(untied) == {"block 2", *NORMS["gpt2"], "lm_head.weight"}
-
-
 @pytest.mark.parametrize("unfrozen", [-1, 0, 1, 2])
 @pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_frozen_parameters_get_no_gradient_and_do_not_change(family: str, unfrozen: int) -> None:
@@ -175,14 +128,6 @@ def test_a_deep_trunk_under_one_trained_block(family: str) -> None:
     policy.add_reference()
     out = policy(batch_of_ids(), reference=True)
     assert torch.equal(out.logprobs, out.ref_logprobs)
-
-
-def test_loops_find_what_they_read_off_a_block() -> None:
-    lm = sharp_lm("llama")
-    for number, block in enumerate(blocks(lm)):
-        block.attention_type = f"type {number}"
-    top = TopBlocks(lm, 2)
-    assert [block.attention_type for block in top.base.layers] == ["type 0", "type 1", "type 2"]
 
 
 def test_only_the_trained_top_is_held_twice() -> None:

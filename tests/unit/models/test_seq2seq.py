@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig, T5GemmaConfig
 
-from tests.tiny import SEQ2SEQ_FAMILIES, tiny_config, tiny_lm
+from tests.tiny import SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
-from trlx_like.data import Completion, padded_right
+from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import (
     AutoModelForCausalLMWithValueHead,
@@ -19,7 +19,7 @@ from trlx_like.models import (
     LanguagePolicy,
     disable_dropout,
 )
-from trlx_like.models.layout import TopBlocks, decoder_start, lm_head, run_base
+from trlx_like.models.layout import TopBlocks, lm_head, run_base
 
 families = pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
 
@@ -39,15 +39,6 @@ def test_inputs_golden() -> None:
         "decoder_attention_mask": [[1, 1, 0], [1, 1, 1]],
     }
     assert batch.previous(2).tolist() == [[2, 7], [2, 9]]
-
-
-def test_padding_moves_to_the_right_and_the_order_stays() -> None:
-    ids, mask = padded_right(
-        torch.tensor([[1, 1, 5, 6, 7], [2, 3, 4, 5, 6], [0, 0, 0, 0, 9]]),
-        torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]).bool(),
-    )
-    assert ids.tolist() == [[5, 6, 7, 1, 1], [2, 3, 4, 5, 6], [9, 0, 0, 0, 0]]
-    assert mask.sum(dim=1).tolist() == [3, 5, 1] and not (mask[:, 1:] & ~mask[:, :-1]).any()
 
 
 @families
@@ -76,31 +67,6 @@ def test_the_head_alone_gives_the_logits_of_the_whole(family: str) -> None:
         hidden, _ = run_base(lm, inputs)
         logits = lm_head(lm)(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
         torch.testing.assert_close(logits, lm(**inputs).logits, rtol=0, atol=1e-5)
-
-
-@families
-@pytest.mark.parametrize("unfrozen", [1, 2, 3, 7])
-def test_trained_are_the_top_blocks_of_the_decoder(family: str, unfrozen: int) -> None:
-    lm = sharp_lm(family)
-    LanguagePolicy(lm, num_layers_unfrozen=unfrozen)
-    trained = {name for name, parameter in lm.named_parameters() if parameter.requires_grad}
-    prefix = "model.decoder.layers." if family == "bart" else "decoder.block."
-    top = range(max(0, 3 - unfrozen), 3)
-    assert {name for name in trained if name.startswith(prefix)} == {
-        name for name, _ in lm.named_parameters() if any(name.startswith(f"{prefix}{n}.") for n in top)
-    }
-    norm = set() if family == "bart" else {"decoder.final_layer_norm.weight"}
-    assert {name for name in trained if not name.startswith(prefix)} == norm
-
-
-def test_a_head_of_its_own_is_trained_with_the_top() -> None:
-    lm = sharp_lm("bart", tie_word_embeddings=False)
-    policy = LanguagePolicy(lm, num_layers_unfrozen=1)
-    policy.add_reference()
-    assert lm.lm_head.weight.requires_grad
-    assert not any(p.requires_grad for p in lm.get_encoder().parameters())
-    out = policy(batch_of_ids(), reference=True)
-    assert torch.equal(out.logprobs, out.ref_logprobs)
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5"])
@@ -134,17 +100,6 @@ def test_the_reference_is_the_start_after_the_encoder_was_trained(family: str, u
         expected = plain_logprobs(start, row).float()
         torch.testing.assert_close(out.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
     assert torch.equal(out.logprobs, out.ref_logprobs) == (unfrozen == 0)
-
-
-def test_what_a_decoder_begins_with() -> None:
-    assert decoder_start(tiny_lm("gpt2")) is None
-    assert decoder_start(tiny_lm("t5")) == decoder_start(tiny_lm("bart")) == 1
-    lm = tiny_lm("t5")
-    lm.generation_config.decoder_start_token_id = 5
-    assert decoder_start(lm) == 5
-    lm = AutoModelForSeq2SeqLM.from_config(tiny_config("t5", decoder_start_token_id=None))
-    with pytest.raises(ConfigError, match="which token its decoder begins with; set decoder_start_token_id"):
-        LanguagePolicy(lm)
 
 
 @families

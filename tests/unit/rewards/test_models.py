@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import count_letters, make
+from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from tests.unit.models.test_reward_model import sharp
@@ -174,7 +174,3 @@ def test_a_yaml_names_a_reward_model_by_its_folder(exported: str, tmp_path: Path
         make("PPOTrainer", tmp_path, reward_fn=None, **{"data.reward_fn": lm})
     with pytest.raises(ConfigError, match=r"data\.reward_fn \('nowhere'\) must be module:function"):
         make("PPOTrainer", tmp_path, reward_fn=None, **{"data.reward_fn": "nowhere"})
-
-
-def test_functions_are_still_functions() -> None:
-    assert call(count_letters) == pytest.approx([1.6, -0.1, 0.7, 0.0, -7.0])

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,7 @@ from PIL import Image, ImageFont
 
 from tests.unit.rewards import faulty
 from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, scores_of
-from trlx_like.errors import ConfigError, RewardError
-from trlx_like.rewards.limits import Limit, TimeUp, alarm
+from trlx_like.errors import RewardError
 from trlx_like.rewards.weighted import WeightedRewards
 
 # name, options that it needs, what a batch of three gets under on_error: abstain, and the kind of the fault
@@ -95,26 +90,6 @@ def test_abstaining_is_no_fault(runner: Runners, tmp_path: Path) -> None:
     assert (scores.rewards, scores.faults, faults(tmp_path)) == ([None, 1.0, None], 0, [])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_with_a_limit_a_sample_one_fault_is_one_samples(workers: int, runner: Runners, tmp_path: Path) -> None:
-    """The function is called with one sample at a time."""
-    own = runner(faulty.hangs, workers=workers, on_error="abstain", sample_time_limit=0.3)
-    assert scores_of(own, MANY).rewards == [1.0, None, 3.0] * 2
-    assert [line["outputs"] for line in faults(tmp_path)] == [["bad"], ["bad"]]
-    assert "reward.sample_time_limit (0.3 s)" in faults(tmp_path)[0]["message"]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_limit_of_the_batch_is_over_all_its_calls(workers: int, runner: Runners, tmp_path: Path) -> None:
-    """Five hang, of which the first takes all the time there is; what comes after it is not even called."""
-    outputs = {"samples": ["x"] * 6, "prompts": ["p"] * 6, "outputs": ["a", *["bad"] * 5]}
-    own = runner(faulty.hangs, workers=workers, on_error="abstain", sample_time_limit=60, time_limit=0.3)
-    began = time.monotonic()
-    assert scores_of(own, outputs).rewards == [1.0, *[None] * 5]
-    assert time.monotonic() - began < 30
-    assert {line["message"] for line in faults(tmp_path)} == {"hangs took longer than reward.time_limit (0.3 s)."}
-
-
 def test_groups_stay_together(runner: Runners) -> None:
     seen: list[list[str]] = []
 
@@ -143,49 +118,6 @@ def test_an_interrupt_passes_and_an_exit_does_not(runner: Runners) -> None:
         scores_of(runner(interrupted))
     with pytest.raises(RewardError, match="leaves raised SystemExit: 3"):
         scores_of(runner(leaves))
-
-
-def test_limits_without_workers_need_the_main_thread(runner: Runners) -> None:
-    caught: list[Exception] = []
-
-    def elsewhere() -> None:
-        try:
-            runner(faulty.length, time_limit=1)
-        except ConfigError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert "only in the main thread" in str(caught[0]) and "set reward.workers to 1 or more" in str(caught[0])
-
-
-def test_the_alarm_leaves_nothing_behind(runner: Runners) -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(RewardError):
-        scores_of(runner(faulty.hangs, time_limit=0.1))
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    with pytest.raises(TimeUp), alarm(Limit(0.0, "reward.time_limit", 1.0), "x"):
-        pytest.fail("the time was over before it began")
-
-
-def test_what_cannot_be_interrupted_is_named(
-    runner: Runners, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A function that swallows every alarm until somebody has said so."""
-    monkeypatch.setattr("trlx_like.rewards.limits.STUCK", 0.1)
-
-    def deaf(outputs: list[str]) -> list[float]:
-        while "reward.workers: 1" not in caplog.text:
-            try:
-                time.sleep(0.01)
-            except BaseException:
-                continue
-        return [0.0] * len(outputs)
-
-    with caplog.at_level(logging.WARNING, logger="trlx_like"):
-        assert scores_of(runner(deaf, time_limit=0.1)).rewards == [0.0] * 3
-    assert "deaf has run for 0.1 s longer than reward.time_limit (0.1 s) and cannot be interrupted" in caplog.text
 
 
 def test_it_sees_copies(runner: Runners) -> None:

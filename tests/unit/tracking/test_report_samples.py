@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tracking.test_report import CHROMIUM, make_run
+from tests.unit.tracking.support import make_run
+from tests.unit.tracking.test_report import CHROMIUM
 from trlx_like.tracking import write_report
 
 # What a user does, and what is seen then.

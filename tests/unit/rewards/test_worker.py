@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,80 +12,11 @@ from typing import Any
 import pytest
 
 import trlx_like
-from tests.tiny import tiny_tokenizer
 from tests.unit.rewards import faulty
 from tests.unit.rewards.support import GIVEN, RIGHT, Runners, scores_of
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import RewardError
 from trlx_like.rewards.make import make_reward
 from trlx_like.rewards.runner import OUTPUT_FILE
-from trlx_like.rewards.weighted import WeightedRewards
-
-
-def test_workers_are_other_processes_and_stay(runner: Runners) -> None:
-    own = runner(faulty.pid, workers=1)
-    first, second = scores_of(own).rewards, scores_of(own).rewards
-    assert first == second and first[0] != os.getpid()
-
-
-def test_a_killed_worker_is_replaced(runner: Runners, tmp_path: Path) -> None:
-    """What it printed before its end is not lost."""
-    own = runner(WeightedRewards([faulty.pid, faulty.exits]), workers=1, on_error="abstain")
-    first, second = (scores_of(own).components["pid"][0] for _ in range(2))
-    assert first != second
-    assert (tmp_path / OUTPUT_FILE).read_text() == "leaving\nleaving\n"
-
-
-def test_a_worker_that_ended_while_it_had_nothing_to_do_is_replaced(runner: Runners) -> None:
-    own = runner(faulty.pid, workers=1)
-    first = scores_of(own).rewards[0]
-    assert isinstance(first, float)
-    os.kill(int(first), signal.SIGKILL)
-    while _runs(int(first)):
-        time.sleep(0.01)
-    assert scores_of(own).rewards[0] != first
-
-
-def test_no_worker_is_left_behind(runner: Runners) -> None:
-    own = runner(faulty.pid, workers=2)
-    found = {scores_of(own).rewards[0] for _ in range(4)}
-    own.close()
-    assert found
-    for number in found:
-        assert isinstance(number, float)
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(number), 0)
-
-
-def test_closing_does_not_wait_for_what_hangs(runner: Runners, tmp_path: Path) -> None:
-    own = runner(faulty.waits, workers=1)
-    batches = [own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3) for _ in range(3)]
-    began = tmp_path / "began"
-    while not began.exists():
-        time.sleep(0.01)
-    own.close()
-    assert began.read_text() == "a\n" and len(batches) == 3
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 0.3])
-def test_closing_at_any_time(seconds: float, runner: Runners, tmp_path: Path) -> None:
-    """While the process is being made, imports, or is at work; the next batch gets a new one."""
-    own = runner(faulty.waits, workers=1)
-    for _ in range(2):
-        own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3)
-    time.sleep(seconds)
-    own.close()
-    (tmp_path / "open").touch()
-    assert own.score(GIVEN, [{"gate": str(tmp_path)}] * 3).rewards == RIGHT
-
-
-def test_batches_are_scored_while_this_process_goes_on(runner: Runners, tmp_path: Path) -> None:
-    """The second one's call begins before the first one's result was asked for, and before it could end."""
-    own = runner(faulty.waits, workers=2)
-    batches = [own.submit({name: [name[0]] for name in GIVEN}, [{"gate": str(tmp_path)}]) for _ in range(2)]
-    while not (tmp_path / "began").exists() or (tmp_path / "began").read_text() != "o\no\n":
-        time.sleep(0.01)
-    (tmp_path / "open").touch()
-    assert [own.result(batch).rewards for batch in batches] == [[1.0], [1.0]]
 
 
 def test_what_a_worker_prints_is_kept_apart(runner: Runners, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -99,27 +29,6 @@ def test_what_a_worker_prints_is_kept_apart(runner: Runners, tmp_path: Path, cap
 def test_prints_in_this_process_are_the_users(runner: Runners, capfd: pytest.CaptureFixture[str]) -> None:
     assert scores_of(runner(faulty.prints)).rewards == RIGHT
     assert capfd.readouterr().out.count("printed") == 5000
-
-
-def test_the_tokenizer_goes_to_workers(runner: Runners) -> None:
-    own = runner(WeightedRewards([faulty.tokens, faulty.Scaled(0.5)]), workers=1)
-    scores = scores_of(own, tokenizer=tiny_tokenizer())
-    assert scores.components == {"tokens": RIGHT, "Scaled": [0.5, 1.5, 1.5]}
-
-
-def test_what_cannot_go_to_a_worker(runner: Runners, tmp_path: Path) -> None:
-    def inner(outputs: list[str]) -> list[float]:
-        return [0.0 for _ in outputs]
-
-    lambda_ = lambda outputs: [0.0 for _ in outputs]  # noqa: E731
-    for function in (inner, lambda_, WeightedRewards([faulty.length, lambda_])):
-        with pytest.raises(
-            ConfigError, match=r"^reward\.workers: .*(inner|<lambda>) cannot be sent .* reward.workers to 0"
-        ):
-            runner(function, workers=1)
-    own = runner(faulty.length, workers=1)
-    with pytest.raises(RewardError, match="has a key whose value cannot be sent to reward.workers"):
-        own.score(GIVEN, [{"check": inner}] * 3)
 
 
 def test_a_key_of_a_prompt_that_a_worker_cannot_read(runner: Runners) -> None:
@@ -214,12 +123,12 @@ def test_a_worker_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
         os.kill(worker, 0)
         run.kill()
     until = time.monotonic() + 30
-    while time.monotonic() < until and _runs(worker):
+    while time.monotonic() < until and runs(worker):
         time.sleep(0.05)
-    assert not _runs(worker)
+    assert not runs(worker)
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
     """A process that has ended stays in the table until somebody asks how; nobody may."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
