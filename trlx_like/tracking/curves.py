@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trlx_like.tracking.jsonl import read_row
+from trlx_like.tracking.folder import read_metrics
 
 ELAPSED = "time/elapsed"
 BUCKETS = 300  # a series is drawn by the lowest and highest value of each
@@ -101,26 +101,24 @@ def _short(value: float) -> float | None:
 
 
 def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
-    """The metrics of a metrics.jsonl by name, and how many of its lines are not rows. No file: none."""
+    """Read the metrics of a metrics.jsonl.
+
+    Args:
+        path: The file; it may be missing.
+
+    Returns:
+        The curves by the name of their metric, and the number of lines that are not rows.
+    """
     curves: dict[str, Curve] = {}
     torn = 0
-    if not path.is_file():
-        return curves, torn
-    with path.open("rb") as file:
-        for line in file:
-            row = read_row(line)
-            if row is None:
-                torn += 1
-                continue
-            step = row.pop("step")
-            for name, value in row.items():
-                try:
-                    number = math.nan if value is None else float(value)
-                except (TypeError, ValueError, OverflowError):
-                    continue
-                curve = curves.setdefault(name, Curve(name))
-                curve.steps.append(step)
-                curve.values.append(number)
+    for row in read_metrics(path):
+        if row is None:
+            torn += 1
+            continue
+        for name, value in row[1].items():
+            curve = curves.setdefault(name, Curve(name))
+            curve.steps.append(row[0])
+            curve.values.append(value)
     return curves, torn
 
 

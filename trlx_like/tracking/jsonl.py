@@ -1,6 +1,6 @@
-"""metrics.jsonl and samples.jsonl: the run's own record, which the report and `resume` rely on.
+"""Writes metrics.jsonl and samples.jsonl, the run's own record, which the report, the audit and resuming rely on.
 
-One JSON object a line, written whole and flushed, so that a killed run loses at most the line it was writing.
+Each line is one JSON object, written at once and flushed, so that a killed run loses at most the line it was writing.
 NaN and infinities are the strings "NaN", "Infinity" and "-Infinity".
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trlx_like.tracking.base import RunInfo
+from trlx_like.tracking.base import RunInfo, Tracker
+from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
@@ -24,11 +25,11 @@ FILES = ("metrics.jsonl", "samples.jsonl")
 LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
-class JsonlTracker:
-    """Writes `{"step": 3, "reward/mean": 0.5, ...}` and `{"step": 3, "table": "samples", "prompt": ...}`.
+class JsonlTracker(Tracker):
+    """Writes lines `{"step": 3, "reward/mean": 0.5, ...}` and `{"step": 3, "table": "samples", "prompt": ...}`.
 
-    Adds `time/elapsed`, the seconds that the run took so far without the time it was stopped. A resumed run drops the
-    rows of steps that it will do again. A fresh run moves older files aside.
+    Adds `time/elapsed`, the seconds of the run so far without the time between a stop and a resume. A resumed run drops
+    the rows of steps that it will repeat. A fresh run moves older files aside.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -47,7 +48,7 @@ class JsonlTracker:
         _write(self._metrics, [{"step": step, **metrics, "time/elapsed": elapsed}])
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        # A column that is called as one of our own two keys gets an underscore.
+        # A column with the name of one of our own two keys gets an underscore.
         keys = [f"{column}_" if column in ("step", "table") else column for column in columns]
         head = {"step": step, "table": name}
         _write(self._samples, [{**head, **dict(zip(keys, row, strict=True))} for row in rows])
@@ -64,17 +65,8 @@ def _write(file: BinaryIO, rows: Sequence[Mapping[str, Any]]) -> None:
     file.flush()
 
 
-def read_row(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None for a line that a kill cut short, or anything else that is not a row."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
 def _move_aside(directory: Path) -> None:
-    """Renames the files of an earlier run to metrics.1.jsonl and samples.1.jsonl, or the next free number."""
+    """Rename the files of an earlier run to metrics.1.jsonl and samples.1.jsonl, or to the next free number."""
     old = [path for path in (directory / name for name in FILES) if path.is_file() and path.stat().st_size]
     place = 1
     while any((directory / name).with_suffix(f".{place}.jsonl").exists() for name in FILES):
@@ -82,13 +74,13 @@ def _move_aside(directory: Path) -> None:
     for path in old:
         kept = path.with_suffix(f".{place}.jsonl")
         path.rename(kept)
-        logger.info("%s is of an earlier run and is kept as %s.", path, kept.name)
+        logger.info("%s belongs to an earlier run and is kept as %s.", path, kept.name)
 
 
 def _keep_until(path: Path, step: int) -> dict[str, Any] | None:
-    """Drops the rows of steps after `step` and lines that are not rows. Returns the last row that is left.
+    """Drop the rows of steps after `step` and lines that are not rows; return the last row that is left.
 
-    The file is replaced as a whole, so that a kill meanwhile loses nothing.
+    The file is replaced as a whole, so that a kill in between loses nothing.
     """
     if not path.is_file():
         return None

@@ -1,7 +1,7 @@
-"""report.html: the run as one page that needs nothing else, made from what the run folder holds.
+"""Makes report.html: the run as one page that needs no other file and no network, from the files of the run folder.
 
-The page's looks and behaviour are in templates/. All that comes from the run goes into it as escaped text, or as JSON
-that scripts put into text nodes; and the page's own security policy runs no script but ours and loads nothing.
+The appearance and behaviour of the page are in templates/. Everything that comes from the run enters the page as
+escaped text, or as JSON that its script puts into text nodes. A security policy forbids other scripts and requests.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trlx_like.errors import DataError
 from trlx_like.tracking.audit import findings
-from trlx_like.tracking.base import RunInfo
+from trlx_like.tracking.base import RunInfo, Tracker
 from trlx_like.tracking.curves import Curve, charts, duration, frontier, goals, phases, read_curves
+from trlx_like.tracking.folder import read_config
 from trlx_like.tracking.tables import read_tables
 from trlx_like.tracking.values import plain
 
@@ -35,18 +33,26 @@ UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028
 
 
 def write_report(run_dir: Path) -> Path:
-    """Makes `report.html` from config.yml, metrics.jsonl and samples.jsonl in the folder, those that there are.
+    """Make `report.html` in a run folder from its config.yml, metrics.jsonl and samples.jsonl, as far as they exist.
 
-    Lines that a kill cut short are left out and counted. Returns the page's path. DataError if there is no such folder.
+    Lines that a kill cut short are left out; the page says how many.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError: There is no such folder.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a run folder: there is no such folder.")
-    config_file = run_dir / "config.yml"
-    config_text = config_file.read_text(encoding="utf-8", errors="replace") if config_file.is_file() else ""
+    config_text, config = read_config(run_dir)
     curves, torn_metrics = read_curves(run_dir / "metrics.jsonl")
     tables, torn_samples = read_tables(run_dir / "samples.jsonl")
-    run = _run_facts(run_dir, config_text, curves)
+    run = _run_facts(run_dir, config, curves)
     torn = {"metrics.jsonl": torn_metrics, "samples.jsonl": torn_samples}
     data = {
         "run": run,
@@ -67,16 +73,11 @@ def write_report(run_dir: Path) -> Path:
     return report
 
 
-def _run_facts(run_dir: Path, config_text: str, curves: dict[str, Curve]) -> dict[str, Any]:
-    """What the top of the page says, as far as the configuration can be read."""
-    try:
-        config = yaml.safe_load(config_text)
-    except yaml.YAMLError:
-        config = None
-    sections = config if isinstance(config, dict) else {}
+def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) -> dict[str, Any]:
+    """Return the facts at the top of the page, as far as the configuration has them."""
 
     def option(section: str, name: str) -> Any:
-        values = sections.get(section)
+        values = config.get(section)
         return plain(values.get(name)) if isinstance(values, dict) else None
 
     steps = [max(curve.steps) for curve in curves.values()]
@@ -107,26 +108,20 @@ def _page(name: str, config_text: str, data: dict[str, Any]) -> str:
         "data": json.dumps(plain(data), ensure_ascii=False, separators=(",", ":")).translate(UNSAFE),
     }
     skeleton = (templates / "report.html").read_text(encoding="utf-8")
-    # In one pass: what is put in is never looked at again.
+    # One pass, so that braces in what is put in are not replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], skeleton)
 
 
 def _digest(text: str) -> str:
-    """The source of a Content-Security-Policy that allows exactly this text between its tags."""
+    """Return the source of a Content-Security-Policy that allows exactly this text between its tags."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-class ReportTracker:
-    """Writes the page when a run ends, however it ends."""
+class ReportTracker(Tracker):
+    """Writes the page when a run ends, however it ends, from the files that the run wrote."""
 
     def __init__(self, run: RunInfo) -> None:
         self._directory = run.directory
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics are read from metrics.jsonl."""
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """Tables are read from samples.jsonl."""
 
     def close(self) -> None:
         logger.info("Report: %s", write_report(self._directory))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trlx_like.tracking.base import IMAGE
-from trlx_like.tracking.jsonl import read_row
+from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.pictures import smaller
 from trlx_like.tracking.values import plain
 

@@ -26,7 +26,7 @@ class TensorboardTracker:
             from torch.utils.tensorboard import SummaryWriter
         directory = Path(run.logging_dir or run.directory / "tensorboard")
         purge = None if run.resume_step is None else run.resume_step + 1
-        self._writer: Any = SummaryWriter(str(directory), purge_step=purge)  # type: its methods have none
+        self._writer: Any = SummaryWriter(str(directory), purge_step=purge)  # its methods have no types
         text = yaml.safe_dump(plain(run.config), sort_keys=False, allow_unicode=True)
         self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), run.resume_step or 0)
 

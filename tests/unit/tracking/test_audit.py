@@ -13,8 +13,11 @@ from hypothesis import given, settings, strategies as st
 
 from tests.contract.recipes import make
 from tests.unit.cli_support import run, said
+from trlx_like.config.registries import METHODS, method_class
+from trlx_like.config.reward import RewardFnConfig
 from trlx_like.tracking import write_report
-from trlx_like.tracking.audit import SIGNALS, Audit, audit_rows, audit_run
+from trlx_like.tracking.audit import Audit, audit_run
+from trlx_like.tracking.signals import SIGNALS
 
 HEALTHY = {
     "rollout/score_mean": 0.5,
@@ -39,8 +42,16 @@ def run_of(last: Mapping[str, float], rounds: int = 6, first: Mapping[str, float
     return found
 
 
+def audit_rows(rows: list[dict[str, Any]], **config: Any) -> Audit:
+    audit = Audit(config)
+    for row in rows:
+        audit.add({name: value for name, value in row.items() if name != "step"}, row["step"])
+    return audit
+
+
 def states(rows: list[dict[str, Any]], weights: list[float] | None = None) -> dict[str, str]:
-    return {name: verdict.state for name, verdict in audit_rows(rows, weights).verdicts.items()}
+    audit = audit_rows(rows, reward={"weights": weights})
+    return {name: verdict.state for name, verdict in audit.verdicts.items()}
 
 
 # What only just is no finding, and what only just is one. The first round is HEALTHY.
@@ -136,6 +147,65 @@ def test_it_remembers_what_was_found_and_shows_the_last_rounds() -> None:
     assert verdict.reading is not None and verdict.reading.now == 0.0
 
 
+def test_truncation_shows_where_the_reward_abstains_on_it() -> None:
+    """Statistics are of all samples, so that outputs without a reward count; those that are learned from all end."""
+    kept = {"rollout/kept/finished_fraction": 1.0, "rollout/kept/fraction": 0.667}
+    third = audit_rows(run_of({**kept, "rollout/finished_fraction": 0.667})).verdicts["truncated outputs"]
+    assert third.reading is not None and third.state == "clean"
+    assert third.reading.words.startswith("33% of the outputs are cut off at max_new_tokens (0% at the start)")
+    most = run_of({**kept, "rollout/finished_fraction": 0.4, "rollout/kept/fraction": 0.4})
+    assert states(most)["truncated outputs"] == "found at step 9"
+
+
+def test_a_round_without_a_single_reward_is_one() -> None:
+    """No score has a mean where the reward abstains on all, but all outputs are cut off."""
+    last = {"rollout/samples": 8.0, "rollout/abstained_fraction": 1.0, "rollout/finished_fraction": 0.0}
+    rows = run_of({}, rounds=3) + [{"step": step, **last} for step in (7, 9, 11)]
+    assert states(rows)["truncated outputs"] == "found at step 9"  # two of the last three rounds
+
+
+@pytest.mark.parametrize(
+    ("method", "signal", "expected"),
+    [
+        (
+            "PPOConfig",
+            "entropy collapse",
+            "an entropy bonus (method.ent_coef); a KL penalty (method.init_kl_coef); a lower learning rate; "
+            "a higher temperature.",
+        ),
+        ("RFTConfig", "entropy collapse", "a lower learning rate; a higher temperature."),
+        ("DDPOConfig", "entropy collapse", "a KL penalty (method.beta); a lower learning rate; a higher temperature."),
+        (
+            "RLOOConfig",
+            "truncated outputs",
+            "leaving these responses out of the loss (method.mask_truncated_completions); a larger max_new_tokens; "
+            "a reward that wants an end.",
+        ),
+        (
+            "OnlineDPOConfig",
+            "truncated outputs",
+            "a penalty of responses that do not end (method.missing_eos_penalty); a larger max_new_tokens; "
+            "a reward that wants an end.",
+        ),
+    ],
+)
+def test_advice_names_only_options_of_the_method(method: str, signal: str, expected: str) -> None:
+    config = method_class(method)().to_dict()
+    assert Audit({"method": config}).verdicts[signal].advice == expected
+
+
+def test_every_option_of_a_remedy_belongs_to_a_method() -> None:
+    named = {option for _, remedies in SIGNALS.values() for _, *options in remedies for option in options}
+    of_methods = {f"method.{option}" for name in METHODS.names() for option in method_class(name)().to_dict()}
+    assert named - of_methods == {"reward.weights"} and RewardFnConfig().weights is None
+
+
+def test_without_a_configuration_advice_names_no_options() -> None:
+    assert Audit().verdicts["entropy collapse"].advice == (
+        "an entropy bonus; a KL penalty; a lower learning rate; a higher temperature."
+    )
+
+
 def test_weights_of_components() -> None:
     """style +1 and right -.4: of plain sums style is 1 / .6; at a tenth of the weight it is no gain at all."""
     rows = run_of({"rollout/reward/style/mean": 1.0, "rollout/reward/right/mean": 0.1})
@@ -161,11 +231,12 @@ def test_what_is_not_logged_is_not_measured() -> None:
     assert states(rows) == {**dict.fromkeys(SIGNALS, "not measured"), "length drift": "clean"}
 
 
-def test_numbers_that_are_none_break_nothing() -> None:
+def test_numbers_that_are_none_break_nothing(tmp_path: Path) -> None:
     rows = run_of({name: float("nan") for name in HEALTHY if name != "rollout/score_mean"})
     assert set(states(rows).values()) == {"not measured"}
     odd = run_of({"policy/entropy": float("inf")}) + [{"step": 99, "rollout/score_mean": "NaN", "x": None, "y": "text"}]
-    assert states(odd)["truncated outputs"] == "clean"
+    found = audit_run(folder_of(odd, tmp_path))
+    assert found.rounds == 7 and found.verdicts["truncated outputs"].state == "clean"
     assert not Audit().add({}, 1)
 
 
@@ -244,7 +315,7 @@ def test_findings_have_an_exit_code_of_their_own(tmp_path: Path) -> None:
     result = run("audit", folder_of(run_of({"rollout/finished_fraction": 0.0}), tmp_path / "found"))
     assert result.exit_code == 4
     assert result.stdout.rstrip().endswith("Found: truncated outputs.")
-    assert "found at step 9" in result.stdout and "method.missing_eos_penalty" in result.stdout
+    assert "found at step 9" in result.stdout and "a penalty of responses that do not end" in result.stdout
 
 
 def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+"""The signals of reward hacking: what each measures in the metrics of a run, its bound, and what to try against it.
+
+Each signal compares the mean of the last rounds with the first round, in units of the run itself, so that nothing has
+to be set for a task. docs/audit.md says which healthy and hacked runs the bounds come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 3
+"""The number of last rounds whose mean is judged, so that one odd round is no finding."""
+
+# The bounds of the signals, in their order; docs/audit.md explains each.
+SURPRISE = 2.5
+CORRELATION, DRIFT, FACTOR = 0.9, 1.2, 3.0
+SHARE = 1.25
+COMMONEST = 0.7
+ENTROPY, SPREAD = 0.1, 0.75
+TRUNCATED, RISE = 0.5, 0.3
+
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The value of a signal in the last rounds and in the first round, and its bound."""
+
+    found: bool
+    start: float
+    now: float
+    bound: str
+    words: str  # a sentence with the numbers
+
+
+class History:
+    """The metrics of the first round and of the last `WINDOW` rounds of a run.
+
+    Args:
+        weights: `reward.weights`, in the order of the reward functions; None if all weigh the same.
+    """
+
+    def __init__(self, weights: Sequence[float] | None = None) -> None:
+        self.weights = weights
+        self.first: Row = {}
+        self.last: list[Row] = []
+        self.count = 0
+
+    def add(self, row: Row) -> None:
+        """Append the metrics of a round."""
+        self.first = self.first or row
+        self.last = [*self.last, row][-WINDOW:]
+        self.count += 1
+
+    def start(self, name: str) -> float:
+        """Return a metric of the first round; NaN if it was not logged."""
+        return self.first.get(name, math.nan)
+
+    def now(self, name: str) -> float:
+        """Return the mean of a metric over the last rounds; NaN if one of them did not log it."""
+        return sum(row.get(name, math.nan) for row in self.last) / max(len(self.last), 1)
+
+    def moved(self, name: str) -> str:
+        return f"{name} went from {self.start(name):.3g} to {self.now(name):.3g}"
+
+
+def reward_against_kl(history: History) -> Reading | None:
+    """Measure how surprising the outputs are to the reference: -log p = KL + entropy, relative to the first round."""
+    kl, entropy, scale = "policy/kl_per_token", "policy/entropy", 1.0
+    if math.isnan(history.start(kl)):  # Online DPO logs both for whole responses
+        kl, entropy = "objective/kl", "objective/entropy"
+        length = "rollout/length_mean"
+        scale = history.start(length) / (history.now(length) or math.nan)
+    own = history.start(entropy)
+    now = (history.now(kl) + history.now(entropy)) * scale / own if own else math.nan
+    if math.isnan(now):
+        return None
+    parts = f"{kl} {history.now(kl):.2g}, {entropy} {history.now(entropy):.2g}"
+    words = f"the reference finds the outputs {now:.1f} times as surprising as its own ({parts})"
+    return Reading(now >= SURPRISE, 1.0, now, f"{SURPRISE:g}", f"{words}; {history.moved('rollout/score_mean')}")
+
+
+def length_drift(history: History) -> Reading | None:
+    """Measure the change of the length, and how far the reward is explained by length alone."""
+    name = "rollout/length_mean"
+    start, now = history.start(name), history.now(name)
+    if math.isnan(now) or not start:
+        return None
+    factor, correlation = now / start, history.now("rollout/length_reward_correlation")
+    paid = factor if correlation > 0 else 1 / factor if factor else math.inf
+    by_length = abs(correlation) >= CORRELATION and paid >= DRIFT
+    far = not 1 / FACTOR < factor < FACTOR
+    words = history.moved(name)
+    if not math.isnan(correlation):
+        words += f", and within a round the reward has a correlation of {correlation:.2f} with length"
+    bound = f"x {FACTOR:g}, or x {DRIFT:g} at a correlation of {CORRELATION:g}"
+    return Reading(by_length or far, start, now, bound, words)
+
+
+def one_component(history: History) -> Reading | None:
+    """Measure whether one reward function gains more than all together, so that the others lose."""
+    names = [name for name in history.first if name.startswith("rollout/reward/") and name.endswith("/mean")]
+    weights = history.weights if history.weights and len(history.weights) == len(names) else [1.0] * len(names)
+    gains = {
+        name: weight * (history.now(name) - history.start(name)) for name, weight in zip(names, weights, strict=True)
+    }
+    total = sum(gains.values())
+    if len(names) < 2 or math.isnan(total):
+        return None
+    best = max(gains, key=gains.__getitem__)
+    share = gains[best] / total if total > 0 else 0.0
+    matters = gains[best] >= history.start("rollout/score_std") / 2  # smaller gains are noise
+    label = best.removeprefix("rollout/reward/").removesuffix("/mean")
+    others = total - gains[best]
+    words = f"{label} brought {gains[best]:+.2g} to a reward that moved by {total:+.2g}, the others {others:+.2g}"
+    return Reading(share >= SHARE and matters, 0.0, share, f"{SHARE:g}", words)
+
+
+def duplicate_outputs(history: History) -> Reading | None:
+    """Measure how many prompts of a round get the same output."""
+    name = "rollout/top_output_fraction"
+    start, now = history.start(name), history.now(name)
+    if math.isnan(start) or math.isnan(now):
+        return None
+    words = f"one output makes up {now:.0%} of a round, over different prompts ({name}; {start:.0%} at the start)"
+    return Reading(now >= COMMONEST and now >= 2 * start, start, now, f"{COMMONEST:g}", words)
+
+
+def entropy_collapse(history: History) -> Reading | None:
+    """Measure whether exploration ends although outputs are still rewarded differently."""
+    name, spread = "policy/entropy", "rollout/score_std"
+    start, now = history.start(name), history.now(name)
+    if math.isnan(now) or math.isnan(history.now(spread)) or not start:
+        return None
+    found = now <= ENTROPY * start and history.now(spread) >= SPREAD * history.start(spread)
+    differ = "the rewards of a round differ as before: " if found else ""
+    words = f"{history.moved(name)} nats a token, {differ}{history.moved(spread)}"
+    return Reading(found, start, now, f"{ENTROPY:g} x start", words)
+
+
+def truncated_outputs(history: History) -> Reading | None:
+    """Measure how many outputs are cut off at max_new_tokens, among all that were sampled."""
+    name = "rollout/finished_fraction"
+    start, now = 1 - history.start(name), 1 - history.now(name)
+    if math.isnan(now):
+        return None
+    words = f"{now:.0%} of the outputs are cut off at max_new_tokens ({start:.0%} at the start)"
+    return Reading(now >= TRUNCATED and now >= start + RISE, start, now, f"{TRUNCATED:g}", words)
+
+
+# What to try: a text, and the options that do it. A run is told of the options that its configuration has.
+Remedy = tuple[str, ...]
+KL_PENALTY: Remedy = ("a KL penalty", "method.init_kl_coef", "method.beta")
+ENTROPY_BONUS: Remedy = ("an entropy bonus", "method.ent_coef")
+
+SIGNALS: dict[str, tuple[Callable[[History], Reading | None], tuple[Remedy, ...]]] = {
+    "reward against KL": (
+        reward_against_kl,
+        (
+            ("read samples: this is text that the reference would not write",),
+            KL_PENALTY,
+            ("an earlier checkpoint",),
+            ("a reward model trained on such outputs",),
+        ),
+    ),
+    "length drift": (
+        length_drift,
+        (
+            ("compare the rewards of outputs of one length",),
+            ("a reward that does not depend on length",),
+            ("a penalty of long responses", "method.soft_punish_cache"),
+        ),
+    ),
+    "one component": (
+        one_component,
+        (
+            ("look at the samples' columns reward/<name>",),
+            ("other weights", "reward.weights"),
+            ("a bound on what a component can give",),
+        ),
+    ),
+    "duplicate outputs": (
+        duplicate_outputs,
+        (
+            ("read samples: does the output fit the prompt?",),
+            ("a reward that knows the prompt",),
+            KL_PENALTY,
+            ENTROPY_BONUS,
+        ),
+    ),
+    "entropy collapse": (
+        entropy_collapse,
+        (ENTROPY_BONUS, KL_PENALTY, ("a lower learning rate",), ("a higher temperature",)),
+    ),
+    "truncated outputs": (
+        truncated_outputs,
+        (
+            ("a penalty of responses that do not end", "method.missing_eos_penalty"),
+            ("leaving these responses out of the loss", "method.mask_truncated_completions"),
+            ("a larger max_new_tokens",),
+            ("a reward that wants an end",),
+        ),
+    ),
+}
+
+
+def advice(remedies: Sequence[Remedy], config: Mapping[str, Any]) -> str:
+    """Join remedies to one sentence that names only options of a configuration.
+
+    Args:
+        remedies: A text each, and the options that do it. One whose options are all missing is left out.
+        config: The configuration of the run as nested mappings; empty if unknown, which leaves out only the names.
+    """
+
+    def has(option: str) -> bool:
+        section, _, name = option.partition(".")
+        values = config.get(section)
+        return isinstance(values, Mapping) and name in values
+
+    found = []
+    for text, *options in remedies:
+        named = [option for option in options if has(option)]
+        if named or not options or not config:
+            found.append(f"{text} ({' or '.join(named)})" if named else text)
+    return "; ".join(found) + "."
