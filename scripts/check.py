@@ -1,4 +1,4 @@
-"""`python scripts/check.py`: lint, format and types, as a merge needs them. `--fix` mends what ruff can."""
+"""`python scripts/check.py`: lint, format, types and the site, as a merge needs them. `--fix` mends what ruff can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from environment import TEST_EXTRAS, Environment, run, say
 
 
 def main(arguments: list[str]) -> int:
-    """0 if all three are content, 1 otherwise. All run, so that one look shows everything."""
+    """0 if all are content, 1 otherwise. All run, so that one look shows everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fix", action="store_true", help="mend what ruff can mend, and format")
     fix = parser.parse_args(arguments).fix
@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> int:
         ["ruff", "check", *(["--fix"] if fix else [])],
         ["ruff", "format", *([] if fix else ["--check"])],
         ["mypy"],
+        ["mkdocs", "build", "--strict"],  # links, pages and the reference; --quiet would hide what --strict counts
     ]
     failed = []
     for command in commands:

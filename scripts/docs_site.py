@@ -1,18 +1,17 @@
-"""Hook of mkdocs.yml: the pages at the root of the repository, and the files that pages link to, as parts of the site.
+"""Build the documentation as a site: `python scripts/docs_site.py`, then open site/index.html.
 
-Pages are written to be read in the repository, with relative links. On the site README.md is the home page, the other
-root pages are lower-case (`migrating.md`), and a link to a program or a configuration leads to a copy of that file.
+mkdocs.yml names this file as its hook, which adds the pages at the root of the repository and the files that pages
+link to. Pages are written to be read in the repository, with relative links. On the site README.md is the home page,
+the other root pages are lower-case (`migrating.md`), and a link to a program leads to a copy of the program.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
-
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -24,7 +23,7 @@ PAGES = {
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Add the root pages to the site.
 
     Args:
@@ -34,12 +33,14 @@ def on_files(files: Files, config: Any) -> Files:
     Returns:
         The same files with those added.
     """
+    from mkdocs.structure.files import File
+
     for source, target in PAGES.items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point a page's relative links at the site's own copies.
 
     Args:
@@ -54,6 +55,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     Raises:
         PluginError: A link leads to nothing in the repository.
     """
+    from mkdocs.exceptions import PluginError
+    from mkdocs.structure.files import File
+
     target = page.file.src_uri
     source = next((name for name, made in PAGES.items() if made == target), f"docs/{target}")
 
@@ -69,3 +73,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return link[1] + posixpath.relpath(place, posixpath.dirname(target) or ".")
 
     return LINK.sub(moved, markdown)
+
+
+if __name__ == "__main__":
+    from environment import TEST_EXTRAS, Environment, run
+
+    sys.exit(run([Environment().ensure(TEST_EXTRAS), "-m", "mkdocs", "build", "--strict"], NO_MKDOCS_2_WARNING="1"))

@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
-# Extras that the tests and the type checker need; the demo needs none.
-TEST_EXTRAS = ("dev", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "examples")
+# Extras that the tests, the checks and the site need; the demo needs none.
+TEST_EXTRAS = ("dev", "docs", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "examples")
 
 
 @dataclass(frozen=True)
