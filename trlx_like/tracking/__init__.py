@@ -1,7 +1,7 @@
-"""Where the numbers go: one protocol, one file a destination, and the page that shows a finished run.
+"""Records and shows the metrics and samples of a run: one protocol, and one file for each destination.
 
 `metrics.jsonl`, `samples.jsonl`, `report.html`, the audit and the console are always on; `train.tracker` names others.
-Importing this package imports none of their libraries, nor torch.
+Importing this package imports neither their libraries nor torch.
 """
 
 from __future__ import annotations

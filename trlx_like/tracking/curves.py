@@ -1,6 +1,6 @@
-"""metrics.jsonl as the charts of the report: thinned series, their extremes, and which belong together.
+"""Turns metrics.jsonl into the charts of the report: thinned curves with their extremes, in sections.
 
-Extremes and counts are of all rows; only what is drawn is thinned.
+Extremes and counts are taken over all rows; only the points that are drawn are thinned.
 """
 
 from __future__ import annotations
@@ -18,38 +18,44 @@ import numpy as np
 from trlx_like.tracking.folder import read_metrics
 
 ELAPSED = "time/elapsed"
-BUCKETS = 300  # a series is drawn by the lowest and highest value of each
+BUCKETS = 300  # of a long curve, the lowest and the highest value of each bucket are drawn
 
-# The sections of the page: a title and the pattern of the metrics in it. The first that matches takes a metric.
+PHASES = "seconds a step, by phase"
+# The sections of the page: a title and the pattern of the charts in it. The first that matches takes a chart.
 GROUPS = {
     "Reward and metrics": r"rewards?/|metrics/",
     "KL and entropy": r"(.*[/_])?(sqrt_|approx_)?kl(_|$)|.*entropy",
-    "Losses and clipping": r"loss(es)?(/|$)|.*clip|(.*[/_])?ratio(_|$)",
+    "Losses and clipping": r"loss(es)?(/|$)|perplexity|.*clip|(.*[/_])?ratio(_|$)",
     "Values": r"((old_)?values|returns|advantages|qvalues|awac_weight)/",
-    "Rollouts": r"rollout|generation/",
-    "Time": r"time/",
+    "Rollouts": r"rollout|generation/|pool/",
+    "Time": PHASES,
 }
 REST = "Everything else"
-# KL and reward of reward against KL: of each, the first that a run logs. All are of the policy that made the round.
+# Metrics that share the chart of another metric: how their names start, the start of the other's, and their label.
+SHARED = (("eval/", "", "held out"), ("rollout/kept/", "rollout/", "kept"))
+# The KL and the reward of the chart "reward against KL": of each, the first metric that the run logs.
 FRONTIER = (("policy/kl", "losses/kl"), ("rollout/score_mean", "reward/mean"))
 POINTS = 400
-# Inside a section: what comes before the others, in this order.
+# The goal of a run that evaluates no reward: the first of these that is logged.
+FALLBACKS = ("rollout/score_mean", "eval/rewards/accuracies", "rewards/accuracies", "losses/total_loss", "losses/loss")
+# The metrics that come first in their section, in this order.
 FIRST = ["reward/mean", "metrics/", "reward/", "policy/kl_per_token", "losses/total", "rollout/score", "values/mean"]
 
 
 @dataclass
 class Curve:
-    """One metric over the run."""
+    """The values of one metric over the run."""
 
     name: str
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def summary(self) -> dict[str, Any] | None:
-        """First, last, lowest and highest value with their steps, the thinned points and their means, and how many
-        values are not finite.
+        """Return what the page shows of the curve; None if no value is finite.
 
-        None if no value is finite. A point that is not finite is a gap: None.
+        Returns:
+            "first", "last", "min" and "max" with "step" and "value"; "count" of all values and "bad" of those that are
+            not finite; "steps" and "values" to draw, where None is a gap; "mean_steps" and "means" of long curves.
         """
         steps, values = np.asarray(self.steps), np.asarray(self.values)
         if np.any(np.diff(steps) < 0):
@@ -78,9 +84,9 @@ class Curve:
 
 
 def _thinned(values: np.ndarray[Any, Any]) -> tuple[list[int], dict[int, float]]:
-    """Positions to draw: all of a short series, else of each bucket its lowest and highest, and both ends.
+    """Return the positions of the points to draw, and the mean of each bucket by the position of its middle.
 
-    Also the mean of each bucket by the position of its middle; none of a short series.
+    A short curve is drawn whole and has no buckets; of a long one, both ends and the extremes of each bucket are drawn.
     """
     if len(values) <= 2 * BUCKETS:
         return list(range(len(values))), {}
@@ -123,22 +129,24 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
 
 
 def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
-    """The sections of the page in order: {"title", "folded", "charts": [{"title", "series"}]}.
+    """Return the sections of the page in order: {"title", "folded", "charts": [{"title", "series"}]}.
 
-    The variants of a sweep (`reward/mean@temperature=0.7`) share a chart, and so do the phases of time.
+    The values of a sweep (`reward/mean@temperature=0.7`) share a chart, and so do the phases of time, training and
+    held-out data (`eval/`), and all samples of a round and those that are learned from (`rollout/kept/`).
     """
+    seconds = {f"time/{phase['name']}": phase["seconds"] for phase in phases(curves)}
+
+    def order(name: str) -> tuple[Any, ...]:
+        title, label = _chart(name, curves)
+        return _rank(title), label in ("held out", "kept"), -seconds.get(name, 0.0), _rank(name)
+
     members: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(set(curves) - {ELAPSED}, key=_rank):
+    for name in sorted(set(curves) - {ELAPSED}, key=order):
         summary = curves[name].summary()
         if summary is not None:
-            title, _, variant = name.partition("@")
-            group = next((group for group, pattern in GROUPS.items() if re.match(pattern, name)), REST)
-            if group == "Time":
-                title, variant = "seconds a step, by phase", name.removeprefix("time/")
-            members[group][title].append({"label": variant or name, **summary})
-    longest_first = {phase["name"]: -phase["seconds"] for phase in phases(curves)}
-    for lines in members["Time"].values():  # as in the summary beside it
-        lines.sort(key=lambda one: longest_first.get(one["label"], 0.0))
+            title, label = _chart(name, curves)
+            group = next((group for group, pattern in GROUPS.items() if re.match(pattern, title)), REST)
+            members[group][title].append({"label": label, **summary})
     return [
         {
             "title": group,
@@ -150,10 +158,23 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
     ]
 
 
-def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
-    """What the reward cost: {"kl", "reward": names of metrics, "steps", "x", "y"}, a point a step that has both.
+def _chart(name: str, curves: dict[str, Curve]) -> tuple[str, str]:
+    """Return the title of the chart that a metric is drawn in, and its label there."""
+    if name.startswith("time/"):
+        return PHASES, name.removeprefix("time/")
+    for start, other, label in SHARED:
+        shared = other + name.removeprefix(start)
+        if name.startswith(start) and shared in curves:
+            return shared, label
+    title, _, variant = name.partition("@")
+    return title, variant or name
 
-    None for fewer than two points. Of more than `POINTS` there are so many, evenly spaced, both ends among them.
+
+def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
+    """Return the points of "reward against KL": {"kl", "reward": names of the metrics, "steps", "x", "y"}.
+
+    There is a point for each step that has both, or `POINTS` evenly spaced ones if there are more. None for fewer than
+    two points.
     """
     kl, reward = (next((curves[name] for name in names if name in curves), None) for names in FRONTIER)
     if kl is None or reward is None:
@@ -170,13 +191,13 @@ def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
 
 
 def _rank(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Sorts what leads its section first, then by name, with numbers in names by their size."""
+    """Return a sort key: the metrics of `FIRST`, then the others by name, with numbers in names by their size."""
     place = next((place for place, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
     return place, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def phases(curves: dict[str, Curve]) -> list[dict[str, Any]]:
-    """Where the time went: the seconds of each phase over the whole run, most first, and of all else."""
+    """Return the seconds of each phase over the whole run, longest first, and of everything else ("other")."""
     seconds = {
         name.removeprefix("time/"): float(np.nansum(curve.values))
         for name, curve in curves.items()
@@ -190,15 +211,15 @@ def phases(curves: dict[str, Curve]) -> list[dict[str, Any]]:
 
 
 def duration(curves: dict[str, Curve]) -> float | None:
-    """Seconds that the run took, pauses left out; None if the file does not say."""
+    """Return the seconds that the run took without pauses; None if it was not logged."""
     summary = curves[ELAPSED].summary() if ELAPSED in curves else None
     return summary["last"]["value"] if summary else None
 
 
 def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
-    """What the run was for, at most three: reward, then metrics; without any, the score or loss of training.
+    """Return at most three metrics to judge the run by: reward and metrics of evaluations, or one of training.
 
-    Of a sweep the variant with the highest value. `lower`: less is better.
+    Of a sweep it is the variant with the highest value. "lower" says that lower is better.
     """
     best: dict[str, dict[str, Any]] = {}
     for name in sorted(curves, key=_rank):
@@ -208,7 +229,7 @@ def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
         if summary and (base not in best or summary["max"]["value"] > best[base]["max"]["value"]):
             best[base] = summary
     chosen = list(best.values())[:3]
-    for name in ("rollout/score_mean", "losses/total_loss", "losses/loss"):
+    for name in FALLBACKS:
         summary = curves[name].summary() if name in curves and not chosen else None
         chosen += [summary] if summary else []
     return [

@@ -1,4 +1,4 @@
-"""Images of a run as cells of tables, and as one picture with all of them, each with its text under it."""
+"""Pictures of a run: as cells of tables, and as one image with all of them, each with its caption."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CELL = 128  # pixels that an image is enlarged to, if it is smaller
-LARGEST = 256  # pixels that an image of a grid is made smaller to
-LINE = 14  # pixels of a line of text
+CELL = 128  # smaller images are enlarged to about so many pixels a side
+LARGEST = 256  # larger images in a grid are reduced to so many pixels a side
+LINE = 14  # the height of a line of text in pixels
 
 
 class Picture(str):
-    """A cell of a table that is a picture: the name of its PNG file in the run folder.
+    """A table cell that is a picture. As text it is the name of the file, for trackers that cannot show pictures.
 
-    Trackers that cannot show pictures show the name.
+    Args:
+        directory: The run folder.
+        name: The PNG file, relative to the run folder.
     """
 
     file: Path
@@ -28,7 +30,7 @@ class Picture(str):
 
 
 def smaller(content: bytes) -> bytes:
-    """A PNG file as one of at most 128 pixels a side."""
+    """Reduce a picture to at most `CELL` pixels a side; both are the bytes of a PNG file."""
     from PIL import Image
 
     image, file = Image.open(io.BytesIO(content)), io.BytesIO()
@@ -38,7 +40,12 @@ def smaller(content: bytes) -> bytes:
 
 
 def table_grid(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any | None:
-    """The pictures of a table, each with its prompt and reward, as one PIL image; None if it has no pictures."""
+    """Join the pictures of a table to one PIL image, with prompts and rewards; return None if there are no pictures.
+
+    Args:
+        columns: The names of the columns.
+        rows: The rows, whose cells may be a `Picture`.
+    """
     from PIL import Image
 
     pictures, captions = [], []
@@ -54,15 +61,21 @@ def table_grid(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any | N
 
 
 def write_grid(images: Sequence[Any], captions: Sequence[str], path: Path, columns: int | None = None) -> None:
-    """`grid` as a file."""
+    """Write the image that `grid` makes to a file; folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     grid(images, captions, columns).save(path)
 
 
 def grid(images: Sequence[Any], captions: Sequence[str], columns: int | None = None) -> Any:
-    """PIL images of one size in rows, with their captions (several lines if they have line breaks), as one image.
+    """Join PIL images to one image, in rows, each with its caption under it.
 
-    columns: images in a row; None: as many as there are rows.
+    Args:
+        images: At least one image; all have the size of the first.
+        captions: A text for each image, cut to its width. It may have several lines.
+        columns: The number of images in a row; None: about as many as there are rows.
+
+    Returns:
+        A PIL image.
     """
     from PIL import Image, ImageDraw
 

@@ -1,4 +1,4 @@
-"""samples.jsonl as the tables of the report, within a limit of size, so that the page of a long run still opens."""
+"""Turns samples.jsonl into the tables of the report, limited in size so that the page of a long run still opens."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.pictures import smaller
 from trlx_like.tracking.values import plain
 
-PICTURES = 4_000_000  # bytes of pictures in the page
-BUDGET = 1_500_000  # bytes of rows in the page
-LONGEST = 20_000  # characters of a text
-LARGEST = 20_000  # bytes of a picture as it is; of larger ones the page has a smaller copy
+PICTURES = 4_000_000  # at most so many bytes of pictures are in the page
+BUDGET = 1_500_000  # at most about so many bytes of rows are in the page
+LONGEST = 20_000  # longer texts are cut to so many characters
+LARGEST = 20_000  # pictures of more bytes are replaced by a smaller copy
 
-Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> place and bytes of its lines
+Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> position and length of its lines in bytes
 
 
 def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """[{"name", "columns", "evaluations": steps in all, "steps": [{"step", "rows", "total"}]}], and how many lines
-    are not rows. A row is a list of cells in the order of the columns.
+    """Read the tables of a samples.jsonl, as much as fits the page.
 
-    Where the file is larger than the page should be, evenly spaced evaluations are kept, the first and last among
-    them, and if need be fewer rows of each. A cell of the column `IMAGE` that names a PNG file
-    of the run is that picture, as far as they fit.
+    If the file is too large, evenly spaced steps are kept, including the first and the last, and if necessary fewer
+    rows of each. Cells of the column `IMAGE` become pictures, as many as fit.
+
+    Args:
+        path: The file; it may be missing.
+
+    Returns:
+        A list of {"name", "columns", "evaluations", "steps": [{"step", "rows", "total"}]} and the number of lines that
+        are not rows. "evaluations" and "total" count the steps and rows of the file. A row is a list of cells.
     """
     if not path.is_file():
         return [], 0
@@ -78,7 +83,7 @@ def _table(file: Any, name: str, steps: dict[int, list[tuple[int, int]]], budget
 
 
 def _fitting(steps: list[int], sizes: dict[int, int], budget: int) -> tuple[list[int], float]:
-    """The steps to keep, and the share of each one's rows."""
+    """Return the steps to keep, and the fraction of rows to keep of each."""
     total = sum(sizes.values())
     if total <= budget:
         return steps, 1.0
@@ -94,7 +99,7 @@ def _row(file: Any, place: int) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """A number, truth value or nothing as it is, all else as text that is not endless."""
+    """Return numbers, booleans and None unchanged, and any other value as a text of limited length."""
     value = plain(value)
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -104,7 +109,7 @@ def _cell(value: Any) -> Any:
 
 
 def _embed_pictures(tables: list[dict[str, Any]], folder: Path) -> None:
-    """Puts pictures in the place of their names, those of the last steps first."""
+    """Replace the names of pictures by the pictures, starting with the last steps."""
     left = PICTURES
     for table in tables:
         if IMAGE not in table["columns"]:
@@ -118,7 +123,7 @@ def _embed_pictures(tables: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _picture(folder: Path, name: Any) -> str | None:
-    """A PNG file within the folder as a data URI; None where there is none."""
+    """Return a PNG file of the folder as a data URI; None if `name` is not one."""
     if not (isinstance(name, str) and name.endswith(".png")):
         return None
     file = (folder / name).resolve()

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, the pictures of a table as one, and tables and the configuration as text."""
+"""The TensorBoard tracker: scalars, tables and the configuration as text, and the pictures of a table as one image."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package
 from trlx_like.tracking.pictures import table_grid
 from trlx_like.tracking.values import compact, plain
 
 
-class TensorboardTracker:
-    """An event file in `train.logging_dir`, else in `tensorboard/` of the run folder.
+class TensorboardTracker(Tracker):
+    """Writes an event file to `train.logging_dir`, or to `tensorboard/` in the run folder.
 
-    A resumed run hides what the stopped one wrote after the step it continues from.
+    A resumed run hides what the interrupted one wrote after the step that it continues from.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -47,7 +47,7 @@ class TensorboardTracker:
 
 
 def _cell(value: Any) -> str:
-    """A cell of a markdown table, with its own markdown, HTML and line ends made harmless."""
+    """Return a cell of a Markdown table, with HTML, bars and line ends escaped."""
     value = plain(value)
     text = compact(value) if isinstance(value, float) else str(value)
     text = html.escape(text, quote=False).replace("\\", "\\\\").replace("|", "\\|")

@@ -1,17 +1,17 @@
-"""Trackio: a local dashboard (`trackio show`) with wandb's interface. `TRACKIO_DIR` says where it keeps its files."""
+"""The Trackio tracker: a local dashboard (`trackio show`). The variable `TRACKIO_DIR` says where it keeps its files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package
 from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
 
-class TrackioTracker:
-    """A trackio run, continued under the same name when the run is resumed."""
+class TrackioTracker(Tracker):
+    """Logs to a Trackio run, which continues under the same name when the run is resumed."""
 
     def __init__(self, run: RunInfo) -> None:
         with optional_package("trackio"):

@@ -1,4 +1,4 @@
-"""Metric values and table cells in the forms that files, terminals and other people's trackers take."""
+"""Converts metric values and table cells to the forms that files, terminals and other trackers accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from trlx_like.errors import RewardError
 
 
 def number(name: str, value: Any) -> float:
-    """A metric's value as a Python number: whatever `float()` takes. RewardError naming the metric otherwise."""
+    """Return the value of a metric as a Python number.
+
+    Raises:
+        RewardError: `float()` does not accept the value; the message names the metric.
+    """
     if isinstance(value, int):
         return int(value)
     try:
@@ -22,9 +26,10 @@ def number(name: str, value: Any) -> float:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it. NaN and infinities become "NaN", "Infinity", "-Infinity", which `float()` reads back.
+    """Convert a value to what JSON supports.
 
-    0-d tensors and the like become numbers, and whatever JSON has no form for its `str`.
+    Tensors and arrays become numbers or lists. NaN and infinities become "NaN", "Infinity" and "-Infinity", which
+    `float()` reads back. Any other value that JSON does not support becomes its `str`.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -42,7 +47,7 @@ def plain(value: Any) -> Any:
 
 
 def shorten(text: str, length: int) -> str:
-    """The text on one line, at most `length` characters, the middle left out, safe to send to a terminal."""
+    """Put a text on one line of at most `length` characters, without its middle and without control characters."""
     text = " ".join(text.split())
     text = "".join(character if character.isprintable() else "?" for character in text)
     if len(text) <= length:
@@ -52,7 +57,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def compact(value: float) -> str:
-    """A number in a few characters: 3 significant digits, integers as they are."""
+    """Format a number in a few characters: 3 significant digits, or all digits of an integer."""
     if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
         return f"{value:.0f}"
     return f"{value:.3g}"

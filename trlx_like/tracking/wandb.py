@@ -1,4 +1,4 @@
-"""Weights & Biases. `WANDB_MODE=offline` and the other variables of wandb act as its documentation says."""
+"""The Weights & Biases tracker. `WANDB_MODE=offline` and the other variables of wandb have their documented effect."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError
-from trlx_like.tracking.base import RunInfo, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package
 from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
 
-class WandbTracker:
-    """A wandb run, continued under the same id when the run is resumed.
+class WandbTracker(Tracker):
+    """Logs to a wandb run, which continues under the same id when the run is resumed.
 
-    The x axis is a metric `step`: wandb's own counter refuses to go back, as a resumed run has to.
+    The x axis is a metric `step`, because wandb's own counter cannot go back as a resumed run must.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -53,7 +53,7 @@ class WandbTracker:
         table = self._wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)
         for place, column in enumerate(columns):
             if any(isinstance(row[place], Picture) for row in rows):
-                table.cast(column, self._wandb.Image, optional=True)  # of mixed types, images are the text "Image"
+                table.cast(column, self._wandb.Image, optional=True)  # else wandb logs the text "Image"
         pictures = table_grid(columns, rows)
         more = {} if pictures is None else {f"{name}/grid": self._wandb.Image(pictures)}
         self._run.log({name: table, **more, "step": step})
@@ -62,5 +62,5 @@ class WandbTracker:
         return self._wandb.Image(str(value.file)) if isinstance(value, Picture) else plain(value)
 
     def close(self) -> None:
-        # Closed while an error passes by, the run is shown as failed.
+        # A run that is closed while an error is raised is shown as failed.
         self._run.finish(exit_code=int(sys.exc_info()[0] is not None))

@@ -38,6 +38,27 @@ def test_charts_are_grouped_and_ordered(tmp_path: Path) -> None:
     assert [one["label"] for one in sweep] == ["temperature=0.7", "temperature=1.0"]
 
 
+def test_what_belongs_together_shares_a_chart(tmp_path: Path) -> None:
+    names = [
+        *("rollout/length_mean", "rollout/kept/length_mean", "rollout/kept/fraction"),
+        *("rewards/margins", "eval/rewards/margins", "eval/other", "perplexity", "pool/responses"),
+    ]
+    page = report(make_run(tmp_path / "run", [{"step": 1, **dict.fromkeys(names, 0.5)}]))
+    found = {
+        (group["title"], chart["title"]): [one["label"] for one in chart["series"]]
+        for group in page.data["groups"]
+        for chart in group["charts"]
+    }
+    assert found == {
+        ("Reward and metrics", "rewards/margins"): ["rewards/margins", "held out"],
+        ("Losses and clipping", "perplexity"): ["perplexity"],
+        ("Rollouts", "pool/responses"): ["pool/responses"],
+        ("Rollouts", "rollout/kept/fraction"): ["rollout/kept/fraction"],
+        ("Rollouts", "rollout/length_mean"): ["rollout/length_mean", "kept"],
+        ("Everything else", "eval/other"): ["eval/other"],
+    }
+
+
 def test_goals_fall_back(tmp_path: Path) -> None:
     def goals(**metrics: float) -> list[tuple[str, bool]]:
         page = report(make_run(tmp_path / "run", [{"step": 1, **metrics}]))
@@ -46,6 +67,7 @@ def test_goals_fall_back(tmp_path: Path) -> None:
     losses = {"losses/total_loss": 1.0}
     assert goals(**losses) == [("losses/total_loss", True)]
     assert goals(**losses, **{"rollout/score_mean": 1.0}) == [("rollout/score_mean", False)]
+    assert goals(**losses, **{"rewards/accuracies": 1.0}) == [("rewards/accuracies", False)]
     assert goals(**losses, **{"metrics/x": 1.0}) == [("metrics/x", False)]
     sweep = {"reward/mean@t=1": 0.5, "reward/mean@t=2": 0.75, "metrics/x": 1.0}
     assert goals(**sweep) == [("reward/mean@t=2", False), ("metrics/x", False)]
