@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 WORD = re.compile(r"\b\w\w+\b")
-INSTALL = "pip install 'trlx-like[examples]'"
+INSTALL = "pip install -e '.[examples]'"
 
 
 def vader_reward(outputs: Sequence[str], **_: object) -> list[float]:

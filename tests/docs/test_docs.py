@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,21 @@ def test_the_commands_on_the_pages_exist(line: str) -> None:
         assert importlib.util.find_spec(words[1]) is not None
     else:
         assert (ROOT / words[0]).is_file()
+
+
+def test_the_extras_that_texts_and_errors_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    sources = [file for folder in ("trlx_like", "examples", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    named = {
+        (file.name, extra)
+        for file in [*PAGES, *sources]
+        for given in re.findall(
+            r"""pip install [^\n]*?(?:\.|trlx-like)\[([\w,]+)\]""", file.read_text(encoding="utf-8")
+        )
+        for extra in given.split(",")
+    }
+    assert {extra for _, extra in named} >= {"peft", "diffusion", "datasets"}
+    assert [(file, extra) for file, extra in sorted(named) if extra not in extras] == []
 
 
 # Links.

@@ -7,6 +7,7 @@ depends on whom. For other people's packages only imports that run with the modu
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,21 @@ def test_algorithms_know_the_shared_files_and_at_most_one_parent() -> None:
 
 def test_the_table_has_no_cycle() -> None:
     assert set(TopologicalSorter(MAY_IMPORT).static_order()) == set(MAY_IMPORT)
+
+
+def test_contributing_shows_the_same_table() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (`.*`) \| (.*) \|$", text, re.MULTILINE)
+    layers = [(int(layer), set(re.findall(r"`(\w+)`", parts)), allowed) for layer, parts, allowed in rows]
+    shown: dict[str, set[str]] = {}
+    for _, parts, allowed in layers:
+        named = set(re.findall(r"`(\w+)`", allowed))
+        whole = [
+            range(int(low), int(high or low) + 1) for low, high in re.findall(r"layers? (\d)(?: to (\d))?", allowed)
+        ]
+        below = {part for layer, others, _ in layers for numbers in whole if layer in numbers for part in others}
+        shown |= dict.fromkeys(parts, named | below)
+    assert shown == MAY_IMPORT
 
 
 def test_every_part_of_the_table_exists() -> None:
