@@ -74,6 +74,11 @@ def import_name(name: str, option: str) -> Any:
     return getattr(module, attribute)
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra. Where the package is installed, pip adds what is missing to it."""
+    return f'pip install "trlx-like[{extra}]", or in a clone: pip install -e ".[{extra}]"'
+
+
 def raised(error: Exception) -> str:
     """What somebody's code raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)

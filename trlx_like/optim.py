@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError
+from trlx_like.imports import install_hint
 from trlx_like.registry import Registry
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
@@ -91,7 +92,7 @@ def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], kwargs: dict[st
         import bitsandbytes
     except ImportError as error:
         raise ConfigError(
-            f'optimizer.name: 8-bit optimisers need bitsandbytes ({error}): pip install "trlx-like[bitsandbytes]".'
+            f"optimizer.name: 8-bit optimisers need bitsandbytes ({error}): {install_hint('bitsandbytes')}."
         ) from error
     optimizer: Optimizer = getattr(bitsandbytes.optim, name)(parameters, **kwargs)
     return optimizer

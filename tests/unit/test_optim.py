@@ -140,7 +140,7 @@ EIGHT_BITS = pytest.mark.parametrize("name", ["adam_8bit_bnb", "adamw_8bit_bnb"]
 @EIGHT_BITS
 def test_8_bit_optimizers_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r'^optimizer\.name: 8-bit .* pip install "trlx-like\[bitsandbytes\]"\.$'):
+    with pytest.raises(ConfigError, match=r'^optimizer\.name: 8-bit .* pip install -e "\.\[bitsandbytes\]"\.$'):
         make_optimizer([parameter()], OptimizerConfig(name=name))
 
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from trlx_like.errors import ConfigError
+from trlx_like.imports import install_hint
 from trlx_like.registry import nearest
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def import_peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f'{OPTION}: adapters need peft ({error}): pip install "trlx-like[peft]".') from error
+        raise ConfigError(f"{OPTION}: adapters need peft ({error}): {install_hint('peft')}.") from error
     return peft
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
-from trlx_like.imports import import_name, is_python_name
+from trlx_like.imports import import_name, install_hint, is_python_name
 from trlx_like.models.loading import no_progress_bars
 from trlx_like.registry import Registry
 
@@ -144,7 +144,7 @@ def load_pipeline(config: ModelConfig) -> Any:
         from diffusers import DiffusionPipeline
     except ImportError as error:
         raise ConfigError(
-            f'model.model_arch_type: diffusion needs diffusers ({error}): pip install "trlx-like[diffusion]".'
+            f"model.model_arch_type: diffusion needs diffusers ({error}): {install_hint('diffusion')}."
         ) from error
     path = config.model_path
     if is_python_name(path):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
+from trlx_like.imports import install_hint
 from trlx_like.models.reward_model import last_states
 
 HEAD = "score"
@@ -77,7 +78,7 @@ def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
         from peft import PeftConfig
         from peft.utils import load_peft_weights, set_peft_model_state_dict
     except ImportError as error:
-        raise ConfigError('A reward adapter needs peft: pip install "trlx-like[peft]".') from error
+        raise ConfigError(f"A reward adapter needs peft: {install_hint('peft')}.") from error
     try:
         config, weights = PeftConfig.from_pretrained(path), load_peft_weights(path, device="cpu")
     except (OSError, ValueError) as error:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trlx_like.errors import ConfigError, DataError, TrlxError
-from trlx_like.imports import import_name, is_python_name, raised
+from trlx_like.imports import import_name, install_hint, is_python_name, raised
 
 _DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>[^\\/]+))?")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -358,6 +358,4 @@ def _first_line(error: Exception) -> str:
 
 
 def _missing(option: str, what: str, error: ImportError) -> ConfigError:
-    return ConfigError(
-        f'{option}: {what} needs packages that are not installed ({error}): pip install "trlx-like[datasets]".'
-    )
+    return ConfigError(f"{option}: {what} needs packages that are not installed ({error}): {install_hint('datasets')}.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trlx_like.errors import ConfigError
+from trlx_like.imports import install_hint
 from trlx_like.registry import Registry
 from trlx_like.tracking.values import number
 
@@ -163,6 +164,5 @@ def optional_package(tracker: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f'train.tracker ("{tracker}") needs a package that is not installed ({error}): '
-            f'pip install "trlx-like[{tracker}]".'
+            f'train.tracker ("{tracker}") needs a package that is not installed ({error}): {install_hint(tracker)}.'
         ) from error

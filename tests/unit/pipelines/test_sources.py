@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trlx_like.errors import ConfigError, DataError, TrlxError
+from trlx_like.imports import install_hint
 from trlx_like.pipelines.sources import check_source, load_function, load_rows
 
 FUNCTIONS = """\
@@ -358,7 +359,7 @@ def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     for spec, what in (("owner/words", "a dataset"), ("a.parquet", "a .parquet file")):
         given = message(ConfigError, load_rows, spec, "data.prompts")
         assert given.startswith(f"data.prompts: {what} needs packages that are not installed")
-        assert given.endswith('pip install "trlx-like[datasets]".')
+        assert given.endswith(f"{install_hint('datasets')}.")
 
 
 @pytest.mark.parametrize("spec", ["", "what is this", "a/b/c", "/no/such/folder", "no/such:folder/x", ":train"])
