@@ -192,7 +192,6 @@ def check(config: TRLConfig) -> None:
     from trlx_like.optim import make_optimizer, make_scheduler
     from trlx_like.pipelines.prompts import DATAPIPELINES
     from trlx_like.samplers.engines import ENGINES
-    from trlx_like.samplers.generation import check_options
     from trlx_like.tracking import TRACKERS
 
     config.check()
@@ -203,9 +202,6 @@ def check(config: TRLConfig) -> None:
             f"{config.method.name}."
         )
     _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
-    for name in ("gen_kwargs", "gen_experience_kwargs"):
-        own = getattr(config.method, "generation_options", ())
-        check_options(getattr(config.method, name, None) or {}, f"method.{name}", own)
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
     ENGINES.get(config.sampler.engine)

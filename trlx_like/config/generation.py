@@ -1,98 +1,157 @@
-"""Which options of `generate` may make experience, and which are a sweep.
+"""The options of text generation that `method.gen_kwargs` may have, and those that rollouts may be sampled with.
 
-A loss compares log-probabilities under the distribution that was sampled from. Temperature is modelled on
-both sides; every other option that bends the distribution is refused by name, with the value that switches it
-off.
+A loss compares log-probabilities under the distribution that was sampled from. Temperature is modelled on both sides;
+every other option that changes the distribution is for evaluation only. What is in neither table is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from trlx_like.config.problems import Problem, listed, shown
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-# Option -> the values under which it does nothing. The first is the one to use.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "do_sample": (True,),
-    "top_k": (0, None),
-    "top_p": (1.0, None),
-    "min_p": (None, 0.0),
-    "top_h": (None,),
-    "typical_p": (1.0, None),
-    "epsilon_cutoff": (0.0, None),
-    "eta_cutoff": (0.0, None),
-    "repetition_penalty": (1.0, None),
-    "encoder_repetition_penalty": (1.0, None),
-    "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "num_beams": (1, None),
-    "num_beam_groups": (1, None),
-    "num_return_sequences": (1, None),
-    "diversity_penalty": (0.0, None),
-    "penalty_alpha": (None, 0.0),
-    "dola_layers": (None,),
-    "guidance_scale": (None, 1.0),
-    "watermarking_config": (None,),
-    "min_length": (0, None),
-    "min_new_tokens": (None, 0),
-    "exponential_decay_length_penalty": (None,),
-    "bad_words_ids": (None,),
-    "force_words_ids": (None,),
-    "constraints": (None,),
-    "sequence_bias": (None,),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "logits_processor": (None,),
-    "prefix_allowed_tokens_fn": (None,),
+from trlx_like.config.problems import Problem, expected, listed, shown
+from trlx_like.registry import nearest
+
+Count = Annotated[int, Ge(1)]
+Share = Annotated[float, Gt(0), Le(1)]
+Above0 = Annotated[float, Gt(0)]
+
+# Option -> its type. These are allowed everywhere: they leave the distribution alone, or the loss models them.
+ANYWHERE: dict[str, Any] = {
+    "max_new_tokens": Count,
+    "temperature": Above0,
+    "eos_token_id": int | list[int] | None,
+    "pad_token_id": int | None,
+    "use_cache": bool | None,
+    "cache_implementation": Literal["dynamic", "static"] | None,
+    "disable_compile": bool | None,
 }
+# Option -> its type, and the values under which it changes nothing, the one to use first. Other values are for
+# evaluation only.
+EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "do_sample": (bool, (True,)),
+    "top_k": (Annotated[int, Ge(0)] | None, (0, None)),
+    "top_p": (Share | None, (1.0, None)),
+    "min_p": (Annotated[float, Ge(0), Le(1)] | None, (None, 0.0)),
+    "top_h": (Share | None, (None,)),
+    "typical_p": (Share | None, (1.0, None)),
+    "epsilon_cutoff": (Annotated[float, Ge(0), Le(1)] | None, (0.0, None)),
+    "eta_cutoff": (Annotated[float, Ge(0), Le(1)] | None, (0.0, None)),
+    "repetition_penalty": (Above0 | None, (1.0, None)),
+    "encoder_repetition_penalty": (Above0 | None, (1.0, None)),
+    "no_repeat_ngram_size": (Annotated[int, Ge(0)] | None, (0, None)),
+    "encoder_no_repeat_ngram_size": (Annotated[int, Ge(0)] | None, (0, None)),
+    "num_beams": (Count | None, (1, None)),
+    "early_stopping": (bool | Literal["never"] | None, (False, None)),
+    "length_penalty": (float | None, (1.0, None)),
+    "min_new_tokens": (Annotated[int, Ge(0)] | None, (None, 0)),
+    "exponential_decay_length_penalty": (list[Any] | tuple[Any, ...] | None, (None,)),
+    "bad_words_ids": (list[list[int]] | None, (None,)),
+    "sequence_bias": (list[Any] | dict[Any, Any] | None, (None,)),
+    "suppress_tokens": (list[int] | None, (None,)),
+    "begin_suppress_tokens": (list[int] | None, (None,)),
+    "forced_bos_token_id": (int | None, (None,)),
+    "forced_eos_token_id": (int | list[int] | None, (None,)),
+    "renormalize_logits": (bool | None, (False, None)),
+    "remove_invalid_values": (bool | None, (False, None)),
+    "watermarking_config": (dict[str, Any] | None, (None,)),
+}
+NEUTRAL: dict[str, tuple[Any, ...]] = {name: neutral for name, (_, neutral) in EVALUATION.items()}
+TYPES: dict[str, Any] = {**ANYWHERE, **{name: kind for name, (kind, _) in EVALUATION.items()}}
+LIST_VALUED = frozenset(name for name, kind in TYPES.items() if any(get_origin(one) is list for one in get_args(kind)))
+"""Options of which one value is a list, so that a list is not a sweep."""
 
-# A list is one value of these, not a sweep.
-LIST_VALUED = frozenset(
-    {"eos_token_id", "stop_strings", "stopping_criteria", "logits_processor", "constraints", "sequence_bias"}
-    | {"bad_words_ids", "force_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"}
-    | {"exponential_decay_length_penalty"}
-)
+_UNREAD = "only the token ids of responses are read"
+_ASSISTED = "assisted (speculative) generation is not supported"
+_REMOVED = "transformers 5 no longer has the decoding that it belongs to"
+_BY_ENGINE = "the engine sets up cache and compilation by itself; see cache_implementation and sampler.batch_size"
+_RECORD = "it is a record that transformers keeps, and no option"
+REFUSED: dict[str, str] = {
+    "max_length": "it counts the prompt as well; use max_new_tokens",
+    "min_length": "it counts the prompt as well; use min_new_tokens",
+    "max_time": "responses would depend on the speed of the machine; use max_new_tokens",
+    "stop_strings": "use stop_sequences, which also end the text that is scored",
+    "stopping_criteria": "use stop_sequences",
+    "logits_processor": "use logit_mask to forbid tokens",
+    "prefix_allowed_tokens_fn": "use logit_mask to forbid tokens",
+    "num_return_sequences": "each prompt gets one response; repeat the prompts for more",
+    "bos_token_id": "a prompt is used as it is tokenized",
+    "decoder_start_token_id": "it is taken from the model's configuration",
+    "token_healing": "it would change the prompt",
+    "guidance_scale": "it needs a negative prompt, which cannot be given",
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), _UNREAD),
+    "return_dict_in_generate": _UNREAD,
+    **dict.fromkeys(("use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"), _ASSISTED),
+    **dict.fromkeys(("assistant_model", "assistant_confidence_threshold", "assistant_early_exit"), _ASSISTED),
+    **dict.fromkeys(("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"), _ASSISTED),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type"), _ASSISTED),
+    **dict.fromkeys(("low_memory", "penalty_alpha", "dola_layers", "diversity_penalty", "num_beam_groups"), _REMOVED),
+    **dict.fromkeys(("constraints", "force_words_ids"), _REMOVED),
+    **dict.fromkeys(("cache_config", "max_cache_len", "prefill_chunk_size", "compile_config"), _BY_ENGINE),
+    "continuous_batching_config": _BY_ENGINE,
+    **dict.fromkeys(("transformers_version", "_from_model_config"), _RECORD),
+}
+# Values of refused options that ask for nothing, beside null, false and 0.
+_HARMLESS = {"num_return_sequences": 1, "num_beam_groups": 1}
 
 
 def swept(gen_kwargs: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The options with a list of values to try in turn: `{"temperature": [0.7, 1.0]}`."""
+    """Return the options that have a list of values to try in turn: `{"temperature": [0.7, 1.0]}`."""
     return {name: value for name, value in gen_kwargs.items() if isinstance(value, list) and name not in LIST_VALUED}
 
 
 def longest_response(gen_kwargs: Mapping[str, Any]) -> int:
-    """`max_new_tokens`, the largest of them if it is swept, in tokens."""
+    """Return `max_new_tokens`, the largest value if it is swept, in tokens."""
     value = gen_kwargs["max_new_tokens"]
     return max(value) if isinstance(value, list) else int(value)
 
 
-def generation_problems(gen_kwargs: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """What is wrong with `method.<name>` whatever it is used for."""
-    if "max_length" in gen_kwargs:
-        yield Problem(("method", name, "max_length"), "counts the prompt as well; use max_new_tokens.")
+def generation_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield what is wrong with `method.<name>`, whether it is for rollouts or for evaluation.
+
+    Args:
+        gen_kwargs: The options, by name.
+        name: `gen_kwargs` or `gen_experience_kwargs`.
+        also: Names of options that the method's own engine adds.
+    """
     if "max_new_tokens" not in gen_kwargs:
-        yield Problem(("method", name, "max_new_tokens"), "missing. It must be a whole number of at least 1.")
-    for option, value in swept(gen_kwargs).items():
-        if not value:
-            yield Problem(("method", name, option), "an empty list has no value to try.")
-    for option, kind, least, words in (
-        ("max_new_tokens", int, 1, "a whole number of at least 1"),
-        ("temperature", (int, float), 1e-9, "a number above 0"),
-    ):
-        given = gen_kwargs.get(option, [])
-        for value in given if isinstance(given, list) else [given]:
-            if isinstance(value, bool) or not isinstance(value, kind) or value < least:
-                yield Problem(("method", name, option), f"must be {words}, got {shown(value)}.")
+        yield Problem(("method", name, "max_new_tokens"), f"missing. It must be {expected(Count)}.")
+    yield from option_problems(gen_kwargs, name, also)
+
+
+def option_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield what is wrong with each option that is given; arguments as of `generation_problems`."""
+    sweeps = swept(gen_kwargs)
+    for option, value in gen_kwargs.items():
+        path = ("method", name, option)
+        if option in REFUSED:
+            if value not in (None, False, _HARMLESS.get(option)):
+                yield Problem(path, f"{shown(value)} is refused: {REFUSED[option]}.")
+        elif option not in TYPES and option not in also:
+            close = nearest(option, {*TYPES, *also})
+            guess = f" Did you mean {close}?" if close else ""
+            yield Problem(path, f"is not an option of text generation.{guess}")
+        elif option in sweeps and not value:
+            yield Problem(path, "an empty list has no value to try.")
+        elif option in TYPES:
+            for one in value if option in sweeps else [value]:
+                if not _fits(option, one):
+                    yield Problem(path, f"must be {expected(TYPES[option])}, got {shown(one)}.")
 
 
 def experience_problems(
     gen_kwargs: Mapping[str, Any], gen_experience_kwargs: Mapping[str, Any] | None, exact: bool = True
 ) -> Iterator[Problem]:
-    """Why these options cannot make text to train on.
+    """Yield why rollouts cannot be generated with these options.
 
-    exact: the loss has to know the distribution that was sampled from.
+    Args:
+        gen_kwargs: Options for evaluation.
+        gen_experience_kwargs: Options for rollouts; None: those for evaluation.
+        exact: Whether the loss has to know the distribution that was sampled from.
     """
     separate = gen_experience_kwargs is not None
     name = "gen_experience_kwargs" if separate else "gen_kwargs"
@@ -106,3 +165,17 @@ def experience_problems(
         elif exact and option in NEUTRAL and not any(value is off or value == off for off in NEUTRAL[option]):
             use = listed([shown(off) for off in NEUTRAL[option]])
             yield Problem(path, f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{advice}")
+
+
+@cache
+def option_type(option: str) -> TypeAdapter[Any]:
+    """Return what validates and describes one value of an option."""
+    return TypeAdapter(TYPES[option], config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _fits(option: str, value: Any) -> bool:
+    try:
+        option_type(option).validate_python(value)
+    except ValidationError:
+        return False
+    return True

@@ -56,7 +56,7 @@ class TextMethodConfig(MethodConfig):
     """Options of `generate` for evaluation; a list of values for an option is a sweep over it."""
 
     def conflicts(self) -> Iterator[Problem]:
-        yield from generation_problems(self.gen_kwargs, "gen_kwargs")
+        yield from generation_problems(self.gen_kwargs, "gen_kwargs", self.generation_options)
 
 
 class OnlineTextMethodConfig(TextMethodConfig):
@@ -71,7 +71,7 @@ class OnlineTextMethodConfig(TextMethodConfig):
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
         if self.gen_experience_kwargs is not None:
-            yield from generation_problems(self.gen_experience_kwargs, "gen_experience_kwargs")
+            yield from generation_problems(self.gen_experience_kwargs, "gen_experience_kwargs", self.generation_options)
         yield from experience_problems(self.gen_kwargs, self.gen_experience_kwargs, self.exact_sampling)
 
     @property

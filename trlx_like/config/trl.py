@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from trlx_like.config.generation import generation_problems, longest_response
-from trlx_like.config.method import MethodConfig
+from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig
 from trlx_like.config.model import (
     BackendConfig,
     ModelConfig,
@@ -136,20 +136,18 @@ class TRLConfig(Section):
                 f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
             )
             yield Problem(("model", "model_arch_type"), problem)
+        generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts
         for key in ("gen_kwargs", "gen_experience_kwargs"):
-            kwargs = getattr(self.method, key, None)
-            if isinstance(kwargs, dict) and "max_new_tokens" in kwargs:
-                yield from self._length_problems(key, kwargs)
-        yield from self.method.conflicts_with(self)
-
-    def _length_problems(self, key: str, kwargs: dict[str, Any]) -> Iterator[Problem]:
-        if problems := list(generation_problems(kwargs, key)):
+            options = getattr(self.method, key, None)
+            if not isinstance(options, dict) or "max_new_tokens" not in options:
+                continue
+            problems = list(generation_problems(options, key, getattr(self.method, "generation_options", ())))
             yield from problems
-            return
-        longest, seq_length = longest_response(kwargs), self.train.seq_length
-        if longest >= seq_length:
-            path = ("method", key, "max_new_tokens")
-            yield Problem(path, f"{longest} must be below train.seq_length ({seq_length}).")
+            longest, seq_length = 0 if problems else longest_response(options), self.train.seq_length
+            if generates and longest >= seq_length:
+                path = ("method", key, "max_new_tokens")
+                yield Problem(path, f"{longest} must be below train.seq_length ({seq_length}).")
+        yield from self.method.conflicts_with(self)
 
     def inert(self) -> list[str]:
         """Dotted keys that were changed from their default but do nothing in this configuration."""

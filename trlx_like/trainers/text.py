@@ -59,6 +59,8 @@ class TextTrainer(BaseRLTrainer[E]):
         model = self.config.model
         tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
         self.read_data()
+        self.eval_pipeline: PromptPipeline | None = None
+        self._add_prompts()
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_trained_model(model)
         if has_adapter(lm):  # the model beside it is not in checkpoints
@@ -79,8 +81,6 @@ class TextTrainer(BaseRLTrainer[E]):
             allowed=self._allowed(lm.config.vocab_size),
         )
         self.sampler = self.sampler_of(self.make_engine())
-        self.eval_pipeline: PromptPipeline | None = None
-        self._add_prompts()
 
     def sampler_of(self, engine: Engine) -> TextSampler:
         """What samples with an engine, by the configuration."""
@@ -161,9 +161,18 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @property
     def max_prompt_length(self) -> int:
-        """Tokens of a prompt, so that it and its response fit into `train.seq_length`."""
+        """Return how many tokens a prompt may have, so that it and its response fit into `train.seq_length`.
+
+        Raises:
+            ConfigError: If responses leave no room for a prompt.
+        """
         longest = max(longest_response(options) for options in (self.method.gen_kwargs, self.experience_kwargs))
-        return self.config.train.seq_length - longest
+        seq_length = self.config.train.seq_length
+        if longest >= seq_length:
+            raise ConfigError(
+                f"method.gen_kwargs.max_new_tokens: {longest} must be below train.seq_length ({seq_length})."
+            )
+        return seq_length - longest
 
     def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
         """Prompts to make experience from."""

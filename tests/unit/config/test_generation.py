@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.unit.config.support import VALID, errors_of, sentence_of
-from trlx_like.config import METHODS, PPOConfig
+from trlx_like.config import METHODS, ILQLConfig, PPOConfig, SFTConfig
+from trlx_like.config.problems import shown
 from trlx_like.errors import ConfigError
-from trlx_like.presets import default_sft_config
+from trlx_like.presets import default_dpo_config, default_ilql_config, default_ppo_config, default_sft_config
 
 REFUSED = [
     ("top_k", 5, "0 or null"), ("top_p", 0.9, "1.0 or null"), ("min_p", 0.1, "null or 0.0"),
@@ -18,7 +19,7 @@ REFUSED = [
     ("epsilon_cutoff", 0.1, "0.0 or null"),
     ("repetition_penalty", 1.1, "1.0 or null"), ("no_repeat_ngram_size", 2, "0 or null"),
     ("encoder_repetition_penalty", 1.1, "1.0 or null"), ("encoder_no_repeat_ngram_size", 2, "0 or null"),
-    ("num_beams", 2, "1 or null"), ("do_sample", False, "true"), ("min_length", 3, "0 or null"),
+    ("num_beams", 2, "1 or null"), ("do_sample", False, "true"),
     ("min_new_tokens", 3, "null or 0"), ("bad_words_ids", [[1]], "null"), ("suppress_tokens", [1], "null"),
 ]  # fmt: skip
 
@@ -75,6 +76,33 @@ def test_the_longest_of_a_sweep_must_fit(tmp_path: Path) -> None:
 
 
 def test_what_the_method_generates_must_fit_the_sequence() -> None:
-    assert sentence_of(lambda: default_sft_config().evolve(train={"seq_length": 40})) == (
-        "method.gen_kwargs.max_new_tokens: 40 must be below train.seq_length (40)."
+    short = {"train": {"seq_length": 24}}
+    too_long = "method.gen_kwargs.max_new_tokens: 40 must be below train.seq_length (24)."
+    assert sentence_of(lambda: default_ppo_config().evolve(**short)) == too_long
+    for base in (default_sft_config(), default_dpo_config(), default_ilql_config()):
+        base.evolve(**short)  # without prompts nothing is generated
+        prompts = {**short, "data": {"eval_prompts": "prompts.txt"}}
+        longest = base.method.to_dict()["gen_kwargs"]["max_new_tokens"]
+        assert sentence_of(lambda: base.evolve(**prompts)) == too_long.replace("40", str(longest))  # noqa: B023
+
+
+WRONG: dict[str, Any] = {
+    "top_k": -1, "top_p": 0, "min_p": 1.5, "do_sample": None, "num_beams": 0, "use_cache": 1, "eos_token_id": "a",
+    "cache_implementation": "offloaded", "bad_words_ids": [1], "repetition_penalty": True, "early_stopping": "soon",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "value"), WRONG.items())
+def test_a_value_of_the_wrong_kind_is_refused_with_what_would_be_right(option: str, value: Any) -> None:
+    sentence = sentence_of(lambda: SFTConfig(gen_kwargs={"max_new_tokens": 4, option: value}))
+    assert sentence.startswith(f"method.gen_kwargs.{option}: must be ") and sentence.endswith(f"got {shown(value)}.")
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    assert sentence_of(lambda: SFTConfig(gen_kwargs={"max_new_tokens": 4, "temprature": 1.0})) == (
+        "method.gen_kwargs.temprature: is not an option of text generation. Did you mean temperature?"
     )
+    assert sentence_of(lambda: SFTConfig(gen_kwargs={"max_new_tokens": 4, "beta": 1.0})).startswith(
+        "method.gen_kwargs.beta: is not an option of text generation."
+    )
+    ILQLConfig(gen_kwargs={"max_new_tokens": 4, "beta": 1.0})

@@ -166,7 +166,10 @@ def test_trlx_fills_the_store_by_hand(tmp_path: Path) -> None:
             {"sampler.engine": "other"},
             "sampler.engine (other): ILQL decodes with 'transformers' only.",
         ),
-        ({"method.gen_kwargs": {"max_new_tokens": 3, "bet": 1}}, "method.gen_kwargs.bet is not an option"),
+        (
+            {"method.gen_kwargs": {"max_new_tokens": 3, "bet": 1}},
+            "method.gen_kwargs.bet: is not an option of text generation",
+        ),
     ],
 )
 def test_bad_input_is_one_line_before_a_model_is_loaded(

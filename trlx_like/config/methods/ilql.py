@@ -61,9 +61,8 @@ class ILQLConfig(TextMethodConfig):
         for value in given if isinstance(given, list) else [given]:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 yield Problem(("method", "gen_kwargs", "beta"), f"must be a number, got {shown(value)}.")
-        for option in ("num_beams", "num_beam_groups"):
-            if self.gen_kwargs.get(option) not in (None, 1):
-                yield Problem(("method", "gen_kwargs", option), "guided decoding samples; leave it out.")
+        if self.gen_kwargs.get("num_beams") not in (None, 1):
+            yield Problem(("method", "gen_kwargs", "num_beams"), "guided decoding samples; leave it out.")
 
     def inert(self) -> list[str]:
         plain = ["awac_clip"] if self.beta == 0 else []

@@ -22,10 +22,9 @@ METHOD = {
     "gen_kwargs: {max_new_tokens: 0}": ("gen_kwargs.max_new_tokens: must be a whole number of at least 1, got 0."),
     "gen_kwargs: {max_new_tokens: 64}": ("gen_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."),
     "gen_kwargs: {max_new_tokens: 4, max_length: 9}": (
-        "gen_kwargs.max_length: counts the prompt as well; use max_new_tokens."
+        "gen_kwargs.max_length: 9 is refused: it counts the prompt as well; use max_new_tokens."
     ),
     "gen_kwargs: {max_new_tokens: 4, temperature: 0}": ("gen_kwargs.temperature: must be a number above 0, got 0."),
-    "gen_kwargs: {max_new_tokens: 4, x: {y: off}}": ("gen_kwargs.x.y: 'off' is text here; write true or false."),
     "gen_experience_kwargs: {max_new_tokens: 64}": (
         "gen_experience_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."
     ),
