@@ -1,7 +1,7 @@
 """The description of the package for an index: README.md with links that hold outside the repository.
 
-All other metadata is in pyproject.toml. Relative links become absolute under `project.urls.Source`; while the project has
-no such address their text alone is left.
+All other metadata is in pyproject.toml. Relative links become absolute under `project.urls.Source`; while the project
+has no such address their text alone is left.
 """
 
 from __future__ import annotations
