@@ -1,1 +1,1 @@
-"""Samplers: engines that generate, and what turns their token ids into experience and text."""
+"""Samplers: engines that generate token ids or images, and the code that turns their output into experience and text."""

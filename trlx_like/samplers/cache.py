@@ -1,4 +1,4 @@
-"""A KV cache with room for more tokens than it holds."""
+"""A key-value cache that grows geometrically instead of being copied for every token."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values [B, heads, T, width] of a layer, which has room for twice as many whenever it is full.
+    """Keys and values of one layer [B, heads, T, width] in buffers that double when they are full.
 
-    `DynamicLayer` copies all of them for each token, so that what a token costs grows with those before it.
-    longest: tokens that there may be in the end; no room is made for more unless more come.
+    `DynamicLayer` of transformers copies its whole content for every token, so the cost of a token grows with the
+    number of tokens before it.
+
+    Args:
+        longest: The expected number of tokens at the end. Buffers do not grow beyond it unless more tokens come.
     """
 
     def __init__(self, longest: int) -> None:
@@ -22,6 +25,7 @@ class GrowingLayer(DynamicLayer):
         self.longest = longest
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, t, width]; return all of them so far."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.room, self.length = [key_states, value_states], key_states.shape[-2]
@@ -31,6 +35,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def _append(self, *states: Tensor) -> None:
+        """Append to the buffers, after enlarging them if they are full."""
         before, self.length = self.length, self.length + states[0].shape[-2]
         if self.length > self.room[0].shape[-2]:
             size = max(self.length, min(2 * self.length, self.longest))
@@ -42,13 +47,21 @@ class GrowingLayer(DynamicLayer):
 
 
 def _larger(held: Tensor, size: int) -> Tensor:
+    """Allocate an uninitialised buffer like `held` with room for `size` tokens."""
     return held.new_empty(*held.shape[:-2], size, held.shape[-1])
 
 
 def growing_cache(lm: PreTrainedModel, config: GenerationConfig, longest: int) -> Cache | None:
-    """A cache for one call of `generate()` with at most `longest` tokens a row, those of the prompt counted.
+    """Make a growing cache for one call of `generate()`, or return None if the model cannot use one.
 
-    None where the options or the kind of model ask for another, or for none.
+    Args:
+        lm: The language model that generates.
+        config: The options of the call.
+        longest: The most tokens that a row may have, prompt included.
+
+    Returns:
+        The cache, to be passed as `past_key_values`. None for encoder-decoders, for models without a plain dynamic
+        cache (sliding windows, states), and for options that choose another cache or none.
     """
     decoder = lm.config.get_text_config(decoder=True)
     if lm.config.is_encoder_decoder or config.cache_implementation is not None or config.use_cache is False:

@@ -1,4 +1,4 @@
-"""Images drawn step by step, with the log-probability of each step as the learner will take it."""
+"""Sampling of images step by step, with the log-probability of each denoising step as the learner computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trlx_like.samplers.schedules import Schedule, Step
 
 @dataclass
 class Trajectories:
-    """Images and how they came about. All on the CPU."""
+    """Images with the denoising steps that made them. All tensors are on the CPU."""
 
     captions: Captions
     prompts: Conditioning
@@ -27,14 +27,17 @@ class Trajectories:
 
 
 class EncodedPrompts:
-    """What the model is told of prompts, encoded once where they are known beforehand.
+    """A cache of encoded prompts: known prompts are encoded once, others on every use.
 
-    negative_prompt: of prompts that have none of their own under the key "negative_prompt". guidance: whether negative
-    prompts are needed.
+    Args:
+        model: The diffusion model that encodes.
+        negative_prompt: The negative prompt of prompts that have none under the metadata key "negative_prompt". None is
+            the pipeline's own.
+        guidance: Whether negative prompts are needed, for classifier-free guidance.
     """
 
     AT_MOST = 4096
-    """Prompts that are remembered; others are encoded whenever they are drawn."""
+    """How many prompts are kept; further ones are encoded whenever they are sampled."""
 
     def __init__(self, model: DiffusionModel, negative_prompt: str | None, *, guidance: bool) -> None:
         self.model = model
@@ -43,25 +46,31 @@ class EncodedPrompts:
         self._known: dict[tuple[str, str | None], Conditioning] = {}
 
     def remember(self, sources: Sequence[Captions]) -> None:
-        """Encodes prompts now."""
+        """Encode prompts now and keep the result, up to `AT_MOST` of them.
+
+        Args:
+            sources: Data sets of prompts. Repeated prompts count once.
+        """
         keys = list(dict.fromkeys(key for captions in sources for key in self._keys(captions)))[: self.AT_MOST]
         negatives: dict[str | None, Conditioning] = {}
         for key, element in self._encode(keys).items():
-            first = negatives.setdefault(key[1], element)  # one negative prompt is kept once
+            first = negatives.setdefault(key[1], element)  # prompts share the tensors of an equal negative prompt
             negative = {name: getattr(first, name) for name in ("negative_embeds", "negative_pooled")}
             self._known[key] = replace(element, **negative)
 
     def __call__(self, captions: Captions) -> Conditioning:
-        """A row for each prompt, on the CPU."""
+        """Return the encoded prompts, one row per prompt, on the CPU."""
         keys = self._keys(captions)
         new = self._encode([key for key in dict.fromkeys(keys) if key not in self._known])
         return Conditioning.collate([new[key] if key in new else self._known[key] for key in keys])
 
     def _keys(self, captions: Captions) -> list[tuple[str, str | None]]:
+        """Return (prompt, negative prompt) of each row."""
         rows = zip(captions.texts, captions.metadata, strict=True)
         return [(text, row.get(NEGATIVE, self.negative_prompt)) for text, row in rows]
 
     def _encode(self, keys: list[tuple[str, str | None]]) -> dict[tuple[str, str | None], Conditioning]:
+        """Encode (prompt, negative prompt) pairs in one call."""
         if not keys:
             return {}
         texts, negatives = zip(*keys, strict=True)
@@ -69,12 +78,17 @@ class EncodedPrompts:
 
 
 class DiffusionSampler:
-    """Draws images with a model, and scores steps of theirs.
+    """Samples images with a diffusion model, and scores their denoising steps for training.
 
-    encoded: what the model is told of prompts. guidance_scale: weight of the prompt against the negative prompt; 1 or
-    below: no guidance. learn_guided: whether it is the guided model whose log-probabilities are taken, or that of the
-    prompt alone, of the same guided images. through_negative: whether learning changes what the model says to the
-    negative prompt. batch_size: images drawn at once; None: all.
+    Args:
+        model: The diffusion model.
+        schedule: The denoising steps.
+        encoded: Encodes prompts.
+        guidance_scale: The weight of the prompt against the negative prompt; 1 or below is no guidance.
+        learn_guided: True scores the steps under the guided model, which samples the images. False scores the same
+            steps under the model without guidance.
+        through_negative: Whether gradients flow through the model's output for the negative prompt.
+        batch_size: How many images are generated at once; None is all.
     """
 
     def __init__(
@@ -98,14 +112,22 @@ class DiffusionSampler:
 
     @torch.no_grad()
     def sample(self, captions: Captions, device: torch.device) -> Trajectories:
-        """An image to each prompt, from torch's random numbers on the device."""
+        """Generate one image per prompt with torch's global random numbers.
+
+        Args:
+            captions: The prompts.
+            device: The device to generate on.
+
+        Returns:
+            The images and their denoising steps, on the CPU.
+        """
         size, prompts = self.batch_size or len(captions), self.encoded(captions)
         parts = [self._sample(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
         latents, logprobs, images = (torch.cat(column) for column in zip(*parts, strict=True))
         return Trajectories(captions, prompts, latents, logprobs, images)
 
     def _sample(self, prompts: Conditioning, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents, log-probabilities and images."""
+        """Generate one batch: latents [B, S + 1, *x], log-probabilities [B, S], images [B, C, H, W]."""
         prompts = prompts.to(device)
         x = torch.randn(len(prompts), *self.model.shape, device=device)
         latents, logprobs = [x.cpu()], []
@@ -122,22 +144,42 @@ class DiffusionSampler:
         return torch.stack(latents, dim=1), torch.stack(logprobs, dim=1), images
 
     def score(self, x: Tensor, prev: Tensor, t: Tensor, prompts: Conditioning) -> Step:
-        """How likely the steps from x to prev [B, *x] are, with gradient. t: their numbers [B]."""
+        """Score given denoising steps under the present model, with gradient.
+
+        Args:
+            x: Latents before the steps. [B, *x]
+            prev: Latents after the steps. [B, *x]
+            t: The number of each step. [B]
+            prompts: The encoded prompts of the rows.
+
+        Returns:
+            Log-probability, mean and standard deviation of the steps.
+        """
         times = self.schedule.times(t)
         found = self.model(x, times, prompts, self.guidance_scale, through_negative=self.through_negative)
         return self.schedule.step(self._learned(*found), t, x, prev)
 
     def reference_mean(self, x: Tensor, t: Tensor, prompts: Conditioning) -> Tensor:
-        """Where the reference leads on average from x [B, *x], without gradient."""
+        """Compute the means of denoising steps under the reference, without gradient.
+
+        Args:
+            x: Latents before the steps. [B, *x]
+            t: The number of each step. [B]
+            prompts: The encoded prompts of the rows.
+
+        Returns:
+            The means. [B, *x] float32
+        """
         found = self.model.reference(x, self.schedule.times(t), prompts, self.guidance_scale)
         return self.schedule.mean(self._learned(*found).float(), t, x.float())
 
     def _learned(self, guided: Tensor, plain: Tensor) -> Tensor:
+        """Choose the output whose log-probabilities are learned."""
         return guided if self.learn_guided else plain
 
 
 def as_pictures(images: Tensor) -> list[Any]:
-    """PIL images of [B, C, H, W] in [0, 1]; one channel is grey."""
+    """Convert images [B, C, H, W] in [0, 1] to PIL images; one channel becomes greyscale."""
     from PIL import Image
 
     levels = (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()

@@ -1,4 +1,7 @@
-"""Engines that turn prompts into token ids."""
+"""Sampling engines: what turns prompts into responses, as token ids.
+
+`Engine` says what an engine must do; the built-in ones are "transformers" (here) and "copy" (`plain_copy.py`).
+"""
 
 from __future__ import annotations
 
@@ -37,55 +40,113 @@ register_engine = ENGINES.register
 
 
 class Engine(Protocol):
-    """What an engine does. Constructed as `Engine(lm, tokenizer, allowed, **sampler.kwargs)`."""
+    """The interface of a sampling engine: generates responses, and keeps its weights equal to the policy's.
+
+    Write one to sample with other software, such as vLLM or a server. Register the class with
+    `@register_engine("my_engine")`; the YAML then chooses it with `sampler.engine: my_engine`. Every process makes its
+    own engine, as `MyEngine(lm, tokenizer, allowed, **sampler.kwargs)`:
+
+    - `lm`: the policy's `PreTrainedModel`, on the CPU at that time and moved to the training device later. With LoRA
+    its
+      adapter layers are inside; `trlx_like.models.plain_weights(lm)` iterates over (name, tensor) with adapters merged.
+    - `tokenizer`: the tokenizer of the run, to find stop strings.
+    - `allowed`: None, or a table [V, V] bool: `allowed[previous, next]` is True if `next` may follow `previous`. An
+    engine
+      that cannot forbid tokens must raise `ConfigError` for a table.
+    - `sampler.kwargs` of the configuration: the engine's own options. A TypeError for an unknown one is reported as an
+    error of the configuration.
+
+    The optional attribute `options` names keywords of `generate` beyond those below, such as `("beta",)`. They may then
+    be set in `method.gen_kwargs`, and are passed to `generate` instead of into `config`.
+
+    All random numbers should come from torch's global generators, or from one seeded by them in each call. They are
+    saved in checkpoints, so that a resumed run samples what the uninterrupted run would have.
+    """
 
     dtype: torch.dtype | None
-    """The format that it keeps weights in on purpose; None: that of the model."""
+    """The number format of the engine's weights, if it differs from the policy's on purpose; None if not."""
 
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Sampled:
-        """prompt [B, P] left-padded, prompt_mask [B, P] bool -> completions whose responses end with the first EOS
-        (kept), or when a `stop` string is complete, or at `config.max_new_tokens`.
+        """Generate one response per prompt.
 
-        `sampling_logprobs` is what the canary compares with the learner. It may be None where tokens are not drawn from
-        softmax(logits / temperature): greedy, or with an option that cuts or bends the distribution.
+        Prompts are on the training device, and results must be there too. Processes call this independently of each
+        other and a different number of times, so it must not wait for other processes.
+
+        Args:
+            prompt: Prompt token ids, padded on the left. [B, P] int64
+            prompt_mask: True on real prompt tokens. Never infer it from ids, as the pad token may be the EOS. [B, P]
+                bool
+            config: The generation options. The most important are `max_new_tokens`, `do_sample` (False is greedy
+                decoding), `temperature`, `eos_token_id` (None, one id or a list) and `pad_token_id`; `is_plain(config)`
+                of `samplers/generation.py` says whether tokens are simply sampled from softmax(logits / temperature),
+                which is always the case for experience of trainers with a policy loss. Others may be set for
+                evaluation: raise `ConfigError` for an option that the engine does not have.
+            stop: Strings that end a response. One that only occurs in the prompt ends nothing.
+
+        Returns:
+            `Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`, with the two prompt tensors as they were
+            given. response [B, R] int64 is padded on the right to the longest response; each has at least one token,
+            and ends with its first EOS (included), with the token that completes a stop string, or after
+            `max_new_tokens`. mask [B, R] bool is True on the response tokens, the EOS included. sampling_logprobs [B,
+            R] float32 holds the log-probability under which each token was sampled, with temperature and allowed tokens
+            applied; it is compared with the learner's in every round. It may be None for greedy decoding and for
+            options that change the distribution.
         """
         ...
 
     def sync_weights(self, lm: nn.Module) -> None:
-        """Brings the engine to the present weights of the language model that learns.
+        """Load the present weights of the policy into the engine.
 
-        Called before each round and each evaluation.
+        Called before every round of experience and every evaluation, on every process. Do nothing if the engine
+        generates with `lm` itself.
+
+        Args:
+            lm: The policy's language model, as it was given to the constructor. Use
+                `trlx_like.models.plain_weights(lm)` for its weights with adapters merged.
         """
         ...
 
     def digests(self) -> Mapping[str, Digest] | None:
-        """Digests of the weights that it generates with, by their names in a model without an adapter, in `dtype`.
+        """Compute checksums of the weights that the engine generates with, to detect mistakes of `sync_weights`.
 
-        Of what is really there, since this is what finds a mistake in `sync_weights`. None: the model that learns
-        itself.
+        Called in every round before anything is learned. The run stops if they are not those of the policy's weights in
+        `dtype`. Take them of the memory that generation really reads, not of what was sent.
+
+        Returns:
+            For each weight, by its name in the model without an adapter, `trlx_like.functional.digest.digest(weight)`.
+            None: the engine generates with the trained model itself, so there is nothing to compare.
         """
         ...
 
 
 class AllowedTokens(LogitsProcessor):
-    """Takes away the tokens that may not follow the last one: `allowed[previous, next]` is True where it may."""
+    """A logits processor that forbids tokens by the previous token.
+
+    Args:
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous`. [V, V] bool
+    """
 
     def __init__(self, allowed: Tensor) -> None:
         self.allowed = allowed
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        self.allowed = self.allowed.to(scores.device)  # the table is as the user made it, before the model was moved
+        """Set the logits of forbidden tokens to -inf."""
+        self.allowed = self.allowed.to(scores.device)  # the model may have been moved since the table was made
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
 class _TokenSampler(LogitsProcessor):
-    """Draws each row's next token and leaves it no other, so that it is the likeliest, which generate() then takes."""
+    """A logits processor that samples the next tokens itself and records their probabilities.
+
+    It sets all other logits to -inf, so that greedy decoding of `generate()` takes the sampled tokens.
+    """
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
-        self.probabilities: list[Tensor] = []  # [B, 1] for each token: of the one that was drawn
+        self.probabilities: list[Tensor] = []  # of the sampled tokens, one [B, 1] per call
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Sample one token per row, and forbid all others."""
         probabilities = (scores / self.temperature).softmax(dim=-1)
         tokens = draw(probabilities)
         self.probabilities.append(probabilities.gather(1, tokens))
@@ -93,32 +154,54 @@ class _TokenSampler(LogitsProcessor):
 
 
 class StopStrings(StoppingCriteria):
-    """Ends the rows whose last token completes a stop string. What stands in the prompt is no part of one."""
+    """A stopping criterion that ends a row when its response completes a stop string. The prompt is not searched.
+
+    Args:
+        stop: The stop strings, at least one.
+        tokenizer: Decodes the last tokens.
+        prompt_width: How many columns of `input_ids` are the prompt.
+    """
 
     def __init__(self, stop: list[str], tokenizer: PreTrainedTokenizerBase, prompt_width: int) -> None:
         self.stop = stop
         self.tokenizer = tokenizer
         self.prompt_width = prompt_width
-        # A token is at least a byte. Those in excess are for decoders that change the first word of a text.
+        # A token is at least one byte. Four more, because some decoders change the first word of a text.
         self.longest = max(len(string.encode()) for string in stop) + 4
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """Tell for each row whether a stop string is complete. [B] bool"""
         recent = input_ids[:, max(self.prompt_width, input_ids.shape[1] - self.longest) :]
         return torch.tensor([self.complete(ids) for ids in recent.tolist()], device=input_ids.device)
 
     def complete(self, ids: list[int]) -> bool:
+        """Return True if the text of the last tokens contains a stop string."""
         text = self.tokenizer.decode(ids[-self.longest :])
         return any(string in text for string in self.stop)
 
     def lengths(self, response: Tensor, lengths: Tensor) -> Tensor:
-        """Tokens until the first stop string is complete, for each row; `lengths` [B] where there is none."""
+        """Find where responses end.
+
+        Args:
+            response: Response token ids. [B, R]
+            lengths: The lengths of the responses without stop strings. [B]
+
+        Returns:
+            How many tokens complete the first stop string of each row, or `lengths` if there is none. [B]
+        """
         rows = zip(response.tolist(), lengths.tolist(), strict=True)
         found = [next((n for n in range(1, end) if self.complete(ids[:n])), end) for ids, end in rows]
         return torch.tensor(found, device=response.device)
 
 
 class TransformersEngine:
-    """`transformers`' own generate(), with the model that is trained: its weights are always the present ones."""
+    """The engine "transformers": calls `generate()` of the trained model itself, so its weights are always up to date.
+
+    Args:
+        lm: The policy's language model.
+        tokenizer: Decodes tokens to find stop strings.
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous`; None allows all. [V, V] bool
+    """
 
     dtype: torch.dtype | None = None
 
@@ -129,12 +212,15 @@ class TransformersEngine:
         self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
 
     def sync_weights(self, lm: nn.Module) -> None:
+        """Do nothing: the engine generates with the trained model itself."""
         return
 
     def digests(self) -> Mapping[str, Digest] | None:
+        """Return None: there is no second set of weights to compare."""
         return None
 
     def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Sampled:
+        """Generate one response per prompt, see `Engine.generate`."""
         return self.generate_with([], prompt, prompt_mask, config, stop)
 
     @torch.no_grad()
@@ -146,8 +232,19 @@ class TransformersEngine:
         config: GenerationConfig,
         stop: list[str],
     ) -> Sampled:
-        """`generate` with further logits processors, after the allowed tokens: what is forbidden stays so."""
-        ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns of the result before a response
+        """Generate like `generate`, with further logits processors.
+
+        Args:
+            processors: Applied after the table of allowed tokens, so that forbidden tokens stay forbidden.
+            prompt: As in `Engine.generate`. [B, P]
+            prompt_mask: As in `Engine.generate`. [B, P] bool
+            config: As in `Engine.generate`.
+            stop: As in `Engine.generate`.
+
+        Returns:
+            As `Engine.generate`.
+        """
+        ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns before the response
         if self.start is not None:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
@@ -158,7 +255,7 @@ class TransformersEngine:
             processors, config = [*processors, token_sampler], greedy(config)
             cache = growing_cache(self.lm, config, before + config.max_new_tokens)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
-        # Inference mode costs less than no_grad does for each of a small model's many operations.
+        # Inference mode has less overhead per operation than no_grad, which matters for small models.
         with _neutral(self.lm), torch.inference_mode():
             ids = self.lm.generate(  # type: ignore[operator]
                 input_ids=ids,
@@ -168,7 +265,7 @@ class TransformersEngine:
                 logits_processor=LogitsProcessorList([*self.processors, *processors]),
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
-        response = ids[:, before:].clone()  # [B, R], out of inference mode: a loss may keep it
+        response = ids[:, before:].clone()  # [B, R], a clone made outside inference mode, so that a loss may use it
         lengths = ends(response, eos_ids(config))
         if stops is not None:
             lengths = stops.lengths(response, lengths)
@@ -182,11 +279,11 @@ class TransformersEngine:
 
 @contextmanager
 def _neutral(lm: PreTrainedModel) -> Iterator[None]:
-    """The model without what would change how it generates, or what it says about it.
+    """Remove everything from a model that would change how it generates, for the duration of a block.
 
-    In evaluation mode, since there would be dropout otherwise, and no KV cache under gradient checkpointing. Without
-    generation defaults of its own, which would fill every option that is not set. Without a pad id: generate() drops
-    a mask that is all ones, and some families then take the padding of finished rows for input without a mask.
+    The model is in evaluation mode (no dropout, and a KV cache even with gradient checkpointing), without generation
+    defaults of its own (they would replace options that are not set), and without a pad id: `generate()` drops a mask
+    of ones, and some families then take the padding of finished rows for unmasked input.
     """
     config = lm.config.get_text_config()
     was_training, defaults, pad = lm.training, lm.generation_config, config.pad_token_id
@@ -200,7 +297,15 @@ def _neutral(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def ends(response: Tensor, eos: list[int]) -> Tensor:
-    """Tokens of each row up to its first EOS, that one counted; all of them where there is none. [B, R] -> [B]"""
+    """Count the tokens of each row up to its first EOS, which is included.
+
+    Args:
+        response: Response token ids. [B, R]
+        eos: The ids that end a response.
+
+    Returns:
+        The lengths; R for a row without EOS. [B]
+    """
     is_eos = torch.isin(response, torch.tensor(eos, device=response.device, dtype=response.dtype))
     first = is_eos.long().argmax(dim=1) + 1
     return torch.where(is_eos.any(dim=1), first, response.shape[1])

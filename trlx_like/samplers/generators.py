@@ -1,4 +1,4 @@
-"""The names that engines had before they were called engines, for plugins that import them."""
+"""Former names of the sampling engines, for plugins that import them."""
 
 from trlx_like.samplers.engines import (
     ENGINES as GENERATORS,

@@ -1,4 +1,4 @@
-"""Decoding that values guide (ILQL): transformers' own generate() on log pi + beta (min target Q - V)."""
+"""Value-guided decoding of ILQL: `generate()` of transformers on log pi + beta (min target Q - V)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ from trlx_like.samplers.engines import TransformersEngine
 
 
 class AdvantageGuide(LogitsProcessor):
-    """Shifts the logits [B, V] of a step by beta times the advantage of each token.
+    """A logits processor that adds beta times the advantage of each token to the logits [B, V].
 
-    Temperature, top-k and top-p come after it, as generate() applies them.
+    `generate()` applies temperature, top-k and top-p afterwards.
+
+    Args:
+        heads: The ILQL heads that compute Q and V.
+        beta: The weight of the advantage, in nats per unit of reward.
     """
 
     def __init__(self, heads: ILQLHeads, beta: float) -> None:
@@ -39,10 +43,11 @@ class AdvantageGuide(LogitsProcessor):
         self.hidden: Tensor | None = None  # [B, T, H], of the model's last forward
 
     def keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook that brings the hidden states that logits are made of."""
+        """Store the last hidden states of a forward pass; to be registered as forward hook of `last_hidden_module(lm)`."""
         self.hidden = output.last_hidden_state
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Add the scaled advantages, computed from the hidden states that the logits were made of."""
         assert self.hidden is not None
         state = self.hidden[:, -1]  # [B, H]
         return guided_logits(scores, self.heads.target_q(state), self.heads.value(state), self.beta)
@@ -50,7 +55,16 @@ class AdvantageGuide(LogitsProcessor):
 
 @contextmanager
 def guidance(lm: PreTrainedModel, heads: ILQLHeads, beta: float) -> Iterator[list[LogitsProcessor]]:
-    """The processors for `lm.generate` that guide it; none for beta 0, which is the model itself."""
+    """Hook a model so that the yielded logits processors guide its `generate()`, for the duration of a block.
+
+    Args:
+        lm: The language model.
+        heads: The ILQL heads.
+        beta: The weight of the advantage; with 0 there is no processor, and the model generates as it is.
+
+    Yields:
+        The processors, to be passed as `logits_processor`.
+    """
     if beta == 0:
         yield []
         return
@@ -63,7 +77,16 @@ def guidance(lm: PreTrainedModel, heads: ILQLHeads, beta: float) -> Iterator[lis
 
 
 class GuidedEngine(TransformersEngine):
-    """`TransformersEngine` with one more option, `beta`: the weight of the advantage, 0 where it is not given."""
+    """The engine of ILQL: `TransformersEngine` with value-guided decoding.
+
+    Its option `beta` in `method.gen_kwargs` is the weight of the advantage; without it, the policy alone decodes.
+
+    Args:
+        lm: The policy's language model.
+        tokenizer: Decodes tokens to find stop strings.
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous`; None allows all. [V, V] bool
+        heads: The ILQL heads.
+    """
 
     options = ("beta",)
 
@@ -81,12 +104,13 @@ class GuidedEngine(TransformersEngine):
     def generate(
         self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str], *, beta: float = 0.0
     ) -> Sampled:
+        """Generate one response per prompt, see `Engine.generate`. beta: the weight of the advantage."""
         with guidance(self.lm, self.heads, beta) as guide:
             return self.generate_with(guide, prompt, prompt_mask, config, stop)
 
 
 class _WithILQLHeads(nn.Module):
-    """A language model with the heads that an ILQL trainer exported beside it."""
+    """A language model with ILQL heads, which guide its decoding."""
 
     kind: ClassVar[Any]
 
@@ -97,7 +121,18 @@ class _WithILQLHeads(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> Self:
-        """From the folder that `save_pretrained` of an `ILQLTrainer` wrote. ConfigError for one without ILQL heads."""
+        """Load the model and the heads that an `ILQLTrainer` exported with `save_pretrained`.
+
+        Args:
+            path: The exported folder.
+            kwargs: Passed to `from_pretrained` of transformers.
+
+        Returns:
+            The model with its heads.
+
+        Raises:
+            ConfigError: If the folder has no ILQL heads.
+        """
         heads = load_ilql_heads(path)
         if heads is None:
             raise ConfigError(f"{path} has no ILQL heads: they are in {HEADS_FILE} of what an ILQLTrainer saved.")
@@ -106,9 +141,15 @@ class _WithILQLHeads(nn.Module):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, *, beta: float = 1.0, **options: Any) -> Tensor:
-        """transformers' generate() with its options, guided.
+        """Generate with value guidance.
 
-        Ids [B, P + R] from left-padded prompts [B, P]; those of an encoder-decoder are the decoder's alone.
+        Args:
+            input_ids: Prompt token ids, padded on the left. [B, P]
+            beta: The weight of the advantage; 0 is the language model alone.
+            options: Options of `generate()` of transformers, such as `attention_mask` and `max_new_tokens`.
+
+        Returns:
+            Prompts and responses [B, P + R]; of an encoder-decoder, the decoder's tokens only.
         """
         with guidance(self.base_model, self.ilql_heads, beta) as guide:
             given = [*options.pop("logits_processor", []), *guide]
@@ -119,19 +160,26 @@ class _WithILQLHeads(nn.Module):
 
 
 class AutoModelForCausalLMWithILQLHeads(_WithILQLHeads):
-    """A causal language model with ILQL heads (the name trlX's users know)."""
+    """A causal language model with value-guided decoding, under the name that trlX uses."""
 
     kind = AutoModelForCausalLM
 
 
 class AutoModelForSeq2SeqLMWithILQLHeads(_WithILQLHeads):
-    """An encoder-decoder with ILQL heads on its decoder (the name trlX's users know)."""
+    """An encoder-decoder with value-guided decoding, under the name that trlX uses."""
 
     kind = AutoModelForSeq2SeqLM
 
 
 def load_ilql_heads(path: str | Path) -> ILQLHeads | None:
-    """The heads in an exported folder; None where there are none."""
+    """Load the ILQL heads of an exported folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The heads in evaluation mode, or None if the folder has none.
+    """
     file = Path(path) / HEADS_FILE
     prefix = "heads.ilql."
     saved = load_file(file) if file.is_file() else {}

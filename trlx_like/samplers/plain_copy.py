@@ -1,8 +1,8 @@
-"""The engine `copy`: a second set of the weights to generate with, adapters merged into it.
+"""The engine "copy": generates with a second set of the weights, with adapters merged.
 
-It generates faster than through the layers of an adapter, and in other numbers (`sampler.kwargs: {dtype: bfloat16}`)
-than those that are trained, for the memory of one more model. What it holds is compared with what is trained in every
-round, see `canary`.
+It is faster than generating through adapter layers, and may use another number format than training
+(`sampler.kwargs: {dtype: bfloat16}`). It takes the memory of one more model. Its weights are compared with the
+policy's in every round, see `canary.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @register_engine("copy")
 class CopyEngine(TransformersEngine):
-    """`TransformersEngine` with a copy of the model, which `sync_weights` brings up to date.
+    """The engine "copy": generates with a copy of the model that `sync_weights` updates.
 
-    dtype: of the copy's weights; None: those of the model. ConfigError for another name.
+    Args:
+        lm: The policy's language model.
+        tokenizer: Decodes tokens to find stop strings.
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous`; None allows all. [V, V] bool
+        dtype: The number format of the copy's weights; None is that of the model.
+
+    Raises:
+        ConfigError: If there is no number format of that name.
     """
 
     def __init__(
@@ -43,16 +50,18 @@ class CopyEngine(TransformersEngine):
         super().__init__(copied.eval().requires_grad_(False), tokenizer, allowed)
         self.dtype = None if dtype is None else DTYPES[dtype]
         for weight in self.lm.parameters() if self.dtype is not None else ():
-            # The weights alone: in a half-precision buffer far positions would fall together.
+            # Buffers keep their format: in half-precision rotary tables distant positions would become equal.
             weight.data = weight.data.to(self.dtype)
 
     @torch.no_grad()
-    def sync_weights(self, policy: nn.Module) -> None:
+    def sync_weights(self, lm: nn.Module) -> None:
+        """Copy the present weights of the policy, with adapters merged."""
         held = dict(self.lm.named_parameters())
-        for name, weight in plain_weights(policy):
+        for name, weight in plain_weights(lm):
             if held[name].device != weight.device:
                 self.lm.to(weight.device)  # type: ignore[arg-type]
             held[name].copy_(weight)
 
     def digests(self) -> Mapping[str, Digest]:
+        """Compute the checksum of each weight of the copy."""
         return {name: digest(weight) for name, weight in self.lm.named_parameters()}

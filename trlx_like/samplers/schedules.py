@@ -1,9 +1,8 @@
-"""The steps from noise to an image, each a Gaussian to draw from and to score with: one `step` for both.
+"""Denoising schedules: each step from noise to image is a Gaussian, to sample from and to score with.
 
-A schedule is made from a diffusers scheduler's settings; the scheduler itself stays in the pipeline as it is.
-
-x and all that is computed of it are float32 at least, whatever the model computes in. The x' that `step` scores is the
-one it returns, already rounded to x's dtype, so a log-probability is of what is stored.
+A schedule is made from the settings of a diffusers scheduler, which itself stays in the pipeline unchanged. All
+computations are at least float32, whatever the model computes in. `step` scores the x' that it returns, already
+rounded to the dtype of x, so log-probabilities are those of the stored values.
 """
 
 from __future__ import annotations
@@ -28,54 +27,81 @@ from trlx_like.functional.diffusion import (
 
 
 class Step(NamedTuple):
-    """Of one denoising step of each row."""
+    """Result of one denoising step for each row."""
 
-    prev: Tensor  # [B, *x], what the step leads to
+    prev: Tensor  # [B, *x], the latents x' after the step
     logprob: Tensor  # [B] float32, mean over the dimensions of x
     mean: Tensor  # [B, *x] float32
     std: Tensor  # [B, 1, ...] float32
 
 
 class Schedule(ABC):
-    """S steps, numbered from 0 at pure noise. Tables are on the CPU."""
+    """A sequence of S denoising steps, numbered from 0 (pure noise). Its tables are on the CPU."""
 
-    timesteps: Tensor  # [S], what the model is told
+    timesteps: Tensor  # [S], the timestep that the model gets as input
     stds: Tensor  # [S] float64
 
     def __len__(self) -> int:
+        """Return the number of steps, S."""
         return len(self.timesteps)
 
     @property
     def stochastic_steps(self) -> Tensor:
-        """The steps that have a log-probability: x' is drawn there, not computed. [A] int64"""
+        """Return the numbers of the steps with noise; deterministic steps have no log-probability. [A] int64"""
         return self.stds.nonzero().flatten()
 
     def times(self, t: Tensor) -> Tensor:
-        """What the model is told at steps t [B]. [B]"""
+        """Return the timesteps that the model gets as input at steps t. Shapes: [B] -> [B]."""
         return self.timesteps[t.cpu()].to(t.device)
 
     def step(self, model_output: Tensor, t: Tensor, x: Tensor, prev: Tensor | None = None) -> Step:
-        """Draws x' (random numbers of torch, on x's device), or scores `prev` in its place.
+        """Sample the next latents x', or score given ones.
 
-        model_output, x, prev: [B, *x]. t: the number of the step of each row, [B] int64.
+        Args:
+            model_output: The model's output at x. [B, *x]
+            t: The number of each row's step. [B] int64
+            x: Latents before the step. [B, *x]
+            prev: The latents after the step to score; None samples them with torch's random numbers, on the device of
+                x. [B, *x]
+
+        Returns:
+            x', its log-probability, and mean and standard deviation of the step.
         """
         mean = self.mean(model_output.float(), t, x.float())
         std = _at(self.stds, t, mean).float()
         if prev is None:
-            # Rounded before it is scored: what is stored is what was drawn.
+            # Round before scoring: the log-probability must be that of the stored value.
             prev = (mean + std * torch.randn_like(mean)).detach().to(x.dtype)
         return Step(prev, gaussian_logprob(prev.float(), mean, std), mean, std)
 
     @abstractmethod
     def mean(self, output: Tensor, t: Tensor, x: Tensor) -> Tensor:
-        """Where the steps lead on average. output, x: [B, *x] float32, t: [B] -> [B, *x]."""
+        """Compute the mean of x'.
+
+        Args:
+            output: The model's output at x. [B, *x] float32
+            t: The number of each row's step. [B] int64
+            x: Latents before the step. [B, *x] float32
+
+        Returns:
+            The means. [B, *x]
+        """
 
 
 class DDIMSchedule(Schedule):
-    """DDIM with noise (Song et al. 2020): eta 1 is ancestral sampling.
+    """DDIM with noise (Song et al. 2020).
 
-    scheduler: any of diffusers that DDIM can take its settings from. Each step leads to the level of noise that the
-    next one starts from. diffusers' own step assumes it N/S lower, which with spacing "linspace" is another one.
+    Each step leads to the noise level at which the next one starts. The step of diffusers assumes a level N/S lower,
+    which differs with timestep spacing "linspace".
+
+    Args:
+        scheduler: A diffusers scheduler whose settings `DDIMScheduler.from_config` accepts.
+        steps: The number of steps, S.
+        eta: Strength of the noise: 0 is deterministic, 1 is ancestral sampling.
+        use_clipped_model_output: Whether the noise is computed again from the clipped image, as in diffusers.
+
+    Raises:
+        ConfigError: For settings that cannot be trained with.
     """
 
     def __init__(self, scheduler: Any, steps: int, eta: float, *, use_clipped_model_output: bool = False) -> None:
@@ -94,6 +120,7 @@ class DDIMSchedule(Schedule):
         self.stds = ddim_std(self.alphas, self.alphas_prev, eta)
 
     def mean(self, output: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        """Compute the mean of x', see `Schedule.mean`."""
         alpha, alpha_prev, std = (_at(table, t, x) for table in (self.alphas, self.alphas_prev, self.stds))
         clean, noise = clean_and_noise(output, x, alpha, self.prediction)
         if self.limit is not None:
@@ -104,9 +131,15 @@ class DDIMSchedule(Schedule):
 
 
 class FlowSchedule(Schedule):
-    """The SDE of Flow-GRPO (Liu et al. 2025) for flow matching: the deviation of a step grows with `noise_level`.
+    """The SDE of Flow-GRPO (Liu et al. 2025) for flow matching models.
 
-    scheduler: diffusers' FlowMatchEulerDiscreteScheduler.
+    Args:
+        scheduler: A `FlowMatchEulerDiscreteScheduler` of diffusers.
+        steps: The number of steps, S.
+        noise_level: Strength of the noise; 0 is the deterministic flow.
+
+    Raises:
+        ConfigError: For settings that cannot be trained with.
     """
 
     def __init__(self, scheduler: Any, steps: int, noise_level: float) -> None:
@@ -123,15 +156,16 @@ class FlowSchedule(Schedule):
         self.stds = flow_sde_std(self.rates, self.sigmas, self.sigmas_prev)
 
     def mean(self, output: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        """Compute the mean of x', see `Schedule.mean`."""
         rate, sigma, sigma_prev = (_at(table, t, x) for table in (self.rates, self.sigmas, self.sigmas_prev))
         return flow_sde_mean(output, x, rate, sigma, sigma_prev)
 
 
 def _ddim(scheduler: Any, steps: int) -> Any:
-    """diffusers' DDIMScheduler with the settings of another one, its timesteps set."""
+    """Make a DDIMScheduler of diffusers with the settings of another scheduler, and set its timesteps."""
     from diffusers import DDIMScheduler
 
-    # Schedulers that do not know the setting do not clip, and DDIM's own default does.
+    # Schedulers without this setting do not clip, but DDIMScheduler does by default.
     made = DDIMScheduler.from_config(scheduler.config, clip_sample=scheduler.config.get("clip_sample", False))
     if made.config.thresholding:
         raise ConfigError("the pipeline's scheduler has thresholding: true, which cannot be trained with here.")
@@ -150,6 +184,6 @@ def _ddim(scheduler: Any, steps: int) -> Any:
 
 
 def _at(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
-    """Entries of a table [S] at t [B], for broadcasting. [B, 1, ...] of `like`'s device"""
+    """Look up entries of a table [S] at steps t [B], shaped to broadcast against `like`. [B, 1, ...]"""
     entries = table[t.cpu()].reshape(-1, *[1] * (like.dim() - 1))
     return entries.float().to(like.device) if like.device.type == "mps" else entries.to(like.device)

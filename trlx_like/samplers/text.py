@@ -1,4 +1,4 @@
-"""Text sampling: prompts in, completions and their texts out."""
+"""Sampling of text: from prompts to responses, as ids for training and as text for reward functions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.generation import eos_ids, generation_config
 
 SEPARATOR = "<sep>"
-"""What stands in `samples` between the prompt that an encoder reads and the output of its decoder, as in trlX."""
+"""Stands in `samples` between the prompt (read by the encoder) and the output of an encoder-decoder, as in trlX."""
 
 
 FinishReason = Literal["eos", "stop", "length"]
-"""Why a response ends: EOS, a stop sequence, or `max_new_tokens`."""
+"""Why a response ended: by EOS, by a stop sequence, or because it was cut at `max_new_tokens`."""
 
 
 @dataclass
 class TextSamples:
-    """What was sampled, as ids for the trainer and as text for the user's functions."""
+    """Sampled responses, as ids for the trainer and as text for the user's functions. One entry per response."""
 
     completion: Completion
     prompts: list[str]
@@ -33,10 +33,11 @@ class TextSamples:
     samples: list[str]  # prompt and output
     finish_reasons: list[FinishReason]
     metadata: list[dict[str, Any]]
-    components: dict[str, list[Any]] = field(default_factory=dict)  # of a reward of several functions, once scored
+    components: dict[str, list[Any]] = field(default_factory=dict)  # scores of each of several reward functions
     sampling_logprobs: Tensor | None = None  # [B, R] float32, see `Sampled`
 
     def __len__(self) -> int:
+        """Return the number of responses."""
         return len(self.prompts)
 
     @property
@@ -46,10 +47,12 @@ class TextSamples:
 
     @property
     def finished(self) -> list[bool]:
-        """Which ended by themselves, not by max_new_tokens."""
+        """Tell which responses ended by EOS or a stop sequence, instead of being cut at max_new_tokens."""
         return [reason != "length" for reason in self.finish_reasons]
 
     def __getitem__(self, rows: Sequence[int]) -> TextSamples:
+        """Select responses by their numbers, which may repeat."""
+
         def pick(values: list[Any]) -> list[Any]:
             return [values[row] for row in rows]
 
@@ -65,7 +68,10 @@ class TextSamples:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """What a reward function may see of each sample."""
+        """Return, for each response, a dictionary of what a reward function may see.
+
+        Its keys are samples, prompts, outputs, metadata and length (the number of response tokens).
+        """
         lengths = self.completion.mask.sum(dim=1).tolist()
         columns = zip(self.samples, self.prompts, self.outputs, self.metadata, lengths, strict=True)
         names = ("samples", "prompts", "outputs", "metadata", "length")
@@ -73,10 +79,16 @@ class TextSamples:
 
 
 class TextSampler:
-    """Generates with one engine, `batch_size` rows at once (None: all).
+    """Generates text with an engine.
 
-    separator: prompt and output are texts of their own, and this stands between them in `samples` (encoder-decoders);
-    None: the output continues the prompt.
+    Args:
+        engine: Generates token ids.
+        tokenizer: Decodes them.
+        stop_sequences: Strings that end a response. They are cut off from `outputs`.
+        separator: For encoder-decoders: `samples` are prompt, separator and output, which are decoded separately. None:
+            the output continues the prompt.
+        batch_size: How many prompts the engine gets at once; None is all.
+        device: Where the engine expects prompts.
     """
 
     def __init__(
@@ -97,7 +109,18 @@ class TextSampler:
         self.device = device
 
     def sample(self, prompts: PromptBatch, options: Mapping[str, Any]) -> TextSamples:
-        """One completion a prompt under the generation `options`, those that the engine adds included."""
+        """Generate one response per prompt.
+
+        Args:
+            prompts: The prompts.
+            options: Options of `generate()` of transformers, and those that the engine adds.
+
+        Returns:
+            The responses, in the order of the prompts.
+
+        Raises:
+            ConfigError: For an option that is unknown or refused.
+        """
         own = {name: options[name] for name in getattr(self.engine, "options", ()) if name in options}
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
@@ -110,11 +133,19 @@ class TextSampler:
         )
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
+        """Generate for one batch of prompts."""
         ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
         return self.engine.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
-        """(prompts, outputs, samples), for people and reward functions only: ids are never made from them."""
+        """Decode prompts and responses for people and reward functions. Training uses the ids, never this text.
+
+        Args:
+            completion: Token ids of prompts and responses.
+
+        Returns:
+            Three lists of text: prompts, outputs (cut before a stop sequence) and samples (prompt and output together).
+        """
         prompt_ids = [ids[m].tolist() for ids, m in zip(completion.prompt, completion.prompt_mask, strict=True)]
         response_ids = [ids[m].tolist() for ids, m in zip(completion.response, completion.mask, strict=True)]
         prompts = [self._text(ids) for ids in prompt_ids]
@@ -124,13 +155,21 @@ class TextSampler:
         outputs = []
         for prompt, before, after in zip(prompts, prompt_ids, response_ids, strict=True):
             whole = self._text(before + after)
-            # Decoding the response alone would lose the space that some tokenizers keep before its first word.
+            # Some tokenizers drop the space before the first word when they decode the response alone.
             output = whole[len(prompt) :] if whole.startswith(prompt) else self._text(after)
             outputs.append(self._cut(output))
         return prompts, outputs, [p + o for p, o in zip(prompts, outputs, strict=True)]
 
     def finish_reasons(self, completion: Completion, config: GenerationConfig) -> list[FinishReason]:
-        """Of each row. EOS, where it completes a stop sequence as well."""
+        """Tell for each response why it ended. An EOS that also completes a stop sequence counts as EOS.
+
+        Args:
+            completion: Token ids of prompts and responses.
+            config: The generation options, for the EOS ids.
+
+        Returns:
+            One reason per response.
+        """
         lengths = completion.mask.sum(dim=1)
         last: Tensor = completion.response.gather(1, lengths[:, None] - 1).squeeze(1)
         ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype)).tolist()
@@ -140,8 +179,10 @@ class TextSampler:
         return ["eos" if eos else "stop" if stop else "length" for eos, stop in zip(ended, stopped, strict=True)]
 
     def _text(self, ids: list[int]) -> str:
+        """Decode ids without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _cut(self, output: str) -> str:
+        """Cut a text before its first stop sequence."""
         found = [at for at in (output.find(s) for s in self.stop) if at >= 0]
         return output[: min(found)] if found else output
