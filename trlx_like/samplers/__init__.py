@@ -1,1 +1,1 @@
-"""Samplers: engines that generate token ids or images, and the code that turns their output into experience and text."""
+"""Samplers: they generate text or images, and return what training and reward functions need of it."""

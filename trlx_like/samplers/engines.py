@@ -46,15 +46,14 @@ class Engine(Protocol):
     `@register_engine("my_engine")`; the YAML then chooses it with `sampler.engine: my_engine`. Every process makes its
     own engine, as `MyEngine(lm, tokenizer, allowed, **sampler.kwargs)`:
 
-    - `lm`: the policy's `PreTrainedModel`, on the CPU at that time and moved to the training device later. With LoRA
-    its
-      adapter layers are inside; `trlx_like.models.plain_weights(lm)` iterates over (name, tensor) with adapters merged.
+    - `lm`: the policy's `PreTrainedModel`. It may be on the CPU still; it is moved to the training device later. With
+      LoRA the adapter layers are inside it: `trlx_like.models.plain_weights(lm)` iterates over the names and tensors
+      of the model with adapters merged.
     - `tokenizer`: the tokenizer of the run, to find stop strings.
     - `allowed`: None, or a table [V, V] bool: `allowed[previous, next]` is True if `next` may follow `previous`. An
-    engine
-      that cannot forbid tokens must raise `ConfigError` for a table.
+      engine that cannot forbid tokens must raise `ConfigError` for a table.
     - `sampler.kwargs` of the configuration: the engine's own options. A TypeError for an unknown one is reported as an
-    error of the configuration.
+      error of the configuration.
 
     The optional attribute `options` names keywords of `generate` beyond those below, such as `("beta",)`. They may then
     be set in `method.gen_kwargs`, and are passed to `generate` instead of into `config`.
@@ -74,8 +73,8 @@ class Engine(Protocol):
 
         Args:
             prompt: Prompt token ids, padded on the left. [B, P] int64
-            prompt_mask: True on real prompt tokens. Never infer it from ids, as the pad token may be the EOS. [B, P]
-                bool
+            prompt_mask: True on real prompt tokens. Never infer it from the ids, as the pad token may be the EOS.
+                [B, P] bool
             config: The generation options. The most important are `max_new_tokens`, `do_sample` (False is greedy
                 decoding), `temperature`, `eos_token_id` (None, one id or a list) and `pad_token_id`; `is_plain(config)`
                 of `samplers/generation.py` says whether tokens are simply sampled from softmax(logits / temperature),
@@ -84,13 +83,15 @@ class Engine(Protocol):
             stop: Strings that end a response. One that only occurs in the prompt ends nothing.
 
         Returns:
-            `Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`, with the two prompt tensors as they were
-            given. response [B, R] int64 is padded on the right to the longest response; each has at least one token,
-            and ends with its first EOS (included), with the token that completes a stop string, or after
-            `max_new_tokens`. mask [B, R] bool is True on the response tokens, the EOS included. sampling_logprobs [B,
-            R] float32 holds the log-probability under which each token was sampled, with temperature and allowed tokens
-            applied; it is compared with the learner's in every round. It may be None for greedy decoding and for
-            options that change the distribution.
+            `trlx_like.data.Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`:
+
+            - `prompt`, `prompt_mask`: as they were given.
+            - `response` [B, R] int64: padded on the right to the longest one. Each has at least one token, and ends
+              with its first EOS (included), with the token that completes a stop string, or after `max_new_tokens`.
+            - `mask` [B, R] bool: True on the response tokens, the EOS included.
+            - `sampling_logprobs` [B, R] float32: the log-probability of each token when it was sampled, temperature
+              and `allowed` applied. It is compared with the learner's in every round. It may be None for greedy
+              decoding, and for options that change the distribution.
         """
         ...
 

@@ -43,7 +43,7 @@ class AdvantageGuide(LogitsProcessor):
         self.hidden: Tensor | None = None  # [B, T, H], of the model's last forward
 
     def keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Store the last hidden states of a forward pass; to be registered as forward hook of `last_hidden_module(lm)`."""
+        """Store the last hidden states of a forward pass. A forward hook of `last_hidden_module(lm)`."""
         self.hidden = output.last_hidden_state
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
