@@ -1,6 +1,5 @@
-"""Models: loading them, scoring with them, heads on them, and the reference that they are held close to."""
+"""Models: loading and saving, scoring of sampled text, heads on hidden states, and the frozen reference."""
 
-from trlx_like.models.adapters import has_adapter, merged, mismerged_weights, plain_weights
 from trlx_like.models.heads import ILQLHeads, ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
@@ -14,6 +13,7 @@ from trlx_like.models.loading import (
     no_progress_bars,
     save_model,
 )
+from trlx_like.models.merging import has_adapter, merged, mismerged_weights, plain_weights
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
 from trlx_like.models.value_head import (

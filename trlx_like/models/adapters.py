@@ -1,8 +1,8 @@
-"""LoRA and its kin: few trained weights beside a frozen model, by peft.
+"""Adapters such as LoRA: few trained weights in a frozen model, by peft.
 
-peft puts its layers into the model where it stands, so a model with an adapter is the family's own class still, and
-whatever works on a model works on it. Left out on purpose: prompt tuning, which is not a part of layers, and AdaLoRA,
-which wants to be told of every step.
+peft replaces layers inside the model, so a model with an adapter keeps its class and works wherever the model does. Two
+kinds are left out on purpose: prompt tuning, which does not replace layers, and AdaLoRA, which must be called in every
+training step.
 """
 
 from __future__ import annotations
@@ -12,33 +12,38 @@ import dataclasses
 import json
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import install_hint
+from trlx_like.models.merging import adapted_weights, has_adapter, shared_weights
 from trlx_like.registry import nearest
 
 logger = logging.getLogger(__name__)
 
 OPTION = "model.peft_config"
 KINDS = ("LORA", "IA3", "LOHA", "LOKR")
-"""Values of `peft_type` that are tested."""
-
-Model = TypeVar("Model", bound=nn.Module)
+"""The values of `peft_type` that are supported and tested."""
 
 _NAME = "default"  # peft's own name for the only adapter of a model
 
 
 def import_peft() -> Any:
-    """The module. ConfigError names the extra where it is not installed."""
+    """Import peft.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If peft is not installed; it names the extra to install.
+    """
     try:
         import peft
     except ImportError as error:
@@ -47,9 +52,16 @@ def import_peft() -> Any:
 
 
 def read_adapter(given: Any) -> Any:
-    """`model.peft_config`, a `PeftConfig` or a mapping with its options and `peft_type`, as a `PeftConfig` of its own.
+    """Convert `model.peft_config` to a `PeftConfig` and check it.
 
-    ConfigError for kinds that cannot be trained here, and for options that the kind does not have.
+    Args:
+        given: A `PeftConfig`, which is copied, or a mapping with `peft_type` and the options of that kind.
+
+    Returns:
+        A new `PeftConfig`.
+
+    Raises:
+        ConfigError: For a kind that is not supported, and for an option that the kind does not have.
     """
     peft = import_peft()
     if isinstance(given, peft.PeftConfig):
@@ -73,6 +85,7 @@ def read_adapter(given: Any) -> Any:
 
 
 def _from_mapping(peft: Any, given: Mapping[str, Any]) -> Any:
+    """Make a `PeftConfig` of a mapping, or raise ConfigError for an unknown kind or option."""
     kinds = {_kind(kind): cls for kind, cls in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     kind = _kind(given.get("peft_type"))
     if kind not in kinds:
@@ -91,18 +104,21 @@ def _from_mapping(peft: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _kind(value: Any) -> str:
+    """Return the name of a peft type in capitals, given as text or as peft's enum."""
     return str(getattr(value, "value", value)).upper()
 
 
-def has_adapter(lm: nn.Module) -> bool:
-    return bool(getattr(lm, "_hf_peft_config_loaded", False))
-
-
 def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
-    """Puts a new adapter into a model. From then on only the adapter is trained.
+    """Add a new adapter to a model, freezing all other weights. Uses torch's random numbers.
 
-    given: as `read_adapter`. source: where the model can be loaded from again (None: nowhere), which the adapter's own
-    folder has to say. Random numbers of torch are drawn.
+    Args:
+        lm: The model, changed in place.
+        given: The adapter's configuration, as for `read_adapter`.
+        source: The folder or hub name of the model, which is written into the adapter's folder when it is saved; None
+            if the model cannot be loaded again.
+
+    Raises:
+        ConfigError: If the model already has an adapter, or the configuration does not fit it.
     """
     if has_adapter(lm):
         raise ConfigError(
@@ -112,11 +128,11 @@ def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
     config = read_adapter(given)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # of GPT-2; peft sets it right
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # for GPT-2; peft corrects it
             lm.add_adapter(config, _NAME)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{OPTION} does not fit {type(lm).__name__}: {error}") from error
-    if lm.config.is_encoder_decoder and not _shared(lm).isdisjoint(_adapted(lm)):
+    if lm.config.is_encoder_decoder and not shared_weights(lm).isdisjoint(adapted_weights(lm)):
         raise ConfigError(
             f"{OPTION}: the embeddings of {type(lm).__name__} share a weight, so that an adapter on one of them could "
             "not be merged into the model; leave them out of target_modules and modules_to_save."
@@ -124,11 +140,18 @@ def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
     is_folder = source is not None and Path(source).is_dir()
     config.base_model_name_or_path = str(Path(source).resolve()) if source is not None and is_folder else source
     config.task_type = config.task_type or ("SEQ_2_SEQ_LM" if lm.config.is_encoder_decoder else "CAUSAL_LM")
-    _say(lm)
+    _log_trained(lm)
 
 
 def train_adapter(lm: PreTrainedModel) -> None:
-    """Lets the adapter that a model came with be trained on, and nothing else."""
+    """Make the adapter that a model was loaded with trainable, and freeze all other weights.
+
+    Args:
+        lm: The model, changed in place.
+
+    Raises:
+        ConfigError: Unless the model has exactly one adapter, under peft's default name.
+    """
     if list(lm.peft_config) != [_NAME]:
         names = ", ".join(lm.peft_config)
         raise ConfigError(f"model.model_path has adapters named {names}; the only one must be {_NAME!r} to be trained.")
@@ -136,32 +159,53 @@ def train_adapter(lm: PreTrainedModel) -> None:
     lm.set_adapter(_NAME)
     for config in lm.peft_config.values():
         config.inference_mode = False
-    _say(lm)
+    _log_trained(lm)
 
 
-def _say(lm: PreTrainedModel) -> None:
+def _log_trained(lm: PreTrainedModel) -> None:
+    """Log how many weights are trained."""
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in lm.parameters()]
     trained, all_of_them = sum(n for n, trains in counts if trains), sum(n for n, _ in counts)
     logger.info("Training an adapter: %d of %d weights (%.2f %%).", trained, all_of_them, 100 * trained / all_of_them)
 
 
 def unwrapped(model: Any) -> Any:
-    """A `PeftModel`'s own model, with the adapter in it; any other model as it is."""
+    """Return the transformers model inside a `PeftModel`, with its adapter; other objects are returned as they are.
+
+    Args:
+        model: Any value of `model.model_path`.
+
+    Returns:
+        A model that transformers saves and loads with its adapter.
+
+    Raises:
+        ConfigError: If its adapter is not supported, see `read_adapter`.
+    """
     if not hasattr(model, "peft_config") or isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
         return model
     for config in model.peft_config.values():
         read_adapter(config)
     lm = model.get_base_model()
     lm.peft_config = model.peft_config
-    lm._hf_peft_config_loaded = True  # what transformers' own add_adapter sets, so that it saves the adapter
+    lm._hf_peft_config_loaded = True  # as transformers' add_adapter does, so that it saves the adapter
     return lm
 
 
 def base_of(path: str) -> str | None:
-    """Where the model is that the adapter in a folder (or hub repository) is for; None if it holds no adapter."""
+    """Find the model that an adapter was trained for.
+
+    Args:
+        path: A folder or hub name.
+
+    Returns:
+        The path of the model as the adapter's configuration has it; None if `path` holds no adapter.
+
+    Raises:
+        ConfigError: If the adapter's configuration does not name a model, or peft is missing.
+    """
     try:
         found = find_adapter_config_file(path)
-    except (OSError, ValueError):  # of a name that cannot be one, `from_pretrained` has more to say
+    except (OSError, ValueError):  # `from_pretrained` has a better message for an impossible name
         return None
     if found is None:
         return None
@@ -172,48 +216,14 @@ def base_of(path: str) -> str | None:
     return base
 
 
-def merged(lm: Model) -> Model:
-    """A copy of a model with its adapter added into its weights: one without an adapter that says the same.
-
-    Of two layers that shared a weight, and of which an adapter changes one, each has its own.
-    """
-    whole: Any = copy.deepcopy(lm)
-    shared = _shared(whole)
-    for name, module in list(whole.named_modules()):
-        if _adapts(module):
-            for owner, own in _held(module):
-                if owner._parameters[own] in shared:
-                    owner._parameters[own] = nn.Parameter(owner._parameters[own].detach().clone())
-            whole.set_submodule(name, _merge(module))
-    if shared and not _shared(whole):
-        whole.config.get_text_config().tie_word_embeddings = whole.config.tie_word_embeddings = False
-    whole._hf_peft_config_loaded = False
-    del whole.peft_config
-    return cast(Model, whole)
-
-
-def _held(model: nn.Module) -> list[tuple[Any, str]]:
-    """The modules that hold a weight, and their names for it."""
-    return [
-        (module, name) for module in model.modules() for name, value in module._parameters.items() if value is not None
-    ]
-
-
-def _shared(model: nn.Module) -> set[Tensor]:
-    """Weights that several modules hold."""
-    uses = Counter(module._parameters[name] for module, name in _held(model))
-    return {weight for weight, count in uses.items() if count > 1}
-
-
-def _adapted(lm: nn.Module) -> set[Tensor]:
-    """Weights of the model's own modules that an adapter is for."""
-    return {m._parameters[name] for module in lm.modules() if _adapts(module) for m, name in _held(module)}
-
-
 def leave_out_frozen(model: nn.Module, part: nn.Module) -> None:
-    """Gives a model a state without the frozen weights of a part: they are where that was loaded from.
+    """Exclude the frozen weights of a part from a model's state dict, on saving and on loading.
 
-    Those of other parts, such as ILQL's target heads, are the run's own.
+    They can be loaded from where they came from. Frozen weights outside of the part, such as ILQL's target heads, stay.
+
+    Args:
+        model: The model whose `state_dict` and `load_state_dict` are changed.
+        part: A submodule of it, such as a language model with an adapter.
     """
     known = {id(value) for value in part.parameters() if not value.requires_grad}
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in known}
@@ -230,76 +240,27 @@ def leave_out_frozen(model: nn.Module, part: nn.Module) -> None:
     model.register_load_state_dict_post_hook(ignore)
 
 
-def plain_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model with its adapter, if any, added into them: those of `merged`, under their names there.
-
-    The model stays as it is; one layer of it is copied at a time. What several layers share comes once.
-    """
-    if not has_adapter(lm):
-        yield from ((name, weight.detach()) for name, weight in lm.named_parameters())
-        return
-    inside, seen = "", set[Tensor]()
-    for path, module in lm.named_modules():
-        if inside and path.startswith(inside):
-            continue
-        inside = f"{path}." if _adapts(module) else ""
-        if inside:
-            own = dict(_merge(copy.deepcopy(module)).named_parameters())
-        else:
-            own = {name: weight for name, weight in module.named_parameters(recurse=False) if weight not in seen}
-            seen.update(own.values())
-        yield from ((f"{path}.{name}".removeprefix("."), weight.detach()) for name, weight in own.items())
-
-
-def mismerged_weights(lm: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    """What the weights with an adapter would be if it were left out, and if it were added twice: name, cause, weight.
-
-    For telling what went wrong with a copy of the model.
-    """
-    for path, module in lm.named_modules() if has_adapter(lm) else ():
-        if _adapts(module) and hasattr(module, "get_base_layer"):
-            once, twice = copy.deepcopy(module), copy.deepcopy(module)
-            twice.get_base_layer().load_state_dict(_merge(once).state_dict())
-            for cause, own in (
-                ("without the adapter", module.get_base_layer()),
-                ("with the adapter twice", _merge(twice)),
-            ):
-                yield from ((f"{path}.{name}", cause, weight.detach()) for name, weight in own.named_parameters())
-
-
-def _adapts(module: nn.Module) -> bool:
-    """Whether an adapter has put this module in the place of one of the model's own."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
-
-
-def _merge(module: Any) -> nn.Module:
-    """The model's own module, with the adapter's part added into it in place."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    if not isinstance(module, BaseTunerLayer):  # trained as a whole
-        own: nn.Module = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-        return own
-    module.merge()
-    return module.get_base_layer()
-
-
 class AdapterWeights(nn.Module):
-    """A frozen copy of what is trained of a model, that can stand in for it."""
+    """A frozen copy of a model's trainable weights, which can temporarily replace them.
+
+    Args:
+        lm: The model. Its parameters with `requires_grad` are copied.
+    """
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
         held = [(module, name, value) for module in lm.modules() for name, value in module._parameters.items()]
         trained = [(module, name, value) for module, name, value in held if value is not None and value.requires_grad]
-        # In a list, so that the model is not a part of this one.
+        # In a list, so that the model does not become a submodule.
         self._places = [[(module, name) for module, name, _ in trained]]
         self.frozen = nn.ParameterList([value.detach().clone() for *_, value in trained]).requires_grad_(False)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model is what it was when this copy was made. What was computed before keeps its gradient."""
+        """Put the copied weights into the model for the duration of a block.
+
+        Graphs that were built before keep the present weights and their gradients.
+        """
         before = [(module, name, module._parameters[name]) for module, name in self._places[0]]
         try:
             for (module, name, _), value in zip(before, self.frozen, strict=True):

@@ -1,7 +1,7 @@
-"""A diffusion model: a pipeline of diffusers whose denoising model is trained, and whose other parts are not.
+"""Diffusion models: a pipeline of diffusers whose denoising model is trained.
 
-VAE and text encoders are frozen. A pipeline without a VAE makes pixels, in [-1, 1]. Left out on purpose: other tasks
-than making an image from text, and training text encoders.
+VAE and text encoders are frozen. A pipeline without a VAE works on pixels in [-1, 1]. Left out on purpose: tasks other
+than text to image, and training of text encoders.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from torch import Tensor, nn
 from trlx_like.data.diffusion import Conditioning
 from trlx_like.errors import ConfigError
 from trlx_like.functional.diffusion import guided
-from trlx_like.models.adapters import OPTION, AdapterWeights, has_adapter, leave_out_frozen, merged, read_adapter
+from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, read_adapter
 from trlx_like.models.diffusion_families import family_of, no_bars
 from trlx_like.models.loading import disable_dropout
+from trlx_like.models.merging import has_adapter, merged
 
 logger = logging.getLogger(__name__)
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
-"""Layers that get an adapter unless `target_modules` names others: those of attention."""
+"""The layers that get an adapter by default: those of attention."""
 
 
 class DiffusionModel(nn.Module):
-    """The denoising model of a pipeline, which is trained, and the rest of it, which is not.
+    """The trainable denoising model of a pipeline, with the frozen parts that it works with.
 
-    pipeline: of one of `FAMILIES`; it is used as it is, so training changes it. size: height and width of images in
-    pixels; None: what the pipeline makes by default.
+    Args:
+        pipeline: A pipeline of one of the `FAMILIES`. It is used as it is, so training changes it.
+        size: Height and width of images in pixels; None is the pipeline's default.
+
+    Raises:
+        ConfigError: For an unknown pipeline, or a size that the VAE cannot encode.
     """
 
     def __init__(self, pipeline: Any, size: tuple[int | None, int | None] = (None, None)) -> None:
         super().__init__()
         kind = family_of(pipeline)
-        # In a list, so that its parts are neither trained nor saved with the model's weights.
+        # In a list, so that its parts do not become submodules, which are trained and saved.
         self._held = [pipeline]
         self.scale = pipeline.vae_scale_factor if getattr(pipeline, "vae", None) is not None else 1
         self.denoiser: nn.Module = getattr(pipeline, kind.part)
@@ -54,16 +59,16 @@ class DiffusionModel(nn.Module):
 
     @property
     def pipeline(self) -> Any:
-        """The whole pipeline, with the model as it is now."""
+        """Return the pipeline, which holds the model as it is now."""
         return self._held[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the latents of an image."""
+        """Return the shape of the latents of one image, *x."""
         return (self.denoiser.config.in_channels, *self.latent_size)  # type: ignore[union-attr, return-value]
 
     def _sizes(self, size: tuple[int | None, int | None]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Height and width of the latents, and of the image."""
+        """Compute (height, width) of the latents and of the image."""
         default = self.denoiser.config.sample_size  # type: ignore[union-attr]
         defaults = (default, default) if isinstance(default, int) else default
         found = []
@@ -75,7 +80,14 @@ class DiffusionModel(nn.Module):
         return (height, width), (height * self.scale, width * self.scale)
 
     def add_adapter(self, given: Any) -> None:
-        """Puts a new LoRA into the model; from then on only that is trained, and saved in checkpoints."""
+        """Add a new LoRA adapter, so that only it is trained and saved in checkpoints.
+
+        Args:
+            given: `model.peft_config`, a `PeftConfig` or a mapping; `target_modules` defaults to `TARGETS`.
+
+        Raises:
+            ConfigError: For other kinds of adapters, and if there is an adapter already.
+        """
         config = read_adapter({"target_modules": TARGETS, **given} if isinstance(given, dict) else given)
         if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA":
             raise ConfigError(f"{OPTION}.peft_type: diffusers can save and load LORA only.")
@@ -93,7 +105,14 @@ class DiffusionModel(nn.Module):
         )
 
     def place(self, device: torch.device, dtype: torch.dtype | None) -> None:
-        """Moves all parts to a device, and those that are not trained to a number format (None: as they are)."""
+        """Move all parts to a device, and the frozen ones to a number format.
+
+        Trained weights become float32. A VAE that would overflow in float16 keeps its format.
+
+        Args:
+            device: The device.
+            dtype: The format of frozen weights; None keeps it.
+        """
         vae = getattr(self.pipeline, "vae", None)
         overflows = self.family.upcast_vae and dtype == torch.float16 and vae is not None and vae.config.force_upcast
         for part in self.frozen:
@@ -107,26 +126,30 @@ class DiffusionModel(nn.Module):
                 parameter.data = parameter.data.to(dtype)
 
     def add_reference(self) -> None:
-        """Remembers the present weights, to be held close to."""
+        """Copy the present trainable weights as the reference."""
         self._reference = [AdapterWeights(self.denoiser).to(next(self.denoiser.parameters()).device)]
 
     def reference_modules(self) -> list[nn.Module]:
+        """Return the modules that hold the reference's weights; empty without a reference."""
         return list(self._reference)
 
     def slice_vae(self, wanted: bool) -> None:
-        """Whether images are decoded one at a time, where the VAE can."""
+        """Switch decoding one image at a time on or off, which saves memory, if the VAE supports it."""
         vae = getattr(self.pipeline, "vae", None)
         if vae is not None and hasattr(vae, "enable_slicing"):
             vae.enable_slicing() if wanted else vae.disable_slicing()
 
-    # Prompts and images.
-
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], negatives: Sequence[str | None], guidance: bool) -> Conditioning:
-        """What the model is told of prompts, on the CPU.
+        """Encode prompts with the pipeline's text encoders.
 
-        negatives: of each prompt; None: the pipeline's own, which for some is not that of "". guidance: whether they
-        are needed.
+        Args:
+            prompts: The prompts.
+            negatives: The negative prompt of each; None is the pipeline's own, which in some differs from "".
+            guidance: Whether negative prompts are encoded too, for classifier-free guidance.
+
+        Returns:
+            The encoded prompts, on the CPU, one row per prompt.
         """
         rows: dict[int, Conditioning] = {}
         for own in (True, False):
@@ -146,7 +169,7 @@ class DiffusionModel(nn.Module):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, C, H, W] float32 in [0, 1] of latents [B, *x]."""
+        """Decode latents [B, *x] to images [B, C, H, W], float32 in [0, 1]."""
         vae = getattr(self.pipeline, "vae", None)
         if vae is None:
             return (latents.float() / 2 + 0.5).clamp(0, 1)
@@ -154,15 +177,21 @@ class DiffusionModel(nn.Module):
         images: Tensor = vae.decode(_unscaled(latents, vae.config).to(weight.dtype), return_dict=False)[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
-    # The model.
-
     def forward(
         self, x: Tensor, times: Tensor, prompts: Conditioning, guidance_scale: float, *, through_negative: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The guided output and that for the prompt alone, both [B, *x]. x: [B, *x], times: [B].
+        """Predict with and without classifier-free guidance.
 
-        guidance_scale: at 1 or below there is none, and both are the same. through_negative: whether a gradient goes
-        through the part of the output that is for the negative prompt.
+        Args:
+            x: Noisy latents. [B, *x]
+            times: Their timesteps. [B]
+            prompts: The encoded prompts, B rows.
+            guidance_scale: The weight of the prompt against the negative prompt; at 1 or below there is no guidance,
+                and the two outputs are the same.
+            through_negative: Whether gradients flow through the output for the negative prompt.
+
+        Returns:
+            The guided output, and the output for the prompt alone. Each [B, *x]
         """
         if guidance_scale <= 1:
             output = self._predict(x, times, prompts.embeds, prompts.pooled)
@@ -177,21 +206,34 @@ class DiffusionModel(nn.Module):
     def reference(
         self, x: Tensor, times: Tensor, prompts: Conditioning, guidance_scale: float
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, with the weights that were remembered, without gradient."""
+        """Predict like `forward` with the reference's weights, without gradient.
+
+        Args:
+            x: Noisy latents. [B, *x]
+            times: Their timesteps. [B]
+            prompts: The encoded prompts, B rows.
+            guidance_scale: As in `forward`.
+
+        Returns:
+            The guided output, and the output for the prompt alone. Each [B, *x]
+        """
         with torch.no_grad(), self._reference[0].in_place():
             found: tuple[Tensor, Tensor] = self(x, times, prompts, guidance_scale)
             return found
 
     def _predict(self, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
-        # The first weight is no adapter's, so it has the number format that the model computes in.
+        """Call the denoising model in its own number format."""
+        # The first weight belongs to no adapter, so it has the format that the model computes in.
         dtype = next(self.denoiser.parameters()).dtype
         pooled = None if pooled is None else pooled.to(dtype)
         return self.family.predict(self.denoiser, x.to(dtype), times, embeds.to(dtype), pooled)
 
     def save(self, directory: Path, whole: bool = False) -> None:
-        """What plain diffusers load: the pipeline, or of one with an adapter the file for `load_lora_weights`.
+        """Save what plain diffusers can load: the pipeline, or with an adapter a file for `load_lora_weights`.
 
-        whole: the pipeline also with an adapter, which is added into a copy of the model's weights.
+        Args:
+            directory: The folder.
+            whole: With an adapter, save the whole pipeline with the adapter merged instead.
         """
         name, adapter = self.family.part, has_adapter(self.denoiser)
         with no_bars():
@@ -205,6 +247,7 @@ class DiffusionModel(nn.Module):
                 self._save_adapter(directory, name)
 
     def _save_adapter(self, directory: Path, name: str) -> None:
+        """Save the LoRA weights in the format of diffusers."""
         from peft.utils import get_peft_model_state_dict
 
         layers = {key: value.contiguous() for key, value in get_peft_model_state_dict(self.denoiser).items()}
@@ -214,7 +257,7 @@ class DiffusionModel(nn.Module):
 
 
 def _unscaled(latents: Tensor, settings: Any) -> Tensor:
-    """Latents as a VAE wants them, whose settings say how the denoising model's are scaled and shifted."""
+    """Scale and shift latents of the denoising model to those of the VAE, by the VAE's configuration."""
     latents = latents.float() / getattr(settings, "scaling_factor", 1.0)
     mean, std = (getattr(settings, name, None) for name in ("latents_mean", "latents_std"))
     if mean is not None and std is not None:

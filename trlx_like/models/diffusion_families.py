@@ -1,7 +1,7 @@
-"""Kinds of pipelines that make an image from text, and how each encodes prompts and calls its model.
+"""Families of text-to-image pipelines: how each encodes prompts and calls its denoising model.
 
-`FAMILIES` has them by the class of the pipeline. A pipeline of your own is derived from one of these, or says with
-`register_diffusion_family` how it is worked with.
+`FAMILIES` maps class names of pipelines to families. A pipeline of another class must be derived from one of these, or
+be registered with `register_diffusion_family`.
 """
 
 from __future__ import annotations
@@ -22,31 +22,55 @@ from trlx_like.registry import Registry
 
 
 class Family(ABC):
-    """What differs between kinds of pipelines."""
+    """Base class of what differs between families of pipelines.
+
+    Args:
+        pipeline: The pipeline.
+        size: Height and width of images in pixels.
+    """
 
     part: str = "unet"
-    """Name of the model in the pipeline."""
+    """The attribute of the pipeline that is the denoising model."""
     flow: bool = False
-    """Whether it is a model of flow matching."""
+    """True for flow matching models, which are sampled with `FlowSchedule` instead of `DDIMSchedule`."""
     upcast_vae: bool = False
-    """Whether a VAE that asks for it (`force_upcast`, which is also the default) overflows in fp16."""
+    """True if the VAE overflows in float16 when its configuration has `force_upcast` (which is also the default)."""
 
     def __init__(self, pipeline: Any, size: tuple[int, int]) -> None:
         self.pipeline = pipeline
-        self.size = size  # height and width of images
+        self.size = size  # (height, width) of images, in pixels
 
     @abstractmethod
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
-        """Embeddings, negative ones, and both pooled: what diffusers' `encode_prompt` returns.
+        """Encode prompts.
 
-        options: its `device` and `do_classifier_free_guidance`.
+        Args:
+            prompts: The prompts.
+            negatives: Their negative prompts; None is the pipeline's own.
+            options: `device` and `do_classifier_free_guidance` of the pipeline's `encode_prompt`.
+
+        Returns:
+            Four tensors as `encode_prompt` of SDXL returns them: embeddings, negative embeddings, pooled embeddings,
+            negative pooled embeddings. Each [B, ...], or None.
         """
 
     @abstractmethod
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
-        """The model's output [B, *x]. times: [B]."""
+        """Call the denoising model.
+
+        Args:
+            model: The denoising model.
+            x: Noisy latents. [B, *x]
+            times: Their timesteps. [B]
+            embeds: Embeddings of the prompts. [B, ...]
+            pooled: Pooled embeddings of the prompts [B, H], or None.
+
+        Returns:
+            The model's output. [B, *x]
+        """
 
     def _encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
+        """Call the pipeline's own `encode_prompt`."""
         texts = {"prompt": prompts, "negative_prompt": negatives}
         found: tuple[Tensor | None, ...] = self.pipeline.encode_prompt(**texts, num_images_per_prompt=1, **options)
         return found
@@ -56,24 +80,28 @@ class StableDiffusion(Family):
     """Stable Diffusion 1.x and 2.x."""
 
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
+        """Encode prompts, see `Family.encode`. There are no pooled embeddings."""
         return *self._encode(prompts, negatives, **options), None, None
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
+        """Call the UNet, see `Family.predict`."""
         output: Tensor = model(x, times, encoder_hidden_states=embeds, return_dict=False)[0]
         return output
 
 
 class StableDiffusionXL(Family):
-    """SDXL, which is told the size of the image and a summary of the prompt."""
+    """Stable Diffusion XL, whose UNet also gets the size of the image and pooled embeddings of the prompt."""
 
     upcast_vae = True
 
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
+        """Encode prompts, see `Family.encode`."""
         return self._encode(prompts, negatives, **options)
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
+        """Call the UNet for an uncropped image of the wanted size, see `Family.predict`."""
         height, width = self.size
-        # Original size, place of its upper left corner, size that is wanted: an image that was not cropped.
+        # Original size, crop position and target size: those of an image that was not cropped.
         sizes = torch.tensor([height, width, 0, 0, height, width], dtype=embeds.dtype, device=x.device)
         added = {"text_embeds": pooled, "time_ids": sizes.expand(len(x), -1)}
         output: Tensor = model(x, times, encoder_hidden_states=embeds, added_cond_kwargs=added, return_dict=False)[0]
@@ -87,9 +115,11 @@ class StableDiffusion3(Family):
     flow = True
 
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
+        """Encode prompts with all three text encoders, see `Family.encode`."""
         return self._encode(prompts, negatives, prompt_2=None, prompt_3=None, **options)
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
+        """Call the transformer, see `Family.predict`."""
         conditions = {"encoder_hidden_states": embeds, "pooled_projections": pooled}
         output: Tensor = model(hidden_states=x, timestep=times, **conditions, return_dict=False)[0]
         return output
@@ -101,13 +131,21 @@ Kind = TypeVar("Kind", bound=type[Family])
 
 
 def register_diffusion_family(pipeline: str) -> Callable[[Kind], Kind]:
-    """Decorator: a `Family` is how pipelines of the class named `pipeline`, and of those derived from it, are trained.
+    """Register a `Family` for pipelines of the named class and of classes derived from it. A decorator.
 
-    A pipeline is any `DiffusionPipeline` of diffusers with the model in `Family.part` (its `config.sample_size` and
-    `in_channels` are the size of latents), a `scheduler`, and, if it has a `vae`, `vae_scale_factor`. `StableDiffusion`
-    fits those whose UNet is called as its is: `register_diffusion_family("MyPipeline")(StableDiffusion)`.
+    The pipeline is any `DiffusionPipeline` of diffusers that has the denoising model under `Family.part` (its
+    `config.sample_size` and `in_channels` give the size of latents), a `scheduler`, and, if it has a `vae`,
+    `vae_scale_factor`. If its UNet is called like that of Stable Diffusion, no class is needed:
+    `register_diffusion_family("MyPipeline")(StableDiffusion)`.
 
-    Raises RegistryError for what is no `Family`, and for a name that is taken.
+    Args:
+        pipeline: The class name of the pipeline.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        RegistryError: If the decorated object is not a `Family`, or the name is taken.
     """
 
     def add(family: Kind) -> Kind:
@@ -124,7 +162,17 @@ register_diffusion_family("StableDiffusion3Pipeline")(StableDiffusion3)
 
 
 def family_of(pipeline: Any) -> type[Family]:
-    """How to work with a pipeline. ConfigError for other kinds."""
+    """Look up the family of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+
+    Returns:
+        The family registered for its class, or for the nearest base class.
+
+    Raises:
+        ConfigError: If there is none.
+    """
     name = next((kind.__name__ for kind in type(pipeline).__mro__ if kind.__name__ in FAMILIES), None)
     if name is None:
         raise ConfigError(
@@ -135,10 +183,17 @@ def family_of(pipeline: Any) -> type[Family]:
 
 
 def load_pipeline(config: ModelConfig) -> Any:
-    """The diffusers pipeline of `model.model_path`: a folder, a hub name, a pipeline, or `module:function` that
-    returns one.
+    """Load the diffusers pipeline that `model.model_path` names.
 
-    Raises ConfigError for what is none, and without the packages.
+    Args:
+        config: The section `model`. Its path is a folder, a hub name, a pipeline, or `module:function` that returns
+            one.
+
+    Returns:
+        The pipeline.
+
+    Raises:
+        ConfigError: If it cannot be loaded, has no family, or diffusers is not installed.
     """
     try:
         from diffusers import DiffusionPipeline
@@ -167,7 +222,7 @@ def load_pipeline(config: ModelConfig) -> Any:
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Without the bars of diffusers and transformers for reading and writing weights."""
+    """Hide the progress bars of diffusers and transformers for reading and writing weights, within a block."""
     from diffusers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Small networks on top of a language model's hidden states, kept in float32."""
+"""Small networks on a language model's last hidden states, kept in float32."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from trlx_like.functional.q_learning import polyak
 
 
 def _two_layers(hidden_size: int, outputs: int) -> nn.Sequential:
+    """Make a two-layer network that is twice as wide inside."""
     return nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, outputs))
 
 
 class ValueHead(nn.Module):
-    """One value a state, from a two-layer network: hidden states [..., H] -> values [...].
+    """A two-layer network that predicts one value per state: hidden states [..., H] -> values [...].
 
-    The last layer starts at a tenth of the usual scale: random values are a random baseline, whose loss would pull at
-    the policy's own layers before anything is learned. Not at zero, which would keep the first layer from learning.
+    The last layer is initialised at a tenth of the usual scale: random values would be a random baseline, whose loss
+    disturbs the policy's own layers before anything is learned. It is not zero, because then the first layer would get
+    no gradient.
+
+    Args:
+        hidden_size: The width of the hidden states, H.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -31,26 +36,39 @@ class ValueHead(nn.Module):
             last.bias.zero_()
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Predict the values of states, in float32: [..., H] -> [...]."""
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.layers(hidden.float())
         return values.squeeze(-1)
 
 
 class QHead(nn.Module):
-    """One value for every token that may follow a state: hidden states [..., H] -> [..., V]."""
+    """A two-layer network that predicts Q of every token: hidden states [..., H] -> Q [..., V].
+
+    Args:
+        hidden_size: The width of the hidden states, H.
+        vocabulary: The number of tokens, V.
+    """
 
     def __init__(self, hidden_size: int, vocabulary: int) -> None:
         super().__init__()
         self.layers = _two_layers(hidden_size, vocabulary)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Predict Q of every token, in float32: [..., H] -> [..., V]."""
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.layers(hidden.float())
         return values
 
 
 class ILQLHeads(nn.Module):
-    """V, one or two Q, and for each Q a target: a frozen copy that follows it slowly (Snell et al. 2022)."""
+    """The heads of ILQL: V, one or two Q, and a slowly updated frozen target for each Q (Snell et al. 2022).
+
+    Args:
+        hidden_size: The width of the hidden states, H.
+        vocabulary: The number of tokens, V.
+        two_qs: Whether there are two Q heads, of which the minimum is taken.
+    """
 
     def __init__(self, hidden_size: int, vocabulary: int, two_qs: bool = True) -> None:
         super().__init__()
@@ -59,12 +77,16 @@ class ILQLHeads(nn.Module):
         self.targets = copy.deepcopy(self.qs).requires_grad_(False)
 
     def target_q(self, states: Tensor) -> Tensor:
-        """The smallest target Q of every token: states [N, H] -> [N, V]. No gradient."""
+        """Compute the minimum of the target Q heads for every token, without gradient: [N, H] -> [N, V]."""
         with torch.no_grad():
             return torch.stack([target(states) for target in self.targets]).amin(dim=0)
 
     @torch.no_grad()
     def sync(self, alpha: float) -> None:
-        """Takes over a share of each Q into its target (Polyak)."""
+        """Move the targets towards the Q heads by Polyak averaging.
+
+        Args:
+            alpha: The share of the Q heads; 1 copies them.
+        """
         for online, target in zip(self.qs.parameters(), self.targets.parameters(), strict=True):
             target.copy_(polyak(online, target, alpha))

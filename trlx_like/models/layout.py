@@ -1,6 +1,6 @@
-"""Where the parts of a Hugging Face language model are, found by structure instead of a table of families.
+"""Finds the parts of a Hugging Face language model by structure, without a table of model families.
 
-Of an encoder-decoder the base model, with its blocks, is the decoder: what it reads besides its own tokens are the
+Of an encoder-decoder, the base model and its blocks are those of the decoder; besides its own tokens it reads the
 encoder's last hidden states.
 """
 
@@ -20,10 +20,21 @@ from transformers.modeling_outputs import BaseModelOutput
 from trlx_like.errors import ConfigError
 
 Head = Callable[[Tensor], Tensor]
+"""A function from hidden states [N, H] to logits [N, V]."""
 
 
 def base_model(lm: PreTrainedModel) -> nn.Module:
-    """The model without its head: ids in, last hidden state (after the final norm) out."""
+    """Return the part of a language model that computes last hidden states (after the final norm) from token ids.
+
+    Args:
+        lm: The language model.
+
+    Returns:
+        The model without its head; of an encoder-decoder, the decoder.
+
+    Raises:
+        ConfigError: If the model has no head.
+    """
     base: nn.Module = lm.get_decoder() if is_encoder_decoder(lm) else lm.base_model
     if base is lm:
         raise _headless(lm)
@@ -31,22 +42,28 @@ def base_model(lm: PreTrainedModel) -> nn.Module:
 
 
 def check_has_lm_head(lm: PreTrainedModel) -> None:
-    """ConfigError for a model that gives no logits of tokens."""
+    """Raise ConfigError unless a model has a language model head, which computes logits of tokens."""
     base_model(lm)
     if lm.get_output_embeddings() is None:
         raise _headless(lm)
 
 
 def _headless(lm: PreTrainedModel) -> ConfigError:
+    """Make the error for a model without a language model head."""
     return ConfigError(f"model.model_path: {type(lm).__name__} is not a language model with a head.")
 
 
 def is_encoder_decoder(lm: PreTrainedModel) -> bool:
+    """Return True for an encoder-decoder, False for a causal model."""
     return bool(lm.config.is_encoder_decoder)
 
 
 def decoder_start(lm: PreTrainedModel) -> int | None:
-    """The token that the decoder of an encoder-decoder begins with; None for a causal model, which has none."""
+    """Return the token that the decoder of an encoder-decoder starts with; None for a causal model.
+
+    Raises:
+        ConfigError: If the configuration of an encoder-decoder does not name the token.
+    """
     if not is_encoder_decoder(lm):
         return None
     for config in (lm.generation_config, lm.config):
@@ -60,32 +77,40 @@ def decoder_start(lm: PreTrainedModel) -> int | None:
 
 
 def hidden_size(lm: PreTrainedModel) -> int:
-    """Width of the last hidden state. OPT-350m, for one, projects it to less than `config.hidden_size`."""
-    return _width(lm.get_output_embeddings())
+    """Return the width of the last hidden states, H.
+
+    It may differ from `config.hidden_size`: OPT-350m, for one, projects the last state to a smaller width.
+    """
+    return embedding_width(lm.get_output_embeddings())
 
 
 def vocabulary_size(lm: PreTrainedModel) -> int:
-    """Tokens that the LM head has a logit for; some models have more than their tokenizer."""
+    """Return the number of logits of the language model head, V, which may exceed the size of the tokenizer."""
     weight = lm.get_output_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.shape[0]
 
 
 def last_hidden_module(lm: PreTrainedModel) -> nn.Module:
-    """What every forward of the model runs and whose output's `last_hidden_state` its LM head reads."""
+    """Return the module whose output's `last_hidden_state` is the input of the language model head."""
     decoder: nn.Module = lm.get_decoder()
     return decoder
 
 
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:
-    """The transformer blocks, bottom first."""
+    """Return the list of transformer blocks, bottom first; of an encoder-decoder, those of the decoder.
+
+    Raises:
+        ConfigError: If no list of as many blocks as the configuration says is found.
+    """
     base = base_model(lm)
     config = base.config if is_encoder_decoder(lm) else lm.config.get_text_config()
     names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
-    return _find_blocks(base, next(getattr(config, name) for name in names if hasattr(config, name)))
+    return find_blocks(base, next(getattr(config, name) for name in names if hasattr(config, name)))
 
 
-def _find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
+def find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
+    """Find the module list with `count` entries."""
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
@@ -96,15 +121,16 @@ def _find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
 
 
 class _FixedOutput(BaseModelOutput):
-    """Answers None for what else a family's head looks up (a cache, cross attentions, router logits)."""
+    """The output of a base model that has last hidden states only; all other fields are None."""
 
     def __getattr__(self, name: str) -> None:
+        """Return None for whatever else a family's head reads, such as a cache or router logits."""
         if name.startswith("_"):
             raise AttributeError(name)
 
 
 class _FixedBase(nn.Module):
-    """Stands in for the base model and returns the hidden states that it is handed."""
+    """Replaces the base model and returns the hidden states that it gets as `inputs_embeds`."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -112,18 +138,26 @@ class _FixedBase(nn.Module):
 
     @property
     def decoder(self) -> _FixedBase:
-        """What OPT and Bart call in place of their base model."""
+        """Return itself, since OPT and Bart call the decoder of their base model."""
         return self
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> BaseModelOutput:
+        """Return the given hidden states as the last ones."""
         return _FixedOutput(last_hidden_state=inputs_embeds)
 
 
 def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
-    """A function from hidden states [N, H] to logits [N, V] with everything the family does after its base model.
+    """Make a function from hidden states to logits with everything that the family computes after its base model.
 
-    It is the model's own forward around a base model that returns what it is given, so soft-caps and logit scales
-    are applied. Parameters are shared with `lm`, but for those of `output`, which replaces the output embeddings.
+    It calls the model's own forward with a base model that returns the given states. So soft-capping and logit scales
+    are applied for every family.
+
+    Args:
+        lm: The language model, whose parameters are shared.
+        output: Replaces the output embeddings of the model, if given.
+
+    Returns:
+        A function from [N, H] to [N, V].
     """
     shell = _with(lm, base_model(lm), _FixedBase(base_model(lm)))
     if output is not None:
@@ -141,7 +175,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
 
 
 def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """`module` with `new` in the place of `old`. All other parts are shared."""
+    """Copy a module with one of its submodules replaced. All other parts are shared."""
     if module is old:
         return new
     shell = copy.copy(module)
@@ -154,9 +188,10 @@ def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 @dataclass
 class BlockInputs:
-    """The call of a block: `args` and `kwargs`, and the inputs of the base model that it was made for.
+    """The arguments of one call of a block, and the inputs of the base model that led to it.
 
-    Hidden states are not all that blocks hand on: those of T5 pass the first one's position bias along.
+    All arguments are kept because hidden states are not the only thing that blocks pass on: those of T5 also pass the
+    position bias of the first block.
     """
 
     args: tuple[Any, ...]
@@ -165,14 +200,14 @@ class BlockInputs:
 
     @property
     def hidden(self) -> Tensor:
-        """[B, T, H]"""
+        """Return the hidden states that enter the block. [B, T, H]"""
         states: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
         return states
 
 
 @contextmanager
-def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
-    """Keeps what `block` is called with ("args", "kwargs") and how many values it returns as a tuple ("values")."""
+def recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
+    """Record the first call of a block: "args", "kwargs", and "values", the length of its output if that is a tuple."""
     record: dict[str, Any] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -193,19 +228,25 @@ def _recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
 def run_base(
     lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = ()
 ) -> tuple[Tensor, dict[int, BlockInputs]]:
-    """Last hidden state [B, T, H], and for each number in `branches` what enters that block.
+    """Run the base model and, of an encoder-decoder, its encoder.
 
-    inputs: as `Completion.inputs` makes them for this kind of model.
+    Args:
+        lm: The language model.
+        inputs: Keyword arguments as `Completion.inputs` makes them for this kind of model.
+        branches: The numbers of blocks whose inputs are recorded.
+
+    Returns:
+        The last hidden states [B, T, H], and the recorded inputs by the number of the block.
     """
     inputs = _base_inputs(lm, inputs)
     with ExitStack() as stack:
-        records = {at: stack.enter_context(_recorded(blocks(lm)[at])) for at in branches}
+        records = {at: stack.enter_context(recorded(blocks(lm)[at])) for at in branches}
         hidden: Tensor = base_model(lm)(**inputs, use_cache=False).last_hidden_state
     return hidden, {at: BlockInputs(record["args"], record["kwargs"], inputs) for at, record in records.items()}
 
 
 def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Inputs of the base model: for a decoder what the encoder has read."""
+    """Make the inputs of the base model; for a decoder, run the encoder."""
     if not is_encoder_decoder(lm):
         return inputs
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -219,11 +260,14 @@ def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[s
 
 
 def use_eager_attention_if_biased(lm: PreTrainedModel) -> None:
-    """Makes attention with a trained position bias, such as T5's, compute the same with and without gradients.
+    """Make attention with a trained position bias, as in T5, compute the same with and without gradients.
 
-    torch's fused attention has no gradient of such a bias, so it would run for the reference and not for the policy;
-    and under it the decoder of UMT5 sees tokens ahead in transformers 5.17. Encoder and decoder are told one by one:
-    before transformers 5.20 they do not follow the whole.
+    The fused attention of torch has no gradient for such a bias, so it would run for the reference and not for the
+    policy. Besides, the decoder of UMT5 sees later tokens under it in transformers 5.17. Encoder and decoder are
+    switched one by one, because before transformers 5.20 they do not follow the whole model.
+
+    Args:
+        lm: A language model, changed in place. Other families are left as they are.
     """
     if hasattr(lm.config, "relative_attention_num_buckets"):
         for part in lm.modules():
@@ -232,9 +276,15 @@ def use_eager_attention_if_biased(lm: PreTrainedModel) -> None:
 
 
 def keeps_packed_apart(lm: PreTrainedModel) -> bool:
-    """Whether positions that start again keep the samples of a packed row apart. OPT, Falcon and Bloom mix them.
+    """Test whether a model keeps the samples of a packed row apart when only their positions start again.
 
-    Tried out: the same tokens twice in a row must have the same hidden states.
+    The same tokens twice in one row must have the same hidden states. OPT, Falcon and Bloom mix the samples.
+
+    Args:
+        lm: A causal language model.
+
+    Returns:
+        True if packing is safe.
     """
     index = torch.arange(min(8, lm.config.get_text_config().vocab_size), device=lm.device).repeat(2)[None]
     was_training = lm.training
@@ -242,29 +292,12 @@ def keeps_packed_apart(lm: PreTrainedModel) -> bool:
     with torch.no_grad():
         first, second = run_base(lm, {"input_ids": index, "position_ids": index})[0].float().chunk(2, dim=1)
     lm.train(was_training)
-    # Rounding is far below, and mixing far above, even with random weights.
+    # Rounding errors are far below this bound, and mixed samples far above, even with random weights.
     return bool((first - second).norm() < 1e-3 * first.norm())
 
 
-def freeze_below(lm: PreTrainedModel, branch: int) -> None:
-    """Freezes every parameter that acts on what enters block `branch`, tied ones included, and all of an encoder.
-
-    They are read off the autograd graph, so embeddings, their norms and projections need no names.
-    """
-    with torch.enable_grad():
-        entering = run_base(lm, _probe(lm), [branch])[1][branch]
-    queue, seen = [value.grad_fn for value in (entering.hidden, *entering.inputs.values())], set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            node.variable.requires_grad_(False)
-        queue.extend(parent for parent, _ in node.next_functions)
-
-
-def _probe(lm: PreTrainedModel) -> dict[str, Tensor]:
+def probe(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Make the inputs of a small test run."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=lm.device)
     if is_encoder_decoder(lm):
         ones = torch.ones_like(ids)
@@ -277,57 +310,8 @@ def _probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     return {"input_ids": ids}
 
 
-class _PassThrough(nn.Module):
-    """A block that does nothing, and returns it the way its family does."""
-
-    def __init__(self, block: nn.Module, values: int | None) -> None:
-        super().__init__()
-        self.values = values
-        for name, value in vars(block).items():  # loops read such things as `attention_type` off the block
-            if not name.startswith("_") and name != "training":
-                setattr(self, name, value)
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return hidden_states if self.values is None else (hidden_states, *[None] * (self.values - 1))
-
-
-class TopBlocks(nn.Module):
-    """A copy of the blocks from `branch` up and of what follows them, run from what enters the block at the branch.
-
-    The family's own forward runs, with pass-through blocks below the branch and the branch's arguments replaced, so
-    masks, positions and rotary embeddings are the model's own.
-    """
-
-    def __init__(self, lm: PreTrainedModel, branch: int) -> None:
-        super().__init__()
-        with torch.no_grad(), _recorded(blocks(lm)[0]) as record:
-            run_base(lm, _probe(lm))
-        base: Any = base_model(lm)
-        embeddings = base.get_input_embeddings()
-        self.embedding_width = _width(embeddings)
-        replaced: dict[int, Any] = {id(embeddings): nn.Identity()}
-        for block in blocks(lm)[:branch]:
-            replaced[id(block)] = _PassThrough(block, record["values"])
-        self.base = copy.deepcopy(base, replaced)
-        self._entering: BlockInputs | None = None
-        _find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
-
-    def _inject(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        assert self._entering is not None
-        return self._entering.args, self._entering.kwargs
-
-    def forward(self, entering: BlockInputs) -> Tensor:
-        """Last hidden state [B, T, H]."""
-        self._entering = entering
-        ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)
-        given = {name: value for name, value in entering.inputs.items() if name != "input_ids"}
-        hidden: Tensor = self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state
-        return hidden
-
-
-def _width(embeddings: nn.Module) -> int:
+def embedding_width(embeddings: nn.Module) -> int:
+    """Return the width of an embedding matrix."""
     weight = embeddings.weight
     assert isinstance(weight, Tensor)
     return weight.shape[1]

@@ -1,4 +1,4 @@
-"""From `model.model_path` and `tokenizer.tokenizer_path` to a model and a tokenizer."""
+"""Loads models and tokenizers that `model.model_path` and `tokenizer.tokenizer_path` name, and saves models."""
 
 from __future__ import annotations
 
@@ -23,20 +23,31 @@ from transformers.utils import logging as transformers_logging
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
-from trlx_like.models.adapters import add_adapter, base_of, has_adapter, merged, read_adapter, train_adapter, unwrapped
+from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
 from trlx_like.models.layout import check_has_lm_head
+from trlx_like.models.merging import has_adapter, merged
 
 
 def check_model(config: ModelConfig) -> None:
-    """ConfigError for a model that cannot be trained, before it is loaded."""
+    """Raise ConfigError for an adapter configuration that cannot be trained, before a model is loaded."""
     if config.peft_config is not None:
         read_adapter(config.peft_config)
 
 
 def load_trained_model(config: ModelConfig) -> PreTrainedModel:
-    """The model of the configuration, ready to be trained: with an adapter, only that is.
+    """Load the model that is to be trained, with a trainable adapter if there is one.
 
-    There is one if `model.peft_config` asks for it, or if `model.model_path` came with one, which is then trained on.
+    There is one if `model.peft_config` asks for a new one, or if `model.model_path` comes with one, which is then
+    trained further. Then all other weights are frozen.
+
+    Args:
+        config: The section `model`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or is of another kind than `model.model_arch_type`.
     """
     path = config.model_path
     if is_python_name(path):
@@ -50,10 +61,18 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
-    """A `model.model_arch_type` language model in float32, unless `model.model_extra_configs` says otherwise.
+    """Load a language model in float32, unless `model.model_extra_configs` says otherwise.
 
-    path: a folder or hub name of a model or of an adapter, a `PretrainedConfig` (random weights), a model (used as it
-    is), or `module:function` that returns one of these.
+    Args:
+        path: A folder or hub name of a model or of an adapter, a `PretrainedConfig` (random weights), a model (used as
+            it is), or `module:function` that returns one of these.
+        config: The section `model`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: If it cannot be loaded, lacks weights, or is of another kind than `model.model_arch_type`.
     """
     check_model(config)
     if is_python_name(path):
@@ -81,7 +100,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
 
 
 def _check_complete(missing: Collection[str], name: str) -> None:
-    """ConfigError for weights that are not in the files: of a classifier, say, the language model's head."""
+    """Raise ConfigError for weights that the files lack, such as the language model head if they hold a classifier."""
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConfigError(
@@ -91,9 +110,15 @@ def _check_complete(missing: Collection[str], name: str) -> None:
 
 
 def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:
-    """The model with torch's own kernel in place of eight Python operations where its activation is "gelu_new".
+    """Replace activations "gelu_new" (GPT-2, GPT-J, Phi), which are eight operations in Python, by a kernel of torch.
 
-    GPT-2, GPT-J, Phi and others have it. It is the same function up to rounding, and what is saved does not change.
+    The function is the same up to rounding, and saved files do not change.
+
+    Args:
+        lm: The model, changed in place.
+
+    Returns:
+        The same model.
     """
     for module in list(lm.modules()):
         for name, part in module.named_children():
@@ -103,10 +128,17 @@ def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
-    """A folder that transformers load. Of a model with an adapter it holds the adapter, in peft's format.
+    """Save a model for transformers to load; of a model with an adapter, the adapter alone in peft's format.
 
-    merge: the whole model with the adapter merged into it, as also where the adapter's folder could not say what it is
-    for: a model from random weights, or one that was given in memory.
+    Args:
+        lm: The model.
+        directory: The folder.
+        merge: Save the whole model with its adapter merged. This also happens if the adapter's folder could not name
+            its
+            model: because that has random weights or was given in memory.
+
+    Raises:
+        ConfigError: See `check_folder`.
     """
     check_folder(lm, directory, merge)
     with no_progress_bars():
@@ -114,7 +146,13 @@ def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> Non
 
 
 def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
-    """ConfigError for a folder that holds the other kind, adapter or whole model: both would be loaded."""
+    """Raise ConfigError if a folder holds the other kind, adapter or whole model, as both would be loaded together.
+
+    Args:
+        lm: The model that will be saved.
+        directory: The folder.
+        merge: As in `save_model`.
+    """
     alone = _alone(lm, merge)
     if (directory / ("config.json" if alone else "adapter_config.json")).exists():
         kinds = ("an adapter", "a whole model")
@@ -124,11 +162,22 @@ def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> N
 
 
 def _alone(lm: PreTrainedModel, merge: bool) -> bool:
+    """Return True if the adapter is saved without its model."""
     return has_adapter(lm) and not merge and bool(lm.peft_config["default"].base_model_name_or_path)
 
 
 def arch_type(path: str) -> Literal["causal", "seq2seq"]:
-    """The `model.model_arch_type` of what a folder or hub name holds. ConfigError if that is no model."""
+    """Tell which `model.model_arch_type` a saved model has.
+
+    Args:
+        path: A folder or hub name of a model or of an adapter.
+
+    Returns:
+        "causal" or "seq2seq".
+
+    Raises:
+        ConfigError: If it holds no model.
+    """
     try:
         return _kind(AutoConfig.from_pretrained(base_of(path) or path))
     except (OSError, ValueError) as error:
@@ -136,11 +185,12 @@ def arch_type(path: str) -> Literal["causal", "seq2seq"]:
 
 
 def _kind(config: PretrainedConfig) -> Literal["causal", "seq2seq"]:
+    """Tell the `model.model_arch_type` of a model's configuration."""
     return "seq2seq" if config.is_encoder_decoder else "causal"
 
 
 def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None:
-    """ConfigError for a model of the other kind. Some families would load, with half of their weights."""
+    """Raise ConfigError for a model of the other kind. Some families would load, with half of their weights random."""
     kind = _kind(found)
     if kind != config.model_arch_type:
         what = "an encoder-decoder" if kind == "seq2seq" else "no encoder-decoder"
@@ -150,10 +200,21 @@ def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None
 def load_tokenizer(
     config: TokenizerConfig, model_path: Any, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the configuration, or the given one. Without a pad token it pads with its EOS.
+    """Load the tokenizer of the configuration, or prepare the given one.
 
-    That is safe here: which tokens are real is known from lengths, never from their ids. The sides of padding and
-    truncation are those of the configuration, but a given tokenizer keeps its own.
+    Without a pad token, EOS pads. That is safe here, because masks are never inferred from ids. The sides of padding
+    and truncation are those of the configuration; a given tokenizer keeps its own.
+
+    Args:
+        config: The section `tokenizer`.
+        model_path: `model.model_path`, used if `tokenizer.tokenizer_path` is not set.
+        tokenizer: A tokenizer to use instead of loading one. It is changed in place.
+
+    Returns:
+        The tokenizer, with a pad token.
+
+    Raises:
+        ConfigError: If it cannot be loaded or has no EOS token.
     """
     if tokenizer is None:
         tokenizer = _read_tokenizer(config, model_path)
@@ -170,7 +231,7 @@ def load_tokenizer(
 
 
 def _read_template(template: str) -> str:
-    """The text of a template, given as such or as a file."""
+    """Return the text of a chat template, given as text or as a file."""
     if "{" in template:
         return template
     try:
@@ -182,6 +243,7 @@ def _read_template(template: str) -> str:
 
 
 def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the configuration."""
     path = config.tokenizer_path if config.tokenizer_path is not None else model_path
     if is_python_name(path):
         path = import_name(path, "tokenizer.tokenizer_path")()
@@ -201,12 +263,13 @@ def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedToken
 
 
 def _shown(path: Any) -> str:
+    """Return the words for a model's path in an error."""
     return type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without transformers' bars for reading and writing weights. Downloads still show theirs."""
+    """Hide transformers' progress bars for reading and writing weights within a block, but not those of downloads."""
 
     def hidden(bar: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return bar(*args, **{**kwargs, "disable": True})
@@ -219,16 +282,17 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Activations are made again in the backward pass, which saves memory and costs time."""
-    # Its name changes with transformers 6, and the old one warns from 5.23 on.
+    """Make a model recompute activations in the backward pass, which saves memory and costs time."""
+    # transformers 6 renames the method, and the old name warns from 5.23 on.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
-    """Sets every dropout to 0, so that what was sampled and what is trained are the same distribution.
+    """Set all dropout probabilities of a model to 0, so that sampling and training use the same distribution.
 
-    Many families keep rates in attributes: `attention_dropout`, `attn_pdrop`, `layerdrop` for whole blocks.
+    Many families keep probabilities in attributes of modules, such as `attention_dropout`, `attn_pdrop` and
+    `layerdrop`.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

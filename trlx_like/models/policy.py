@@ -1,6 +1,6 @@
-"""A language model that scores what was sampled: log-probabilities, head outputs, reference log-probabilities.
+"""A language model that scores sampled text: log-probabilities, head outputs and reference log-probabilities.
 
-Logits are made at real response tokens only and by chunks of rows, never as a [B, T, V].
+Logits are computed at response tokens only and in chunks of rows, never as one [B, T, V].
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
 from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
-from trlx_like.models.adapters import has_adapter, leave_out_frozen
+from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.layout import (
     BlockInputs,
-    TopBlocks,
     blocks,
     decoder_start,
-    freeze_below,
     lm_head,
     run_base,
     use_eager_attention_if_biased,
 )
+from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Reference, make_reference
+from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
 @dataclass
 class PolicyOutput:
-    """All at the response positions of a batch; zero where nothing is scored."""
+    """Scores at the response positions of a batch; zero at tokens that are not scored."""
 
     logprobs: Tensor  # [B, R]
     states: Tensor  # [B, R + 1, H]: last hidden states around the response tokens
@@ -45,16 +45,20 @@ class PolicyOutput:
 class LanguagePolicy(nn.Module):
     """A language model, heads on its hidden states, and a frozen reference.
 
-    An encoder-decoder reads the prompt with its encoder; its states are those of the decoder, which begins with a
+    The encoder of an encoder-decoder reads the prompt. Its states here are those of the decoder, which starts with a
     token of its own.
 
-    num_layers_unfrozen: blocks from the top that are trained; -1 all, 0 none (only the heads). Of an encoder-decoder
-        they are the decoder's, and unless all is trained the encoder is not.
-    head_blocks: for a head's name, how many top blocks it gets as a trained copy of its own (0: it reads the policy's
-        last hidden state).
-    temperature, allowed: the distribution that is sampled from: logits are divided by the temperature, and
-        `allowed[previous, next]` ([V, V] bool, True = allowed) takes forbidden tokens away. Sampler and learner
-        score under this one.
+    Args:
+        lm: The language model. Its lower blocks are frozen in place.
+        heads: Networks on the last hidden states, by name.
+        head_blocks: How many top blocks a head gets as a trained copy of its own, by the head's name; 0 or missing: it
+            reads the policy's last hidden states.
+        num_layers_unfrozen: How many blocks from the top are trained; -1 all, 0 none (only the heads). Of an
+            encoder-decoder they are those of the decoder, and the encoder is trained only with -1.
+        temperature: Divides the logits of the distribution that tokens are sampled from. Sampler and learner both use
+            it.
+        allowed: `allowed[previous, next]` is True if `next` may follow `previous` when sampling; None allows all.
+            [V, V] bool
     """
 
     def __init__(
@@ -86,28 +90,40 @@ class LanguagePolicy(nn.Module):
         self.temperature = temperature
         self.allowed: Tensor | None
         self.register_buffer("allowed", allowed, persistent=False)
-        # In a list, so that its parameters are neither trained nor saved with the policy's.
+        # In a list, so that it does not become a submodule, which is trained and saved.
         self._reference: list[Reference] = []
         if has_adapter(lm):
             leave_out_frozen(self, lm)
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
-        """Freezes the present weights (or `other`) as the reference. Call it before the first update."""
+        """Freeze the present weights, or another model, as the reference. Call it before the first update.
+
+        Args:
+            other: The reference, if it is not the policy's own start.
+        """
         if other is not None:
             use_eager_attention_if_biased(other)
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
     def drop_reference(self) -> None:
-        """Frees the reference, when all has been asked of it."""
+        """Free the reference's memory, once it is not needed any more."""
         self._reference = []
 
     @torch.no_grad()
     def move_reference(self, share: float) -> None:
-        """Mixes `share` of the policy's weights into the reference's; 1 makes them equal."""
+        """Move the reference towards the policy: reference + share (policy - reference).
+
+        Args:
+            share: 1 makes the reference equal to the policy.
+
+        Raises:
+            ConfigError: If the reference cannot follow the policy.
+        """
         for reference, policy in self._reference[0].weight_pairs(self.lm):
             reference.lerp_(policy, share)
 
     def reference_modules(self) -> list[nn.Module]:
+        """Return the modules that hold the reference's own weights; empty without any."""
         return [module for reference in self._reference for module in reference.modules()]
 
     def forward(
@@ -120,11 +136,18 @@ class LanguagePolicy(nn.Module):
         heads: bool = True,
         statistics: bool = False,
     ) -> PolicyOutput:
-        """Scores the response tokens of a batch.
+        """Score the response tokens of a batch.
 
-        reference: also under the reference. entropy: of the policy at each position. full_kl: the exact
-        KL(policy || reference) at each position, with gradient to the policy. heads: also what the heads say.
-        statistics: also what is only looked at.
+        Args:
+            batch: Prompts and responses.
+            reference: Also compute log-probabilities under the reference.
+            entropy: Also compute the policy's entropy at each position, with gradient.
+            full_kl: Also compute the exact KL(policy || reference) at each position, with gradient to the policy.
+            heads: Also compute the outputs of the heads.
+            statistics: Also compute `TokenStatistics`, without gradient.
+
+        Returns:
+            What was requested.
         """
         inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
@@ -157,15 +180,17 @@ class LanguagePolicy(nn.Module):
         return output
 
     def _sampling(self, previous: Tensor) -> dict[str, Any]:
-        """The distribution that tokens were drawn from, after the previous tokens [N]."""
+        """Return the settings of the sampling distribution, given the previous tokens [N]."""
         table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
         return {"temperature": self.temperature, **table}
 
     def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
+        """Run the base model, recording the inputs of the blocks at which reference and heads branch off."""
         wanted = sorted({*self.head_branch.values(), *([] if self.branch is None else [self.branch])})
         return run_base(self.lm, inputs, wanted)
 
     def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:
+        """Compute a head's output at the last `states` states."""
         if name in self.head_branch:
             hidden = self.head_tops[name](branches[self.head_branch[name]])
         values: Tensor = self.heads[name](hidden[:, -states:])
@@ -173,5 +198,5 @@ class LanguagePolicy(nn.Module):
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Values of the real tokens [N] back at their places [B, R], zero elsewhere."""
+    """Put values of the real tokens [N] back at their positions [B, R], with zeros elsewhere."""
     return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,4 +1,4 @@
-"""The frozen reference that a policy is held close to. It equals the policy at step 0, exactly."""
+"""The frozen reference that KL penalties and preference losses compare with. At step 0 it equals the policy exactly."""
 
 from __future__ import annotations
 
@@ -12,53 +12,66 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import CheckpointError, ConfigError
-from trlx_like.models.adapters import AdapterWeights, has_adapter
-from trlx_like.models.layout import BlockInputs, Head, TopBlocks, base_model, blocks, lm_head, run_base
+from trlx_like.models.adapters import AdapterWeights
+from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head, run_base
+from trlx_like.models.merging import has_adapter
+from trlx_like.models.top_blocks import TopBlocks
 
 
 class Reference(Protocol):
-    """What scores tokens under the reference."""
+    """The interface of a reference: computes hidden states and logits of the frozen model."""
 
     @property
-    def head(self) -> Head: ...
+    def head(self) -> Head:
+        """Return the reference's language model head."""
+        ...
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
-        """The reference's last hidden state [B, T, H].
+        """Compute the reference's last hidden states.
 
-        last: the policy's own. branch: what enters the policy's first trained block (None where all are trained).
+        Args:
+            inputs: Keyword arguments of the language model, see `Completion.inputs`.
+            last: The policy's own last hidden states. [B, T, H]
+            branch: The inputs of the policy's lowest trained block; None if all blocks are trained.
+
+        Returns:
+            The hidden states. [B, T, H]
         """
         ...
 
     def modules(self) -> list[nn.Module]:
-        """What has to be moved to the device: its own parameters, not those shared with the policy."""
+        """Return the modules with the reference's own parameters, without those that it shares with the policy."""
         ...
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each own parameter with that of the policy which it is a copy of."""
+        """Iterate over the reference's own parameters, each with the policy's parameter that it was copied from."""
         ...
 
 
 class FrozenCopy:
-    """A whole second model: every layer of the policy is trained, or the reference is another checkpoint."""
+    """A complete second model as the reference, if all layers are trained or it is another checkpoint."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm.eval().requires_grad_(False)
         self.head = lm_head(self.lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+        """Run the second model."""
         return run_base(self.lm, inputs)[0]
 
     def modules(self) -> list[nn.Module]:
+        """Return the second model."""
         return [self.lm]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair its parameters with the policy's by name."""
         return _by_name(self.lm, lm)
 
 
 class FrozenTop:
-    """The hydra reference: a frozen copy of the trained top blocks, run from what enters the branch.
+    """The hydra reference: a frozen copy of the trained top blocks only.
 
-    Blocks below the branch, and an encoder, are frozen and shared with the policy, which has already run them.
+    The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output.
     """
 
     def __init__(self, lm: PreTrainedModel, branch: int) -> None:
@@ -69,36 +82,43 @@ class FrozenTop:
         self.head = lm_head(lm, self.output)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+        """Run the copied blocks on the recorded inputs."""
         assert branch is not None
         hidden: Tensor = self.top(branch)
         return hidden
 
     def modules(self) -> list[nn.Module]:
+        """Return the copied blocks, and the copied output embeddings if there are any."""
         return [self.top] if self.output is None else [self.top, self.output]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair the copied parameters with the policy's by name."""
         yield from _by_name(self.top.base, base_model(lm))
         if self.output is not None:
             yield from _by_name(self.output, lm.get_output_embeddings())
 
 
 class FrozenPolicy:
-    """Nothing of the language model is trained (only heads are), so it is its own reference."""
+    """The policy itself as the reference: nothing of the language model is trained, only heads."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+        """Return the policy's own hidden states."""
         return last
 
     def modules(self) -> list[nn.Module]:
+        """Return an empty list."""
         return []
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield nothing."""
         yield from ()
 
 
 def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pair parameters by name; raise ConfigError if the policy has none of that name and shape."""
     theirs = dict(policy.named_parameters())
     for name, parameter in module.named_parameters():
         twin = theirs.get(name)
@@ -111,10 +131,10 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
 
 
 class FrozenAdapter:
-    """The policy with its adapter as it was at the start, in place of a second model.
+    """The policy with its adapter as it was at the start, without a second copy of the model.
 
-    Of a new adapter that is the model without it. An adapter that was trained before is part of the policy's start,
-    where one switched off would not be.
+    For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
+    start, so it cannot simply be switched off.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -123,25 +143,35 @@ class FrozenAdapter:
         self._head = lm_head(lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+        """Run the model with the adapter's first weights in place."""
         with self.weights.in_place():
             return run_base(self.lm, inputs)[0]
 
     def head(self, hidden: Tensor) -> Tensor:
+        """Compute logits with the adapter's first weights in place."""
         with self.weights.in_place():
             return self._head(hidden)
 
     def modules(self) -> list[nn.Module]:
+        """Return the copy of the adapter's first weights."""
         return [self.weights]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        # A share of each of two matrices is not that share of their product.
+        """Raise ConfigError: a mixture of both factors of two adapters is not a mixture of their products."""
+        # (a + b) / 2 and (c + d) / 2 multiplied are not the mean of ac and bd.
         raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
 
 
 def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:
-    """The cheapest reference that is exact. Call it after freezing and before the first update.
+    """Make the cheapest reference that is exact. Call it after freezing and before the first update.
 
-    other: a model to be held close to in place of the policy's own start.
+    Args:
+        lm: The policy's language model.
+        num_layers_unfrozen: As for `LanguagePolicy`.
+        other: Another model as the reference; None is the policy's own start.
+
+    Returns:
+        The reference.
     """
     if other is not None:
         return FrozenCopy(other)
@@ -155,24 +185,30 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
 
 
 class Fingerprint:
-    """Two sums over the weights of a reference, or of what an adapter is for, in place of the weights themselves.
+    """Two sums over frozen weights, saved in checkpoints to detect that a resumed run has loaded other weights.
 
-    They are made again when a run is resumed. If what they are made of has changed since, the run would go on with
-    something else without a word.
+    The weights themselves, a reference or the base of an adapter, are not in checkpoints but loaded again. If they had
+    changed since, the run would silently continue with a different model.
+
+    Args:
+        modules: The modules with the weights.
+        name: What they are, for the error.
     """
 
     def __init__(self, modules: Iterable[nn.Module], name: str = "the reference") -> None:
         self.name = name
         self.sums = [0.0, 0.0]
         for weight in (parameter.detach() for module in modules for parameter in module.parameters()):
-            # One after the other: a second copy of a large model, and in float64, would not fit.
+            # One weight at a time: a float64 copy of a large model would not fit into memory.
             self.sums[0] += float(weight.sum(dtype=torch.float64))
             self.sums[1] += float(weight.abs().sum(dtype=torch.float64))
 
     def state_dict(self) -> dict[str, list[float]]:
+        """Return the sums."""
         return {"sums": self.sums}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Raise CheckpointError if the saved sums differ from those of the present weights."""
         pairs = zip(state["sums"], self.sums, strict=True)
         if not all(math.isclose(then, now, rel_tol=1e-5, abs_tol=1e-5) for then, now in pairs):
             raise CheckpointError(
@@ -182,7 +218,14 @@ class Fingerprint:
 
 
 def create_reference_model(model: PreTrainedModel) -> PreTrainedModel:
-    """A frozen copy of a model, in evaluation mode (the name TRL's users know)."""
+    """Copy a model, frozen and in evaluation mode, under the name that TRL uses.
+
+    Args:
+        model: The model. It is not changed.
+
+    Returns:
+        The copy.
+    """
     with torch.no_grad():
         reference: PreTrainedModel = copy.deepcopy(model).eval().requires_grad_(False)
     return reference

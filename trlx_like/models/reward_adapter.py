@@ -1,6 +1,6 @@
-"""A reward model that shares its base with the policy: a LoRA adapter with a head, in the format of peft.
+"""A reward model that shares its base with the policy: an adapter with a head, in peft's format.
 
-Only the adapter and the head are loaded; the base, frozen, serves policy and reward model alike.
+Only the adapter and the head are loaded. The frozen base serves the policy and the reward model.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from trlx_like.imports import install_hint
 from trlx_like.models.reward_model import last_states
 
 HEAD = "score"
-"""What decoders' classifiers call their last layer, and so what peft saves it as."""
+"""The name of the last layer in classifiers of decoders, under which peft saves it."""
 
 
 class RewardAdapter(nn.Module):
-    """The head of a reward adapter, and which adapter of `lm` goes with it. `lm` has to have one of its own.
+    """A reward model on the policy's base: its head, and the name of its adapter in the policy's model.
 
-    path: folder or hub name. name: what the adapter is called in `lm`. ConfigError for what does not fit.
+    Args:
+        lm: The policy's model, which must have an adapter of its own. The reward adapter is added to it, frozen.
+        path: Folder or hub name of the reward adapter.
+        name: The name of the reward adapter in `lm`.
+
+    Raises:
+        ConfigError: If the adapter does not fit, has no head, or the policy has no adapter of its own.
     """
 
     def __init__(self, lm: PreTrainedModel, path: str, name: str) -> None:
@@ -38,14 +44,23 @@ class RewardAdapter(nn.Module):
 
     @torch.no_grad()
     def forward(self, lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-        """Scores [B, L] of sequences [B, T] at their last real tokens; mask [B, T] (bool)."""
+        """Score sequences at their last real tokens, without gradient.
+
+        Args:
+            lm: The model that was given to the constructor.
+            ids: Token ids, padded on either side. [B, T]
+            mask: True on real tokens. [B, T] bool
+
+        Returns:
+            The scores, one per label of the head. [B, L]
+        """
         with self._active(lm):
             scores: Tensor = self.score(last_states(lm, ids, mask).to(self.score.weight.dtype))
         return scores
 
     @contextmanager
     def _active(self, lm: PreTrainedModel) -> Iterator[None]:
-        """`lm` with this adapter in place of the policy's, without dropout. What is trained stays as it was."""
+        """Activate the reward adapter, without dropout, within a block. Everything is restored after it."""
         trained = [(parameter, parameter.requires_grad) for parameter in lm.parameters()]
         was_training = lm.training
         lm.eval()
@@ -55,11 +70,12 @@ class RewardAdapter(nn.Module):
         finally:
             lm.set_adapter(self.policy)
             lm.train(was_training)
-            for parameter, was_trained in trained:  # peft switches on what it activates
+            for parameter, was_trained in trained:  # peft makes the weights of an activated adapter trainable
                 parameter.requires_grad_(was_trained)
 
 
 def _policy_adapters(lm: PreTrainedModel, name: str) -> list[str]:
+    """Return the policy's active adapters, or raise ConfigError if it has none or the name is taken."""
     known = getattr(lm, "peft_config", {})
     if not known:
         raise ConfigError(
@@ -73,7 +89,7 @@ def _policy_adapters(lm: PreTrainedModel, name: str) -> list[str]:
 
 
 def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
-    """Adds the adapter, frozen and not active; returns all the weights that it was saved with."""
+    """Add the adapter, frozen and inactive, and return all weights of its file."""
     try:
         from peft import PeftConfig
         from peft.utils import load_peft_weights, set_peft_model_state_dict
@@ -85,14 +101,14 @@ def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{path!r} cannot be loaded as an adapter: {reason}") from error
     _head(weights, path)
-    # The policy has no such modules: the head is kept apart.
+    # The policy's model has no module for the head, so the head is kept apart.
     config.modules_to_save, config.task_type, config.inference_mode = None, None, True
     before = {parameter: parameter.requires_grad for parameter in lm.parameters()}
     policy = lm.active_adapters()
     own = {key.removeprefix("base_model.model."): value for key, value in weights.items() if f".{HEAD}." not in key}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # more than one is what is wanted
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter is intended
             lm.add_adapter(config, adapter_name=name)
         fits: Any = set_peft_model_state_dict(lm, own, adapter_name=name)
         if wrong := [*fits.unexpected_keys, *(key for key in fits.missing_keys if f".{name}." in key)]:
@@ -106,6 +122,7 @@ def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
 
 
 def _head(weights: dict[str, Tensor], path: str) -> nn.Linear:
+    """Make the head from the weights of the adapter's file, or raise ConfigError if it has none."""
     found = {key.rpartition(".")[2]: value for key, value in weights.items() if f".{HEAD}." in key}
     if "weight" not in found:
         raise ConfigError(f"{path!r} is an adapter without a head {HEAD!r}; a reward model's has task_type SEQ_CLS.")

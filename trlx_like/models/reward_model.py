@@ -1,7 +1,7 @@
-"""Reward models: classifiers of transformers with one label, and the reward of a sequence that they give.
+"""Reward models: classifiers of transformers with one label.
 
-A decoder's reward is read off its last real token, known from the mask. The classes of transformers look for the last
-id that is not the pad id, and miss an EOS where that is the pad token.
+A decoder's reward is read at its last real token, which is known from the mask. The classes of transformers look for
+the last id that is not the pad id instead, and so miss an EOS if EOS is also the pad token.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from transformers import (
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
-from trlx_like.models.layout import blocks, freeze_below, run_base
+from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import no_progress_bars
+from trlx_like.models.top_blocks import freeze_below
 
 CLASSIFIER = "ForSequenceClassification"
 
 
 class RewardNetwork(nn.Module):
-    """One reward a sequence. `lm`: a classifier with one label, of a decoder or an encoder.
+    """A model that computes one reward per sequence.
 
-    num_layers_unfrozen: blocks from the top that are trained with the head; -1 all, 0 none.
+    Args:
+        lm: A classifier with one label, made of a decoder or an encoder. Its lower blocks are frozen in place.
+        num_layers_unfrozen: How many blocks from the top are trained with the head; -1 all, 0 none.
     """
 
     def __init__(self, lm: PreTrainedModel, num_layers_unfrozen: int = -1) -> None:
@@ -43,9 +46,17 @@ class RewardNetwork(nn.Module):
         self.lm = lm
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Rewards [B] in float32 of sequences [B, T] whose real tokens `mask` [B, T] (bool) marks, padded on a side."""
+        """Compute the rewards of sequences.
+
+        Args:
+            ids: Token ids, padded on either side (for encoders on the right). [B, T]
+            mask: True on real tokens. [B, T] bool
+
+        Returns:
+            The rewards. [B] float32
+        """
         score = getattr(self.lm, "score", None)
-        if score is None:  # an encoder reads a sequence off its first token, and pads on the right
+        if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
             logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
             return logits[:, 0].float()
         rewards: Tensor = score(last_states(self.lm, ids, mask))[:, 0].float()
@@ -53,7 +64,16 @@ class RewardNetwork(nn.Module):
 
 
 def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """Last hidden states [B, H] of a decoder at the last real tokens of sequences [B, T], padded on either side."""
+    """Compute the last hidden states of a decoder at the last real token of each sequence.
+
+    Args:
+        lm: The decoder.
+        ids: Token ids, padded on either side. [B, T]
+        mask: True on real tokens. [B, T] bool
+
+    Returns:
+        The states. [B, H]
+    """
     positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     hidden, _ = run_base(lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions})
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
@@ -61,11 +81,20 @@ def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.model_path", **extra: Any) -> Any:
-    """A classifier with one label, in float32 unless `extra` says otherwise.
+    """Load a classifier with one label, in float32 unless `extra` says otherwise.
 
-    path: a folder or hub name (also of a language model, which gets a new head), a `PretrainedConfig` (random
-    weights), a classifier (used as it is), or `module:function` that returns one of these. trained: refuse what has no
-    trained head. option: what errors call it. extra: of `from_pretrained`. ConfigError for what is no reward model.
+    Args:
+        path: A folder or hub name (of a language model too, which gets a new head), a `PretrainedConfig` (random
+            weights), a classifier (used as it is), or `module:function` that returns one of these.
+        trained: Refuse models without a trained head.
+        option: The name of the option in errors.
+        extra: Passed to `from_pretrained`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: If it cannot be loaded or is no reward model.
     """
     if is_python_name(path):
         path = import_name(path, option)()
@@ -86,6 +115,7 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
 
 
 def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTrainedModel:
+    """Load the classifier, or make one with random weights."""
     model: PreTrainedModel
     if isinstance(path, PreTrainedModel):
         return path
@@ -103,13 +133,19 @@ def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTr
 
 
 def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
+    """Make the error for a path that cannot be loaded."""
     shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
     reason = str(error).partition("\n")[0]
     return ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}")
 
 
 def check_reward_model(path: str, option: str) -> None:
-    """ConfigError unless a folder or hub name has a classifier, as its configuration says. Loads no weights."""
+    """Raise ConfigError unless a folder or hub name holds a classifier, by its configuration. Loads no weights.
+
+    Args:
+        path: The folder or hub name.
+        option: The name of the option in errors.
+    """
     try:
         saved = AutoConfig.from_pretrained(path).architectures or ["a model that does not say its class"]
     except (OSError, ValueError) as error:
@@ -119,9 +155,15 @@ def check_reward_model(path: str, option: str) -> None:
 
 
 def add_reward_adapter(lm: PreTrainedModel, given: Any, path: Any) -> None:
-    """Puts a new adapter into a classifier; it is trained with the head, and nothing else is.
+    """Add a new adapter to a classifier, so that only it and the head are trained.
 
-    given: `model.peft_config`. path: `model.model_path`, which the adapter's folder has to name.
+    Args:
+        lm: The classifier, changed in place.
+        given: `model.peft_config`.
+        path: `model.model_path`, which is written into the adapter's folder when it is saved.
+
+    Raises:
+        ConfigError: See `read_adapter` and `add_adapter`.
     """
     config = read_adapter(given)
     config.task_type = "SEQ_CLS"
@@ -130,15 +172,23 @@ def add_reward_adapter(lm: PreTrainedModel, given: Any, path: Any) -> None:
 
 
 def with_own_pad_token(tokenizer: PreTrainedTokenizerBase, lm: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """A copy of the tokenizer for a reward model: it pads on the right, with a token that ends no text.
+    """Copy a tokenizer for a reward model: it pads on the right, with a token that never ends a text.
 
-    `lm` is told which, so that an exported reward model says the same in plain transformers. Where EOS pads, BOS takes
-    over, or a new token that the embeddings get a row for.
+    If EOS is the pad token, BOS takes its place, or a new token for which the embeddings get a row. The pad token is
+    also set in the model's configuration, so that an exported reward model computes the same rewards in plain
+    transformers.
+
+    Args:
+        tokenizer: The tokenizer. It is not changed.
+        lm: The reward model, changed in place.
+
+    Returns:
+        The new tokenizer.
     """
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        start = tokenizer.bos_token  # never the last of a sequence, so never taken for its padding
+        start = tokenizer.bos_token  # never at the end of a text, so never mistaken for padding there
         tokenizer.add_special_tokens({"pad_token": "<|pad|>" if start in (None, tokenizer.eos_token) else start})
     if len(tokenizer) > lm.config.get_text_config().vocab_size:
         lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -1,4 +1,4 @@
-"""Language models with a value head under the names and with the calls that TRL's and trlX's users know."""
+"""Language models with a value head, with the names and calls of TRL and trlX."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from trlx_like.models.loading import no_progress_bars
 from trlx_like.models.reward_adapter import RewardAdapter
 
 HEADS_FILE = "heads.safetensors"
-"""Heads beside an exported model, in a file of their own so that the model itself stays a plain one."""
+"""The file with the heads in the folder of an exported model, separate so that plain transformers can load the model.
+"""
 
 
 class _WithValueHead(nn.Module):
-    """`lm` and a `ValueHead` on its last hidden state.
+    """A language model with a `ValueHead` on its last hidden states.
 
-    `from_pretrained` takes a folder, a hub name or a model, and reads the head that a trainer's `save_pretrained` left
-    beside the model.
+    Args:
+        lm: The language model.
+
+    Raises:
+        ConfigError: For a causal model where an encoder-decoder is expected, or the other way round.
     """
 
     kind: ClassVar[Any]
@@ -40,6 +44,18 @@ class _WithValueHead(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path | PreTrainedModel, **kwargs: Any) -> Self:
+        """Load a model and, from a folder that a trainer's `save_pretrained` wrote, its value head.
+
+        Args:
+            path: A folder, a hub name, or a model in memory. Without a saved head, a new one is made.
+            kwargs: Passed to `from_pretrained` of transformers.
+
+        Returns:
+            The model with a value head.
+
+        Raises:
+            ConfigError: If the saved head is a value branch, which has blocks of its own.
+        """
         if isinstance(path, PreTrainedModel):
             return cls(path)
         with no_progress_bars():
@@ -50,6 +66,7 @@ class _WithValueHead(nn.Module):
         return model
 
     def _load_head(self, saved: dict[str, Tensor], file: Path) -> None:
+        """Load the value head from the weights of a heads file."""
         if any(name.startswith("head_tops.value.") for name in saved):
             raise ConfigError(
                 f"{file} has a value branch (method.num_value_layers_unfrozen), which this model has no place for."
@@ -60,23 +77,34 @@ class _WithValueHead(nn.Module):
             self.v_head.load_state_dict(value)
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """A folder that plain transformers load, with the head beside it."""
+        """Save the model, which plain transformers can load, and its value head in a file of its own."""
         with no_progress_bars():
             self.pretrained_model.save_pretrained(directory)
         head = {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
         save_file(head, Path(directory) / HEADS_FILE)
 
     def _outputs(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, None, Tensor]:
+        """Compute logits and values."""
         hidden, _ = run_base(self.pretrained_model, inputs)
         logits = lm_head(self.pretrained_model)(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
         return logits, None, self.v_head(hidden)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the language model: arguments and result are those of `generate()` of transformers."""
         return self.pretrained_model.generate(*args, **kwargs)  # type: ignore[operator]
 
 
 class AutoModelForCausalLMWithValueHead(_WithValueHead):
-    """A causal model with a value head. `forward` returns (logits [B, T, V], None, values [B, T]), as TRL's does."""
+    """A causal language model with a value head.
+
+    Its forward returns (logits, None, values), like that of TRL's class.
+
+    Args:
+        lm: The language model. Usually the class is made by `from_pretrained` instead.
+
+    Raises:
+        ConfigError: If the model is an encoder-decoder.
+    """
 
     kind = AutoModelForCausalLM
 
@@ -87,18 +115,35 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
     def add_and_load_reward_modeling_adapter(
         self, adapter_model_id: str | Path, adapter_name: str = "reward_model_adapter"
     ) -> None:
-        """Loads a reward model that is an adapter on the policy's own base: a folder or hub name in peft's format.
+        """Load a reward model that is an adapter on the policy's own base model.
 
-        It is frozen, and used by `compute_reward_score` only. ConfigError for a policy without an adapter of its own,
-        whose training would change what the reward adapter is for, and for an adapter without a head `score`.
+        It stays frozen, and only `compute_reward_score` uses it.
+
+        Args:
+            adapter_model_id: Folder or hub name of the adapter, in peft's format, with a head `score`.
+            adapter_name: The name of the adapter in the model.
+
+        Raises:
+            ConfigError: If the adapter does not fit or has no head, or if the policy has no adapter of its own:
+                training would then change the base that the reward adapter was trained on.
         """
         self.reward_adapter = RewardAdapter(self.pretrained_model, str(adapter_model_id), adapter_name)
 
     def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Scores [B, 1, L] of sequences [B, T] by the head of the reward adapter with L labels, read at the last token.
+        """Score sequences with the reward adapter, without gradient and dropout.
 
-        That is the last real one, on whichever side `attention_mask` pads; `[:, -1, 0]` are the rewards, as in TRL
-        (which scores all tokens, padding too). No gradient, no dropout; the policy's adapter is active again after it.
+        Afterwards the policy's adapter is active again.
+
+        Args:
+            input_ids: Token ids. [B, T]
+            attention_mask: 1 on real tokens, with padding on either side; None is no padding. [B, T]
+
+        Returns:
+            The scores at the last real token, one per label of the head: `scores[:, -1, 0]` are the rewards. TRL
+            returns [B, T, L], the scores of all tokens. [B, 1, L]
+
+        Raises:
+            ConfigError: If no reward adapter was loaded.
         """
         if self.reward_adapter is None:
             raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
@@ -107,6 +152,15 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
         return scores[:, None]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None, Tensor]:
+        """Compute logits and values.
+
+        Args:
+            input_ids: Token ids. [B, T]
+            attention_mask: 1 on real tokens; None is no padding. [B, T]
+
+        Returns:
+            Logits [B, T, V], None, and values [B, T].
+        """
         inputs = {"input_ids": input_ids}
         if attention_mask is not None:
             positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -117,8 +171,13 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
 class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
     """An encoder-decoder with a value head on its decoder.
 
-    `forward` returns (logits [B, R, V], None, values [B, R]) at the R decoder tokens; the first is the one that
-    decoders begin with.
+    Its forward returns (logits, None, values), like that of TRL's class.
+
+    Args:
+        lm: The language model. Usually the class is made by `from_pretrained` instead.
+
+    Raises:
+        ConfigError: If the model is a causal one.
     """
 
     kind = AutoModelForSeq2SeqLM
@@ -131,6 +190,17 @@ class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
         decoder_input_ids: Tensor,
         decoder_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, None, Tensor]:
+        """Compute logits and values at the decoder's tokens.
+
+        Args:
+            input_ids: Token ids that the encoder reads. [B, P]
+            attention_mask: 1 on real tokens of the encoder; None is no padding. [B, P]
+            decoder_input_ids: The decoder's tokens, beginning with its start token. [B, R]
+            decoder_attention_mask: 1 on real tokens of the decoder; None is no padding. [B, R]
+
+        Returns:
+            Logits [B, R, V], None, and values [B, R].
+        """
         ones = torch.ones_like
         inputs = {
             "input_ids": input_ids,

@@ -24,8 +24,7 @@ from trlx_like.functional.diffusion import gaussian_kl
 from trlx_like.functional.group_advantages import group_centered, group_ties, scaled
 from trlx_like.functional.policy_gradient import approx_kl, clip_fraction, clipped_surrogate, probability_ratio
 from trlx_like.functional.prompt_statistics import PromptStatistics, normalized
-from trlx_like.models import Fingerprint
-from trlx_like.models.adapters import has_adapter
+from trlx_like.models import Fingerprint, has_adapter
 from trlx_like.models.diffusion import DiffusionModel
 from trlx_like.models.diffusion_families import load_pipeline
 from trlx_like.pipelines.captions import CaptionFunction, Captions, read_captions

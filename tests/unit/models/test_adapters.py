@@ -24,7 +24,8 @@ from tests.unit.models.support import (
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import LanguagePolicy, load_model, load_trained_model, save_model
-from trlx_like.models.adapters import add_adapter, merged, mismerged_weights, plain_weights, read_adapter
+from trlx_like.models.adapters import add_adapter, read_adapter
+from trlx_like.models.merging import merged, mismerged_weights, plain_weights
 
 LINEAR = {"target_modules": "all-linear"}
 LORA: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}

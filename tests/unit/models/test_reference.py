@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
-from tests.unit.models.test_layout import LAYERS
+from tests.unit.models.test_top_blocks import LAYERS
 from trlx_like.errors import CheckpointError
 from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
 

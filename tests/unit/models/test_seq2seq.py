@@ -19,7 +19,8 @@ from trlx_like.models import (
     LanguagePolicy,
     disable_dropout,
 )
-from trlx_like.models.layout import TopBlocks, lm_head, run_base
+from trlx_like.models.layout import lm_head, run_base
+from trlx_like.models.top_blocks import TopBlocks
 
 families = pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
 
