@@ -187,6 +187,7 @@ def commands() -> Iterator[str]:
         for line in "".join(blocks(page, "")).splitlines():
             if line.startswith(("trlx-like ", "python ", ".venv")):
                 yield line.partition("  #")[0].strip()
+    yield from re.findall(r"`(python -m [^`]+)`", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(commands()))
