@@ -7,8 +7,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.tracking.support import Page, make_run, report, series
+from tests.unit.tracking.support import make_run, report, series
 from trlx_like.errors import DataError
 from trlx_like.tracking import write_report
 
@@ -135,56 +133,3 @@ def test_empty_torn_and_missing(tmp_path: Path) -> None:
     assert page.inside["pre"] == ["train: [unclosed"]
     with pytest.raises(DataError, match="is not a run folder"):
         write_report(tmp_path / "nowhere")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def drawn(run: Path, profile: Path) -> str:
-    """The page of a run after its script has drawn it."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    address = write_report(run).as_uri()
-    done = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
-def test_a_browser_draws_pictures_and_reward_against_kl(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    texts = ["a red one", "<b>bold</b>", "no picture"]
-    samples = [
-        {"step": 1, "table": "samples", "prompt": text, "metrics/bytes": 470.0 + row, "image": f"images/{row}.png"}
-        for row, text in enumerate(texts)
-    ]
-    metrics = [{"step": step, "losses/kl": 0.1 * step, "rollout/score_mean": 0.5 + step} for step in (1, 2, 3)]
-    make_run(run, metrics, samples)
-    (run / "images").mkdir()
-    for row, color in enumerate(("red", "blue")):
-        Image.new("RGB", (8, 8), color).save(run / "images" / f"{row}.png")
-    page = drawn(run, tmp_path / "profile")
-    figures = re.findall(r"<figure>(.*?)</figure>", page)
-    assert [figure.count('<img src="data:image/png;base64,') for figure in figures] == [1, 1, 0]
-    assert [re.findall(r"<p>(.*?)</p>", figure) for figure in figures] == [
-        [text] for text in (texts[0], "&lt;b&gt;bold&lt;/b&gt;", texts[2])
-    ]
-    assert "<span>bytes </span>471" in figures[1]
-    (card,) = re.findall(r'<svg class="chart frontier c0".*?</svg>', page)
-    assert "<title>reward 3.5 at a KL of 0.3</title>" in card
-    assert re.findall(r'fill-opacity="([\d.]+)"', card) == ["0.15", "0.57", "1.00"]
-    assert "3.5 at 0.3, step 3<" in page and "up: rollout/score_mean" in page
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
-def test_a_browser_draws_it(tmp_path: Path) -> None:
-    run = hostile_run(tmp_path / "run")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({"step": step, "losses/total_loss": step / 100}) + "\n" for step in range(1, 100))
-    page = drawn(run, tmp_path / "profile")
-    assert page.count('class="card') == len(HOSTILE) + 3 and 'class="tile"' in page
-    assert 'class="raw"' in page and "<circle" in page
-    assert "1 row<" in page and page.count("<option") == len(HOSTILE)
-    assert page.count("<script") == 2
-    (tmp_path / "drawn.html").write_text(page, encoding="utf-8")
-    tags = Page(tmp_path / "drawn.html").tags
-    assert "img" not in {tag for tag, _ in tags}
-    assert not [name for _, names in tags for name in names if name.startswith("on")]

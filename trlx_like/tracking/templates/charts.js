@@ -1,6 +1,6 @@
-// The curves. All share one range of steps, and the pointer over one shows the same step in all.
+// The charts. The curves share one range of steps, and the pointer over one chart shows the same step in all.
 
-const DRAWN = []; // every chart that is on the page: {draw, point}
+const DRAWN = []; // every chart on the page: {draw, point}
 const LEFT = 52, RIGHT = 14, TOP = 8, BOTTOM = 22;
 const SMOOTHED_FROM = 40; // shorter series are drawn as they are, with a dot a value
 
@@ -40,122 +40,137 @@ function linePath(steps, values, x, y) {
   return path;
 }
 
-function chartCard(chart, wide) {
-  const many = chart.series.length > 1;
-  const card = el("div", wide ? "card wide" : "card");
-  const slash = chart.title.lastIndexOf("/") + 1;
-  const title = el("h3", "", el("span", "", chart.title.slice(0, slash)), chart.title.slice(slash));
-  const legend = el("div", "legend");
-  const values = chart.series.map((one, place) => {
-    const value = el("b", "number", format(one.last.value));
-    if (many) {
-      const extent = `${format(one.min.value, 3)} to ${format(one.max.value, 3)}`;
-      legend.append(el("span", `c${place % 8}`, el("i"), `${one.label} `, value, " ", el("small", "", extent)));
-    }
-    return value;
-  });
-  const picture = svg("svg", { class: "chart", role: "img" });
-  picture.append(svg("title", {}, `${chart.title}, last ${chart.series.map((one) => format(one.last.value)).join(", ")}`));
-  card.append(el("div", "head", title, many ? "" : values[0]), many ? legend : "", picture, rangeLine(chart, many));
-  const drawn = plot(picture, chart, values);
-  DRAWN.push(drawn);
-  new ResizeObserver(() => drawn.draw()).observe(picture);
-  return card;
+// Maps values from `start` to `end` to pixels from `from` to `to`, and back.
+function scale(start, end, from, to) {
+  const size = (to - from) / (end - start);
+  return { start, end, to, at: (value) => from + (value - start) * size, back: (pixel) => start + (pixel - from) / size };
 }
 
-function rangeLine(chart, many) {
-  const line = el("div", "range");
-  if (!many) {
-    const [one] = chart.series;
-    for (const [name, mark] of [["min", one.min], ["max", one.max]]) {
-      line.append(el("span", "", `${name} ${format(mark.value, 3)} at ${formatStep(mark.step)}`));
-    }
-    line.append(el("span", "", `last ${format(one.last.value, 3)}`));
+// The scale of an axis that has room for all values; it begins at 0 if they come close to it.
+function fitted(values, from, to) {
+  const low = Math.min(...values), high = Math.max(...values);
+  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return scale(low >= 0 && low < pad ? 0 : low - pad, high + pad, from, to);
+}
+
+// The lines and numbers of a chart. written: how a value of x is written.
+function axes(width, height, x, y, written) {
+  const group = svg("g", {}), whole = written === formatStep;
+  for (const value of ticks(y.start, y.end, 4)) {
+    group.append(svg("line", { class: "tick", x1: LEFT, x2: x.to, y1: y.at(value), y2: y.at(value) }));
+    group.append(svg("text", { x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, format(value)));
   }
-  const bad = chart.series.reduce((sum, one) => sum + one.bad, 0);
+  for (const value of ticks(x.start, x.end, Math.max(2, width / 90), whole)) {
+    group.append(svg("text", { x: x.at(value), y: height - 6, "text-anchor": "middle" }, written(value)));
+  }
+  group.append(svg("line", { class: "axis", x1: LEFT, x2: x.to, y1: height - BOTTOM, y2: height - BOTTOM }));
+  return group;
+}
+
+// A picture that is drawn whenever its size changes. scales: the scales of both axes for their first and last pixels;
+// paint: what is drawn; pick: the step at a pixel; mark: what shows this step, or with null the last one.
+function drawing(className, title, { written, scales, paint, pick, mark }) {
+  const picture = svg("svg", { class: className, role: "img" }), marks = svg("g", {});
+  picture.append(svg("title", {}, title));
+  let x = null, y = null;
+  const point = (step) => x && marks.replaceChildren(...mark(step, x, y));
+  const draw = () => {
+    const { clientWidth: width, clientHeight: height } = picture;
+    if (!width) return;
+    [x, y] = scales([LEFT, width - RIGHT], [height - BOTTOM, TOP]);
+    picture.replaceChildren(picture.firstChild, axes(width, height, x, y, written), ...paint(x, y), marks);
+    point(wantedStep);
+  };
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect();
+    if (x) pointAll(pick(event.clientX - box.left, event.clientY - box.top, x, y));
+  });
+  picture.addEventListener("pointerleave", () => pointAll(null));
+  DRAWN.push({ draw, point });
+  new ResizeObserver(draw).observe(picture);
+  return picture;
+}
+
+function chartCard({ title, series }, wide) {
+  const many = series.length > 1, slash = title.lastIndexOf("/") + 1;
+  const readouts = series.map((one) => el("b", "number", format(one.last.value)));
+  const legend = series.map((one, place) => {
+    const extent = el("small", "", `${format(one.min.value, 3)} to ${format(one.max.value, 3)}`);
+    return el("span", `c${place % 8}`, el("i"), `${one.label} `, readouts[place], " ", extent);
+  });
+  const picture = drawing("chart", `${title}, last ${series.map((one) => format(one.last.value)).join(", ")}`, {
+    written: formatStep,
+    scales: (across, up) => [scale(...span, ...across), fitted(series.flatMap((one) => [one.min.value, one.max.value]), ...up)],
+    paint: (x, y) => series.map((one, place) => curve(one, `c${place % 8}`, x, y)),
+    pick: (left, _, x) => series[0].steps[nearest(series[0].steps, x.back(left))],
+    mark(step, x, y) {
+      const shown = step === null ? [] : cross(step, x, y);
+      series.forEach((one, place) => {
+        const at = nearest(one.steps, step), value = step === null ? one.last.value : one.values[at];
+        readouts[place].textContent = format(value);
+        if (step !== null && value !== null) shown.push(svg("circle", { class: `c${place % 8}`, cx: x.at(one.steps[at]), cy: y.at(value), r: 4 }));
+      });
+      return shown;
+    },
+  });
+  const head = el("div", "head", el("h3", "", el("span", "", title.slice(0, slash)), title.slice(slash)), many ? "" : readouts[0]);
+  return el("div", wide ? "card wide" : "card", head, many ? el("div", "legend", ...legend) : "", picture, rangeLine(series));
+}
+
+function rangeLine(series) {
+  const line = el("div", "range"), [one] = series;
+  if (series.length === 1) {
+    const marks = Object.entries({ min: one.min, max: one.max }).map(([name, mark]) => `${name} ${format(mark.value, 3)} at ${formatStep(mark.step)}`);
+    line.append(...[...marks, `last ${format(one.last.value, 3)}`].map((text) => el("span", "", text)));
+  }
+  const bad = series.reduce((sum, one) => sum + one.bad, 0);
   if (bad) line.append(el("span", "bad", `${bad} not finite`));
   return line;
 }
 
-// Lines and numbers of a chart. across, up: [pixel, text] of each number.
-function axes(width, height, across, up) {
-  const group = svg("g", {});
-  for (const [at, text] of up) {
-    group.append(svg("line", { class: "tick", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
-    group.append(svg("text", { x: LEFT - 8, y: at + 4, "text-anchor": "end" }, text));
+// A long curve is smoothed over a pale one of all its values; a short one has a dot for each value.
+function curve(one, className, x, y) {
+  const group = svg("g", { class: className }), short = one.steps.length <= SMOOTHED_FROM, smoothed = !short && smoothing > 0;
+  group.append(svg("path", { class: smoothed ? "raw" : "", d: linePath(one.steps, one.values, x.at, y.at) }));
+  if (smoothed) {
+    const [steps, values] = one.means.length ? [one.mean_steps, one.means] : [one.steps, one.values];
+    group.append(svg("path", { d: linePath(steps, smooth(values), x.at, y.at) }));
   }
-  for (const [at, text] of across) group.append(svg("text", { x: at, y: height - 6, "text-anchor": "middle" }, text));
-  group.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
+  one.values.forEach((value, at) => short && value !== null && group.append(svg("circle", { cx: x.at(one.steps[at]), cy: y.at(value), r: 3 })));
   return group;
 }
 
-// Draws into the picture now and whenever it changes its size.
-function plot(picture, chart, readouts) {
-  let x = null, y = null, marks = null;
+// The line at the step under the pointer.
+function cross(step, x, y) {
+  const at = x.at(step), left = at > x.to - 70;
+  const text = { class: "at", x: at + (left ? -6 : 6), y: TOP + 10, "text-anchor": left ? "end" : "start" };
+  return [svg("line", { class: "cross", x1: at, x2: at, y1: TOP, y2: y.at(y.start) }), svg("text", text, `step ${formatStep(step)}`)];
+}
 
-  function draw() {
-    const width = picture.clientWidth, height = picture.clientHeight;
-    if (!width) return;
-    const low = Math.min(...chart.series.map((one) => one.min.value));
-    const high = Math.max(...chart.series.map((one) => one.max.value));
-    const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-    const [bottom, top] = [low >= 0 && low < pad ? 0 : low - pad, high + pad];
-    x = (step) => LEFT + ((step - span[0]) / (span[1] - span[0])) * (width - LEFT - RIGHT);
-    y = (value) => height - BOTTOM - ((value - bottom) / (top - bottom)) * (height - TOP - BOTTOM);
-    const across = ticks(span[0], span[1], Math.max(2, width / 90), true).map((step) => [x(step), formatStep(step)]);
-    const up = ticks(bottom, top, 4).map((value) => [y(value), format(value)]);
-    picture.replaceChildren(picture.firstChild, axes(width, height, across, up));
-    chart.series.forEach((one, place) => picture.append(curve(one, place)));
-    marks = svg("g", {});
-    picture.append(marks);
-    point(wantedStep);
-  }
-
-  function curve(one, place) {
-    const group = svg("g", { class: `c${place % 8}` });
-    const long = one.steps.length > SMOOTHED_FROM;
-    if (long && smoothing > 0) {
-      group.append(svg("path", { class: "raw", d: linePath(one.steps, one.values, x, y) }));
-      const [steps, values] = one.means.length ? [one.mean_steps, one.means] : [one.steps, one.values];
-      group.append(svg("path", { d: linePath(steps, smooth(values), x, y) }));
-    } else {
-      group.append(svg("path", { d: linePath(one.steps, one.values, x, y) }));
-    }
-    if (!long) {
-      one.values.forEach((value, at) => {
-        if (value !== null) group.append(svg("circle", { cx: x(one.steps[at]), cy: y(value), r: 3 }));
-      });
-    }
-    return group;
-  }
-
-  // Shows the values at a step, or with null the last ones.
-  function point(step) {
-    if (!x) return;
-    marks.replaceChildren();
-    chart.series.forEach((one, place) => {
-      const at = step === null ? -1 : nearest(one.steps, step);
-      readouts[place].textContent = format(step === null ? one.last.value : one.values[at]);
-      if (step !== null && one.values[at] !== null) {
-        marks.append(svg("circle", { class: `c${place % 8}`, cx: x(one.steps[at]), cy: y(one.values[at]), r: 4 }));
-      }
-    });
-    if (step === null) return;
-    const at = x(step), right = picture.clientWidth - RIGHT;
-    marks.prepend(svg("line", { class: "cross", x1: at, x2: at, y1: TOP, y2: picture.clientHeight - BOTTOM }));
-    const anchor = at > right - 70 ? "end" : "start";
-    marks.append(svg("text", { class: "at", x: anchor === "end" ? at - 6 : at + 6, y: TOP + 10, "text-anchor": anchor }, `step ${formatStep(step)}`));
-  }
-
-  picture.addEventListener("pointermove", (event) => {
-    if (!x) return;
-    const share = (event.clientX - picture.getBoundingClientRect().left - LEFT) / (picture.clientWidth - LEFT - RIGHT);
-    const wanted = span[0] + Math.min(1, Math.max(0, share)) * (span[1] - span[0]);
-    const [{ steps }] = chart.series;
-    pointAll(steps[nearest(steps, wanted)]);
+// Reward against KL: a dot for each step, from pale at the start to full at the end.
+function frontierCard(points, wide) {
+  const last = points.steps.length - 1, readout = el("span", "number");
+  const place = (at, x, y) => ({ cx: x.at(points.x[at]), cy: y.at(points.y[at]) });
+  const picture = drawing("chart frontier c0", `reward ${format(points.y[last])} at a KL of ${format(points.x[last])}`, {
+    written: format,
+    scales: (across, up) => [fitted(points.x, ...across), fitted(points.y, ...up)],
+    paint(x, y) {
+      const opacity = (at) => (0.15 + (0.85 * at) / last).toFixed(2);
+      const dots = points.steps.map((_, at) => svg("circle", { ...place(at, x, y), r: 3.5, "fill-opacity": opacity(at) }));
+      return [svg("path", { class: "raw", d: linePath(points.x, points.y, x.at, y.at) }), ...dots];
+    },
+    pick(left, top, x, y) {
+      const away = points.steps.map((_, at) => Math.hypot(place(at, x, y).cx - left, place(at, x, y).cy - top));
+      return points.steps[away.indexOf(Math.min(...away))];
+    },
+    mark(step, x, y) {
+      const at = step === null ? last : nearest(points.steps, step);
+      readout.textContent = `${format(points.y[at])} at ${format(points.x[at], 3)}, step ${formatStep(points.steps[at])}`;
+      return step === null ? [] : [svg("circle", { ...place(at, x, y), r: 6 })];
+    },
   });
-  picture.addEventListener("pointerleave", () => pointAll(null));
-  return { draw, point };
+  const legend = [`up: ${points.reward}`, `across: ${points.kl}`, "pale: first step, full: last"].map((text) => el("span", "", text));
+  return el("div", wide ? "card wide" : "card", el("div", "head", el("h3", "", "reward against KL"), readout), picture, el("div", "range", ...legend));
 }
 
 function pointAll(step) {
