@@ -1,4 +1,4 @@
-"""Time limits of reward functions, and how one is kept in the process that calls the function."""
+"""Time limits of reward functions, and the alarm that enforces one in the process that calls the function."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ STUCK = 5.0
 
 @dataclass(frozen=True)
 class Limit:
-    """Seconds that a call which begins now may take. option, granted: which option says so, and its value."""
+    """The seconds that a call which begins now may take, with the option that sets the limit and its value."""
 
     seconds: float
     option: str
     granted: float
 
     def later(self, seconds: float) -> Limit:
+        """Return the same limit with some seconds more."""
         return replace(self, seconds=self.seconds + seconds)
 
 
 class Deadline:
-    """The time of a function's calls on one batch, which begins with the first of them.
+    """Measure the time of a function's calls on one batch, from the first of them on.
 
-    batch: seconds for all of them. sample: seconds for each. None: no limit.
+    Args:
+        batch: Seconds for all calls together; None: no limit.
+        sample: Seconds for each call; None: no limit.
     """
 
     def __init__(self, batch: float | None, sample: float | None) -> None:
@@ -44,7 +47,7 @@ class Deadline:
         self._ends: float | None = None
 
     def begin(self) -> Limit | None:
-        """What a call may take that begins now."""
+        """Return the time that a call which begins now may take."""
         limits = []
         if self.sample is not None:
             limits.append(Limit(self.sample, "reward.sample_time_limit", self.sample))
@@ -55,11 +58,11 @@ class Deadline:
 
 
 class TimeUp(BaseException):
-    """Raised within a function whose time is up. No Exception, which the function may catch as its own."""
+    """Interrupts a function that has used up its time. It is no Exception, which the function itself might catch."""
 
 
 def check_alarm() -> None:
-    """ConfigError where a function cannot be interrupted."""
+    """Raise ConfigError if functions cannot be interrupted in this thread or on this system."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise ConfigError(
             "reward.time_limit and reward.sample_time_limit can interrupt a function without workers only in the main "
@@ -69,10 +72,16 @@ def check_alarm() -> None:
 
 @contextmanager
 def alarm(limit: Limit | None, name: str | None) -> Iterator[None]:
-    """Raises TimeUp in what runs within when its time is up.
+    """Interrupt the body of the `with` statement when its time is up.
 
-    Compiled code is interrupted when it returns to Python. name: of a function of which a log line is to say that it
-    does not return; None: somebody else watches.
+    Compiled code is interrupted when it returns to Python.
+
+    Args:
+        limit: The time; None: no limit.
+        name: A function's name, for a warning if the function cannot be interrupted; None: do not warn.
+
+    Raises:
+        TimeUp: The time is up; raised wherever the body is.
     """
     if limit is None:
         yield

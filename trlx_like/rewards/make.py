@@ -1,4 +1,4 @@
-"""From what a user gives as `reward_fn` to the function that it stands for."""
+"""Making the reward function that a user's `reward_fn` stands for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from trlx_like.rewards.weighted import WeightedRewards
 
 
 def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str = "reward_fn") -> Callable[..., Any]:
-    """The reward function that `spec` stands for.
+    """Make the reward function that `spec` stands for.
 
-    spec: a function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
-    `module:function` or `file.py:function`; or a list of these. weights: of a list, `reward.weights`. option: what
-    errors call it. ConfigError for anything else.
+    Args:
+        spec: A function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
+            `module:function` or `file.py:function`; or a list of these.
+        weights: The option `reward.weights`, for a list.
+        option: The name of `spec` in errors.
+
+    Raises:
+        ConfigError: `spec` is none of these, or the weights do not fit it.
     """
     _check_weights(spec, weights, option)
     if not isinstance(spec, (list, tuple)):
@@ -56,13 +61,17 @@ def _one(spec: Any, option: str) -> Callable[..., Any]:
 
 
 def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None) -> str:
-    """What a YAML's reward function is, in words, without loading a model. Raises what `make_reward` would."""
+    """Describe the reward function that a YAML file names, without loading a model.
+
+    Raises:
+        ConfigError: As `make_reward`.
+    """
     _check_weights(spec, weights, option)
     if isinstance(spec, list):
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
     if not names_reward_model(spec):
         load_function(spec, option)
-    elif Path(spec).expanduser().is_dir():  # of a hub name the network would be asked
+    elif Path(spec).expanduser().is_dir():  # a hub name would need the network
         from trlx_like.models.reward_model import check_reward_model
 
         check_reward_model(os.path.expanduser(spec), option)
@@ -70,6 +79,6 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
 
 
 def names_reward_model(spec: str) -> bool:
-    """Whether a reward function is named as a model is: as a folder, or as owner/name of the hub."""
+    """Tell whether the name of a reward function is that of a model: a folder, or owner/name on the hub."""
     hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
     return Path(spec).expanduser().is_dir() or hub

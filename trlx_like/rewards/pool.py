@@ -1,4 +1,4 @@
-"""The processes of `reward.workers`: jobs in, futures out."""
+"""The worker processes of `reward.workers`, which take jobs and answer with futures."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ from queue import SimpleQueue
 from typing import Any
 
 from trlx_like.errors import ConfigError
-from trlx_like.rewards.call import Outcome, name_of, parameters
+from trlx_like.rewards.arguments import name_of, parameters
+from trlx_like.rewards.outcome import Outcome
 from trlx_like.rewards.worker import Job, Payload, Worker
 
 Answer = Future[list[list[Outcome]]]
 
 
 class Pool:
-    """Workers, each held by a thread that hands it one job after the other.
+    """Run jobs in worker processes, each of which is fed by a thread of this process.
 
-    functions: what jobs call, by their place. tokenizer: goes to each worker once, if a function takes one. memory: MiB
-    of a worker. log: a file for what functions print. ConfigError for what cannot be sent to another process.
+    Args:
+        functions: The functions that jobs call; jobs name them by their place in this list.
+        workers: How many processes to run.
+        tokenizer: Sent to each worker once, if a function accepts it.
+        start_limit: Seconds in which a worker has to have started.
+        memory: MiB of resident memory above which a worker is killed; None: no limit.
+        log: File for what functions print; None: discard it.
+
+    Raises:
+        ConfigError: A function or the tokenizer cannot be sent to another process.
     """
 
     def __init__(
@@ -46,13 +55,13 @@ class Pool:
             thread.start()
 
     def submit(self, job: Job) -> Answer:
-        """An outcome a sample of each call, when they are known."""
+        """Queue a job. The future gives, for each of its calls, one outcome per sample."""
         answer: Answer = Future()
         self._jobs.put((answer, job))
         return answer
 
     def close(self) -> None:
-        """Ends the processes, also those that are busy, and drops what is left to do."""
+        """End the processes, busy ones too, and drop the jobs that are left."""
         while not self._jobs.empty():
             self._jobs.get()
         for worker in self._workers:
@@ -62,6 +71,7 @@ class Pool:
             thread.join()
 
     def _serve(self, worker: Worker) -> None:
+        """Give a worker one job after the other."""
         while (item := self._jobs.get()) is not None:
             answer, job = item
             try:
@@ -72,7 +82,7 @@ class Pool:
 
 
 def check_workers(functions: Sequence[Callable[..., Any]], memory: int | None) -> None:
-    """ConfigError for what cannot be done with workers here."""
+    """Raise ConfigError if this system has no workers, or a function cannot be sent to one."""
     if sys.platform == "win32":
         raise ConfigError("reward.workers needs a Unix system; set it to 0.")
     if memory is not None and not Path("/proc/self/statm").exists():
@@ -81,7 +91,7 @@ def check_workers(functions: Sequence[Callable[..., Any]], memory: int | None) -
 
 
 def packed(functions: Sequence[Callable[..., Any]]) -> bytes:
-    """The functions as another process can read them."""
+    """Pickle functions for another process. ConfigError names the one that cannot be pickled."""
     for function in functions:
         _packed(function, name_of(function))
     return pickle.dumps(list(functions))

@@ -1,8 +1,8 @@
-"""The reward runner: what every reward of a run goes through, whoever computes it and whatever goes wrong with it.
+"""The reward runner, which computes every reward of a run.
 
-A batch is a call of each function that the reward is made of, or with `reward.sample_time_limit` one for each sample.
-The calls are made in this process, or in processes of their own (`reward.workers`) while this one goes on. What fails
-is a `Fault`: it is written to reward_faults.jsonl, and `reward.on_error` says what becomes of its samples.
+Each function that the reward is made of is called once per batch, or with `reward.sample_time_limit` once per sample.
+The calls are made in this process, or in worker processes (`reward.workers`) while this one goes on. A failure is a
+`Fault`: it is written to reward_faults.jsonl, and `reward.on_error` says what becomes of its samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.config import RewardFnConfig
-from trlx_like.rewards.call import Call, Fault, Given, Outcome, Reward, is_picture, run
+from trlx_like.rewards.arguments import Columns, is_picture
+from trlx_like.rewards.call import run_calls
 from trlx_like.rewards.limits import Deadline, check_alarm
+from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward
 from trlx_like.rewards.pool import Answer, Pool, check_workers
 from trlx_like.rewards.weighted import WeightedRewards, parts_of
 from trlx_like.rewards.worker import Job
@@ -27,38 +29,44 @@ logger = logging.getLogger(__name__)
 
 FAULTS_FILE = "reward_faults.jsonl"
 OUTPUT_FILE = "reward_output.log"
-"""In the run folder: what functions print that run in workers."""
+"""File in the run folder for the output of functions that run in workers."""
 
 
 @dataclass
 class Scores:
-    """What a batch got."""
+    """The rewards of a batch."""
 
-    rewards: list[Reward]  # one a sample; None: all abstained
-    components: dict[str, list[Reward]] = field(default_factory=dict)  # of several functions, by their names
+    rewards: list[Reward]  # one per sample; None: all functions abstained
+    components: dict[str, list[Reward]] = field(default_factory=dict)  # of each of several functions, by name
     faults: int = 0
 
 
 @dataclass
 class Submitted:
-    """A batch that is being scored, or will be when its result is asked for."""
+    """A batch whose calls have been started in workers, or will be made when the result is asked for."""
 
     count: int
     calls: list[Call]
-    places: list[tuple[str, range]]  # of each call: the function's name, and the samples' places in the batch
-    answers: list[tuple[Answer, list[int]]]  # from workers, with the places of their calls
+    places: list[tuple[str, range]]  # of each call: the function's name, and its rows of the batch
+    answers: list[tuple[Answer, list[int]]]  # of workers, each with the places of its calls in `calls`
     tokenizer: Any
     step: int
 
 
 class RewardRunner:
-    """Scores batches with a reward function, as the section `reward` of the configuration says.
+    """Score batches with a reward function, as the section `reward` of the configuration says.
 
-    function: one, or `WeightedRewards`. Functions are called with keywords, those that they take of a batch's columns,
-    `tokenizer` and the prompts' keys; one with an attribute `group_size` is called with groups of so many samples.
-    directory: the run folder, for the record of faults. rank: of this process, for the same.
+    A function is called with those keywords that it accepts of the batch's columns, `tokenizer` and the prompts' keys.
 
-    ConfigError for what cannot run so: a function that cannot be sent to workers, a time limit that cannot be kept.
+    Args:
+        function: A reward function or `WeightedRewards`. With `reward.sample_time_limit`, a function that has an
+            attribute `group_size` is called with that many samples at a time instead of one.
+        options: The section `reward` of the configuration.
+        directory: The run folder, where faults are recorded; None: no record.
+        rank: The rank of this process, for the record.
+
+    Raises:
+        ConfigError: A function cannot be sent to workers, or a time limit cannot be enforced.
     """
 
     def __init__(
@@ -81,68 +89,80 @@ class RewardRunner:
 
     def submit(
         self,
-        given: Given,
+        columns: Columns,
         metadata: Sequence[Mapping[str, Any]],
         *,
         lengths: Sequence[int] | None = None,
         tokenizer: Any = None,
         step: int = 0,
     ) -> Submitted:
-        """Begins to score a batch where there are workers; without, that is left to `result`.
+        """Start to score a batch in the workers; without workers the work is left to `result`.
 
-        given: columns of the batch, a list with one entry a sample each ("samples", "prompts", "outputs" of text;
-        "images", "prompts"). metadata: of each prompt. lengths: response tokens of each sample.
+        Args:
+            columns: "samples", "prompts" and "outputs" of text, or "images" and "prompts"; each a list with one entry
+                per sample.
+            metadata: The further keys of each prompt.
+            lengths: Response tokens of each sample; None: unknown.
+            tokenizer: Passed to the functions that accept it.
+            step: The step of the run, for the record of faults.
+
+        Returns:
+            The batch, to be given to `result`.
         """
         count = len(metadata)
         batch = Submitted(count, [], [], [], tokenizer, step)
         for name, function in self.parts.items():
             deadline = Deadline(self.options.time_limit, self.options.sample_time_limit)
             for rows in self._cut(function, count):
-                part = {column: [values[row] for row in rows] for column, values in given.items()}
-                of_rows = None if lengths is None else [lengths[row] for row in rows]
-                call = Call(function, part, [metadata[row] for row in rows], of_rows, deadline.begin)
-                batch.calls.append(call)
+                own = slice(rows.start, rows.stop)
+                part = {column: values[own] for column, values in columns.items()}
+                part_lengths = None if lengths is None else lengths[own]
+                batch.calls.append(Call(function, part, metadata[own], part_lengths, deadline.begin))
                 batch.places.append((name, rows))
         if self.options.workers and count:
             self._send(batch)
         return batch
 
     def result(self, batch: Submitted) -> Scores:
-        """What a batch got. RewardError for a fault if `reward.on_error` is raise."""
+        """Return the rewards of a batch, waiting for them or computing them now.
+
+        Raises:
+            RewardError: There is a fault, and `reward.on_error` is raise.
+        """
         outcomes: list[list[Outcome]] = [[] for _ in batch.calls]
         if not self.options.workers:
-            outcomes = run(batch.calls, batch.tokenizer)
+            outcomes = run_calls(batch.calls, batch.tokenizer)
         for answer, places in batch.answers:
             for place, of_call in zip(places, answer.result(), strict=True):
                 outcomes[place] = of_call
-        columns: dict[str, list[Outcome]] = {name: [None] * batch.count for name in self.parts}
+        components: dict[str, list[Outcome]] = {name: [None] * batch.count for name in self.parts}
         for (name, rows), of_call in zip(batch.places, outcomes, strict=True):
-            columns[name][rows.start : rows.stop] = of_call
+            components[name][rows.start : rows.stop] = of_call
         faults = self._record(batch, outcomes)
         if faults and self.options.on_error == "raise":
             raise faults[0].error(self._see_also(faults[0]))
-        rewards = {name: [self._in_place_of(outcome) for outcome in column] for name, column in columns.items()}
+        rewards = {name: [self._reward(outcome) for outcome in column] for name, column in components.items()}
         if isinstance(self.function, WeightedRewards):
             return Scores(self.function.combined(list(rewards.values())), rewards, len(faults))
         return Scores(next(iter(rewards.values())), {}, len(faults))
 
-    def score(self, given: Given, metadata: Sequence[Mapping[str, Any]], **more: Any) -> Scores:
-        """`submit` and `result` in one."""
-        return self.result(self.submit(given, metadata, **more))
+    def score(self, columns: Columns, metadata: Sequence[Mapping[str, Any]], **more: Any) -> Scores:
+        """Score a batch now: `submit` and `result` in one."""
+        return self.result(self.submit(columns, metadata, **more))
 
     def close(self) -> None:
-        """Ends the workers, also those that are busy; they are started again when they are needed."""
+        """End the workers, busy ones too. They are started again when they are needed."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
     def _cut(self, function: Callable[..., Any], count: int) -> list[range]:
-        """The rows of a batch as each of a function's calls has them."""
+        """Split the rows of a batch over the calls of a function."""
         size = max(count, 1) if self.options.sample_time_limit is None else getattr(function, "group_size", 1)
         return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _send(self, batch: Submitted) -> None:
-        """Jobs for the workers: a call each, but all async calls in one, where they are awaited together."""
+        """Send the calls to the workers: each is a job, but all async ones are a single job, to be awaited together."""
         functions = list(self.parts.values())
         if self._pool is None:
             self._pool = Pool(
@@ -153,27 +173,31 @@ class RewardRunner:
                 memory=self.options.worker_memory,
                 log=None if self.directory is None else self.directory / OUTPUT_FILE,
             )
-        alone: list[int] = []
+        alone: list[list[int]] = []
         together: list[int] = []
         for place, call in enumerate(batch.calls):
-            (together if _is_async(call.function) else alone).append(place)
-        of_name = {name: place for place, name in enumerate(self.parts)}
-        for places in [*([place] for place in alone), *([together] if together else [])]:
-            job = Job([batch.calls[place] for place in places], [of_name[batch.places[place][0]] for place in places])
+            if _is_async(call.function):
+                together.append(place)
+            else:
+                alone.append([place])
+        names = list(self.parts)
+        for places in [*alone, together] if together else alone:
+            job = Job([batch.calls[place] for place in places], [names.index(batch.places[p][0]) for p in places])
             batch.answers.append((self._pool.submit(job), places))
 
     def _see_also(self, fault: Fault) -> str:
-        """Where the traceback is, where the exception that has it is in a worker."""
+        """Say where the traceback is recorded, if the exception that carries it stayed in a worker."""
         elsewhere = fault.traceback and fault.cause is None and self.directory is not None
         return f"\n  traceback: in {self.directory}/{FAULTS_FILE}" if elsewhere else ""
 
-    def _in_place_of(self, outcome: Outcome) -> Reward:
+    def _reward(self, outcome: Outcome) -> Reward:
+        """Return the reward, or what `reward.on_error` puts in the place of a fault."""
         if not isinstance(outcome, Fault):
             return outcome
         return None if self.options.on_error == "abstain" else self.options.error_value
 
     def _record(self, batch: Submitted, outcomes: Sequence[Sequence[Outcome]]) -> list[Fault]:
-        """Writes the faults of a batch; returns them."""
+        """Write the faults of a batch to the record, and return them."""
         found: dict[Fault, tuple[Call, list[int]]] = {}
         for call, of_call in zip(batch.calls, outcomes, strict=True):
             for row, outcome in enumerate(of_call):
@@ -191,8 +215,8 @@ class RewardRunner:
         return list(found)
 
     def _line(self, fault: Fault, call: Call, rows: Sequence[int], step: int) -> str:
-        columns = {name: [values[row] for row in rows] for name, values in call.given.items() if name != "samples"}
-        line = {
+        columns = {name: [values[row] for row in rows] for name, values in call.columns.items() if name != "samples"}
+        record = {
             "step": step,
             "rank": self.rank,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -204,19 +228,19 @@ class RewardRunner:
             **columns,
             "metadata": [call.metadata[row] for row in rows],
         }
-        return json.dumps({name: _plain(value) for name, value in line.items()}, ensure_ascii=False) + "\n"
+        return json.dumps({name: _plain(value) for name, value in record.items()}, ensure_ascii=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; what that cannot have in words."""
+    """Convert a value to one that JSON can hold, with a description in the place of anything else."""
     try:
-        return json.loads(json.dumps(value, default=_in_words, allow_nan=False))
+        return json.loads(json.dumps(value, default=_described, allow_nan=False))
     except (TypeError, ValueError):
         return repr(value)
 
 
-def _in_words(value: Any) -> str:
-    """What an image is, not its pixels; all else as Python writes it."""
+def _described(value: Any) -> str:
+    """Describe an image or a tensor by its size; any other value is given as Python writes it."""
     if is_picture(value):
         return f"an image of {value.width} x {value.height} pixels, {value.mode}"
     if type(value).__module__ == "torch" and hasattr(value, "shape"):
@@ -225,5 +249,6 @@ def _in_words(value: Any) -> str:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether a function, partial or callable object is async."""
     inner = getattr(function, "func", function)
     return iscoroutinefunction(inner) or iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004

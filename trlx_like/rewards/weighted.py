@@ -1,4 +1,4 @@
-"""Several reward functions as one: `train(reward_fn=[accuracy, brevity])` with `reward.weights`."""
+"""Several reward functions added up to one: `train(reward_fn=[accuracy, brevity])` with `reward.weights`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trlx_like.errors import ConfigError, RewardError
-from trlx_like.rewards.call import Reward, call_reward, name_of
+from trlx_like.rewards.arguments import metadata_rows, name_of
+from trlx_like.rewards.call import call_reward
+from trlx_like.rewards.outcome import Reward
 
 
 class WeightedRewards:
-    """The weighted sum of several reward functions, reward models or others.
+    """Add up several reward functions or reward models, each with its weight.
 
-    functions: called as `train` calls a reward function. weights: one each, by default 1. names: what columns and
-    metrics call them, by default as the functions are called. A function that abstains (None) adds nothing to that
-    sample, the weights of the others staying as they are; where all do, so does this. RewardError for rewards of single
-    tokens.
+    A function that abstains (None) from a sample adds nothing to its reward, and the weights of the others stay as
+    they are. If all functions abstain, so does the sum.
+
+    Args:
+        functions: Called as `train` calls a reward function.
+        weights: One per function; None: 1 each.
+        names: Names of the components in columns and metrics; None: the functions' own names.
+
+    Raises:
+        ConfigError: There is no function, or not one weight and one name for each.
+        RewardError: A function returned per-token rewards.
     """
 
     def __init__(
@@ -39,11 +48,11 @@ class WeightedRewards:
         self, *, samples: list[str], prompts: list[str], outputs: list[str], tokenizer: Any = None, **metadata: Any
     ) -> list[Reward]:
         texts = {"samples": samples, "prompts": prompts, "outputs": outputs}
-        rows = [{name: column[row] for name, column in metadata.items()} for row in range(len(samples))]
+        rows = metadata_rows(metadata, range(len(samples)))
         return self.combined([call_reward(function, texts, rows, tokenizer) for function in self.functions])
 
     def combined(self, rewards: Sequence[Sequence[Reward]]) -> list[Reward]:
-        """The sum for each sample. rewards: of each function, a list with one entry a sample."""
+        """Add up the rewards of each sample, given one list of rewards per function."""
         return [self._sum(of_sample) for of_sample in zip(*rewards, strict=True)]
 
     def _sum(self, rewards: Sequence[Reward]) -> Reward:
@@ -57,20 +66,20 @@ class WeightedRewards:
 
 
 def parts_of(function: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
-    """The functions that a reward is made of, by name."""
+    """Return the functions that a reward is made of, by name."""
     if isinstance(function, WeightedRewards):
         return dict(zip(function.names, function.functions, strict=True))
     return {_label(function): function}
 
 
 def _label(function: Callable[..., Any]) -> str:
-    """The last part of a function's name; a reward model is called as its folder."""
+    """Return the last part of a function's name; the name of its folder for a reward model."""
     label: str = getattr(function, "label", None) or name_of(getattr(function, "func", function)).rpartition(".")[2]
     return label.strip("<>")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names with _2, _3, ... behind those that were there before."""
+    """Append _2, _3, ... to names that occurred before."""
     found: list[str] = []
     for name in names:
         numbered, number = name, 1

@@ -1,8 +1,8 @@
-"""A process that calls reward functions, and how the process that trains holds one: it may hang, crash or be killed.
+"""A worker process that calls reward functions, and its handle in the process that trains.
 
-It is a new interpreter, not a fork: a fork would have the locks of torch's threads, but not the threads. It talks over
-a socket of its own, so that a function may print; what it prints goes to a file. Functions come as pickles made and
-read by the same run; nothing of it is ever on a disk.
+A worker may hang, crash or be killed without harm to the run. It is a new interpreter and not a fork, since a fork
+inherits the locks of torch's threads without the threads. It communicates over a socket of its own, so that functions
+may print; their output goes to a file. Functions are pickled and unpickled within one run, and never written to disk.
 """
 
 from __future__ import annotations
@@ -17,38 +17,37 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError, RewardError, TrlxError
 from trlx_like.imports import file_modules, import_file
-from trlx_like.rewards.call import Call, Outcome, run
+from trlx_like.rewards.call import run_calls
 from trlx_like.rewards.limits import Limit
+from trlx_like.rewards.outcome import Call, Outcome
 
 GRACE = 1.0
-"""Seconds that a function has to come back from the alarm of its own process, before that is killed."""
-_TICK = 0.05  # between looks at the memory
+"""Seconds that a function has to return after the alarm in its own process, before the process is killed."""
+_TICK = 0.05  # seconds between checks of the memory
 _PROGRAM = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trlx_like.rewards import worker; "
     "worker.main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
-
-class _InWorker:
-    """Whether this process is a worker."""
-
-    yes = False
+_is_worker = False  # whether this process is one
 
 
 def refuse_in_worker() -> None:
-    """ConfigError in a worker, where a script that is imported for its functions must not train."""
-    if _InWorker.yes:
+    """Raise ConfigError in a worker, where a script that is imported for its functions must not train."""
+    if _is_worker:
         raise ConfigError(
             "reward.workers: a worker imports the script for its functions, and the script calls train(). Put the call "
             'under `if __name__ == "__main__":`.'
@@ -57,25 +56,25 @@ def refuse_in_worker() -> None:
 
 @dataclass(frozen=True)
 class Payload:
-    """What every worker of a run is started with."""
+    """The data that every worker of a run is started with."""
 
     functions: bytes  # a pickled list
     tokenizer: bytes
     start_limit: float  # seconds
     memory: int | None  # MiB
-    log: Path | None  # where to the functions print
+    log: Path | None  # file for what functions print; None: discard it
 
 
 @dataclass(frozen=True)
 class Job:
-    """Calls that are made together. functions: the place of each call's function in the payload."""
+    """Calls that one worker makes together."""
 
     calls: Sequence[Call]
-    functions: Sequence[int]
+    functions: Sequence[int]  # of each call: the place of its function in the payload
 
 
 class Worker:
-    """A process, started when it is first needed and again after it was killed."""
+    """A handle of one worker process, which is started when it is needed and started again after it was killed."""
 
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
@@ -84,8 +83,15 @@ class Worker:
         self._connection: Connection | None = None
 
     def run(self, job: Job) -> list[list[Outcome]]:
-        """An outcome a sample of each call. RewardError when the process cannot be started."""
-        self._busy = True  # before it is asked whether to stop, as `stop` asks the other way round
+        """Make the calls of a job in the worker.
+
+        Returns:
+            For each call one outcome per sample.
+
+        Raises:
+            RewardError: The process cannot be started, or a value cannot be sent to it.
+        """
+        self._busy = True  # set before `_stopped` is read, while `stop` does it the other way round
         try:
             return self._run(job)
         finally:
@@ -93,7 +99,7 @@ class Worker:
 
     def _run(self, job: Job) -> list[list[Outcome]]:
         self._hand_over(job)
-        limits = [call.allowed() for call in job.calls]
+        limits = [call.begin() for call in job.calls]
         known = [limit.seconds for limit in limits if limit is not None]
         longest = max(known) + GRACE if len(known) == len(limits) else None
         kind, answer = self._asked(pickle.dumps(limits), longest)
@@ -108,9 +114,9 @@ class Worker:
         ]
 
     def _hand_over(self, job: Job) -> None:
-        """Sends the calls, which are not made yet: to a new process if the old one has ended with nothing to do."""
+        """Send the calls, which are not made yet. A process that ended while it was idle is replaced by a new one."""
         rows = zip(job.functions, job.calls, strict=True)
-        message = _pickled([(place, call.given, call.metadata, call.lengths) for place, call in rows])
+        message = _pickled([(place, call.columns, call.metadata, call.lengths) for place, call in rows])
         ended = ""
         for _ in range(2):
             if self._stopped:
@@ -139,11 +145,11 @@ class Worker:
         return call.fault("died", f"ended the process that it ran in ({ended}).")
 
     def close(self) -> None:
-        """Lets the process end, and kills it if it does not."""
+        """Let the process end, and kill it if it does not."""
         self._ended()
 
     def stop(self) -> None:
-        """Ends the job that is being done, if there is one, and does no other. For other threads than that of `run`."""
+        """Abort the current job and refuse any other. To be called from another thread than `run`."""
         self._stopped = True
         if self._busy and (process := self._process) is not None:
             _kill(process)
@@ -183,26 +189,20 @@ class Worker:
         )
 
     def _received(self, seconds: float | None) -> tuple[str, Any]:
-        """A kind of answer, and what it says. Where none comes the process is killed."""
+        """Wait for an answer: its kind and content, or the kind of failure and None."""
         assert self._connection is not None
-        ends = None if seconds is None else time.monotonic() + seconds
-        kind = "died"
+        ends = float("inf") if seconds is None else time.monotonic() + seconds
         tick = 3600.0 if self.payload.memory is None else _TICK
-        while True:
-            left = tick if ends is None else min(tick, ends - time.monotonic())
-            if self._connection.poll(max(left, 0)):
-                try:
-                    answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
-                    return answer
-                except (EOFError, OSError):
-                    break
+        while not self._connection.poll(max(min(tick, ends - time.monotonic()), 0)):
             if self._too_large():
-                kind = "memory limit"
-                break
-            if ends is not None and time.monotonic() >= ends:
-                kind = "time limit"
-                break
-        return kind, None
+                return "memory limit", None
+            if time.monotonic() >= ends:
+                return "time limit", None
+        try:
+            answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
+            return answer
+        except (EOFError, OSError):
+            return "died", None
 
     def _too_large(self) -> bool:
         assert self._process is not None
@@ -215,7 +215,7 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE") > self.payload.memory * 2**20
 
     def _ended(self, at_once: bool = False) -> str:
-        """Kills what is left of the process, and says how it ended. at_once: does not wait for it to end by itself."""
+        """Kill what is left of the process and say how it ended; `at_once` does not wait for it to end by itself."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if process is None or connection is None:
@@ -229,7 +229,7 @@ class Worker:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it has started."""
+    """Kill a process and everything that it has started."""
     with suppress(ProcessLookupError, PermissionError):  # macOS says so of a process that has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -243,7 +243,7 @@ def _pickled(message: Any) -> bytes:
 
 
 def _modules() -> dict[str, Any]:
-    """Where a worker finds modules that it cannot import by their names: files, and the running script."""
+    """List the modules that a worker cannot import by name: files, and the running script."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     return {"files": file_modules(), "main": (getattr(spec, "name", None), getattr(main, "__file__", None))}
@@ -253,7 +253,7 @@ def _modules() -> dict[str, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Imports the files of the training process, and takes its script for `__main__`."""
+    """Unpickle functions from the files and the script of the process that trains."""
 
     def __init__(self, data: bytes, modules: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(data))
@@ -264,19 +264,14 @@ class _Unpickler(pickle.Unpickler):
         if module == "__main__":
             own, file = self.modules["main"]
             if own is not None:
-                return _attribute(import_module(own), name)
-        return super().find_class(module, name) if file is None else _attribute(import_file(Path(file)), name)
-
-
-def _attribute(module: Any, name: str) -> Any:
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
+                return attrgetter(name)(import_module(own))
+        return super().find_class(module, name) if file is None else attrgetter(name)(import_file(Path(file)))
 
 
 def main(socket: int, parent: int) -> None:
-    """Answers calls until the other end is closed."""
-    _InWorker.yes = True
+    """Run a worker: answer jobs until the other end of the socket is closed."""
+    global _is_worker
+    _is_worker = True
     connection = Connection(socket)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
@@ -287,9 +282,8 @@ def main(socket: int, parent: int) -> None:
         return
     except BaseException as error:
         traceback.print_exc()
-        _answer(
-            connection, "failed", str(error) if isinstance(error, TrlxError) else f"{type(error).__name__}: {error}"
-        )
+        why = str(error) if isinstance(error, TrlxError) else f"{type(error).__name__}: {error}"
+        _answer(connection, "failed", why)
         return
     _answer(connection, "ready", None)
     while True:
@@ -303,17 +297,17 @@ def main(socket: int, parent: int) -> None:
             _answer(connection, "failed", f"A worker cannot read a key of the prompts: {type(error).__name__}: {error}")
             continue
         calls = [
-            Call(made[place], given, metadata, lengths, _as_given(limit))
-            for (place, given, metadata, lengths), limit in zip(rows, limits, strict=True)
+            Call(made[place], columns, metadata, lengths, partial(_same, limit))
+            for (place, columns, metadata, lengths), limit in zip(rows, limits, strict=True)
         ]
         try:
-            _answer(connection, "outcomes", run(calls, known, killable=True))
+            _answer(connection, "outcomes", run_calls(calls, known, killable=True))
         except RewardError as error:
             _answer(connection, "failed", str(error))
 
 
-def _as_given(limit: Limit | None) -> Callable[[], Limit | None]:
-    return lambda: limit
+def _same(limit: Limit | None) -> Limit | None:
+    return limit
 
 
 def _answer(connection: Connection, kind: str, what: Any) -> None:
@@ -321,7 +315,7 @@ def _answer(connection: Connection, kind: str, what: Any) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A worker does not outlive the process that it works for, whatever its function does."""
+    """End this worker when the process that it works for has ended, whatever its function is doing."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)

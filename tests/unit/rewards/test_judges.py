@@ -20,10 +20,10 @@ from trlx_like.rewards.judges import (
     RewardJudge,
     RewardModelJudge,
     WinRate,
-    judged,
     make_judge,
     register_judge,
 )
+from trlx_like.rewards.judging import judged
 
 
 class Longer:

@@ -16,7 +16,8 @@ import pytest
 from tests.contract.recipes import make
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
-from trlx_like.rewards.judges import GroupReward, judged, make_judge
+from trlx_like.rewards.judges import GroupReward, make_judge
+from trlx_like.rewards.judging import judged
 from trlx_like.rewards.llm_judge import LLMJudge
 from trlx_like.rewards.runner import RewardRunner
 

@@ -57,7 +57,7 @@ def test_closing_does_not_wait_for_what_hangs(runner: Runners, tmp_path: Path) -
     own = runner(faulty.waits, workers=1)
     batches = [own.submit(GIVEN, [{"gate": str(tmp_path)}] * 3) for _ in range(3)]
     began = tmp_path / "began"
-    while not began.exists():
+    while not (began.exists() and began.read_text()):
         time.sleep(0.01)
     own.close()
     assert began.read_text() == "a\n" and len(batches) == 3

@@ -1,0 +1,89 @@
+"""Checks of the values that a reward function returned, before anything is trained on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward, shortened
+
+
+class _WrongLength(ValueError):
+    """A list of per-token rewards that does not fit its sample."""
+
+
+def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
+    """Turn what a call returned into one outcome per sample.
+
+    Raises:
+        RewardError: The call had no samples, and yet returned something else than an empty list.
+    """
+    count = len(call)
+    if isinstance(returned, Fault):
+        return [returned] * count
+    if is_list(returned):
+        values = list(plain(returned))
+        if len(values) == count:
+            return [_outcome(call, row, value) for row, value in enumerate(values)]
+        what = f"returned {len(values)} rewards for {count} samples, {shortened(values)}; it must return one a sample."
+        fault = call.fault("wrong length", what)
+    else:
+        what = f"returned a {type(returned).__name__}, {shortened(returned)}"
+        fault = call.fault("wrong type", f"{what}; it must return a list with one entry a sample.", row=count)
+    if not count:  # no sample can carry the fault
+        raise fault.error()
+    return [fault] * count
+
+
+def _outcome(call: Call, row: int, value: Any) -> Outcome:
+    """Check the value for one sample."""
+    if isinstance(value, Exception):  # raised by what was awaited for this sample
+        return call.fault("raised", f"raised {type(value).__name__}: {value}", value, row)
+    try:
+        return _reward(value, None if call.lengths is None else call.lengths[row])
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = "wrong length" if isinstance(error, _WrongLength) else "not finite"
+        kind = "wrong type" if isinstance(error, TypeError) else kind
+        return call.fault(kind, f"returned {shortened(value)} for sample {row}: {error}", error, row)
+
+
+def _reward(value: Any, length: int | None) -> Reward:
+    """Convert a value to a reward; the exception says why it is none."""
+    if value is None:
+        return None
+    if not is_list(value):
+        return _finite(value)
+    if length == 0:
+        raise _WrongLength("it must be one number.")
+    dense = [_finite(entry) for entry in plain(value)]
+    if not dense:
+        raise _WrongLength("a per-token reward needs at least one entry.")
+    if length is not None and len(dense) > length:
+        raise _WrongLength(f"{len(dense)} per-token rewards for a response of {length} tokens.")
+    return dense
+
+
+def _finite(value: Any) -> float:
+    number = number_of(value)
+    if not math.isfinite(number):
+        raise ValueError("a reward must be finite.")
+    return number
+
+
+def number_of(value: Any) -> float:
+    """Convert a value to a float. Text is refused, although `float` reads some."""
+    value = plain(value)
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"a {type(value).__name__} is not a number.")
+    return float(value)
+
+
+def plain(value: Any) -> Any:
+    """Convert tensors, arrays, their scalars and columns of tables to lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_list(value: Any) -> bool:
+    """Tell whether a value has entries and is neither text nor a mapping."""
+    return hasattr(plain(value), "__iter__") and not isinstance(value, (str, bytes, Mapping))
