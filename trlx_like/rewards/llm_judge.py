@@ -1,30 +1,29 @@
-"""A language model as a judge, asked over HTTP: any server that speaks OpenAI's chat completions.
+"""A language model as a judge, asked over HTTP at any server that implements OpenAI's chat completions.
 
     data:
       judge: {name: llm, url: "http://localhost:8000/v1", model: my-judge, cache: judge.jsonl}
 
-Every pair is asked about twice, the second time in the other order: models prefer the answer that they see first (or
-last), Zheng et al. 2023, arXiv:2306.05685, sec. 3.3. Only an answer that does not change with the order counts.
+Every pair is judged twice, the second time in the other order, since models prefer the answer that they see first (or
+last): Zheng et al. 2023, arXiv:2306.05685, sec. 3.3. A verdict counts only if it does not change with the order.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import logging
 import os
+import random
 import re
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.awaiting import run_async
 
 logger = logging.getLogger(__name__)
 
@@ -42,23 +41,40 @@ Answer B:
 Reply with one letter and nothing else: A or B."""
 
 _VERDICT = re.compile(r"[\W_]*([AB])[\W_]*")
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
-"""Statuses of HTTP that another attempt may not meet."""
+_TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
+"""HTTP statuses that another attempt may not meet."""
+MAX_BYTES = 2**20
+"""Size above which an answer is refused."""
+MAX_WAIT = 60.0
+"""Seconds that a retry waits at most, whatever the server asks for."""
+_JITTER = random.Random()  # not the generator whose state belongs to the run
 
 
 class LLMJudge:
-    """A pairwise judge that asks a language model.
+    """Judge pairs of completions by asking a language model.
 
-    url: of the server up to and with `/v1`. model: its name there. template: of the question, with {prompt}, {a} and
-    {b}. api_key_env: the environment variable that holds the key, if the server wants one. swap: ask in both orders.
-    timeout: seconds that the server may be silent. retries, backoff: further attempts after a failure that may pass,
-    and seconds before the first of them, twice as many before each further one. workers: requests at a time. cache: a
-    file of JSON lines in which answers are kept over runs; None: in memory only. body: further keys of the request,
-    such as temperature (0 unless given).
+    An answer that is neither A nor B is an abstention. `counts` holds how many requests were "asked" (answered),
+    "cached", "retried" and "unparsed" (neither A nor B), and how many pairs were "order_dependent" (the verdict changed
+    with the order). Redirects are not followed, so the key reaches no other server.
 
-    An answer that is neither A nor B is an abstention. `counts` says how many there were: "asked" (requests that were
-    answered), "cached", "retried", "unparsed" (neither A nor B), "swayed" (pairs of which the order decided).
-    RewardError when the server still fails after the last attempt.
+    Args:
+        url: The server's address up to and including `/v1`.
+        model: The name of the model on the server.
+        template: The question, with the fields {prompt}, {a} and {b}.
+        api_key_env: The environment variable that holds the key, if the server needs one.
+        swap: Ask about each pair in both orders.
+        timeout: Seconds in which a request has to be answered completely.
+        retries: Further attempts after a failure that may be temporary.
+        backoff: Seconds before the first retry, twice as many before each further one, and up to half as much again at
+            random. A server may ask for a longer wait, up to 60 seconds.
+        workers: Requests at a time.
+        cache: A file of JSON lines that keeps answers between runs; None: keep them in memory only.
+        body: Further keys of the request, such as temperature (0 by default).
+
+    Raises:
+        ConfigError: `url` or `template` cannot be used.
+        RewardError: The server refuses a request, answers with something else than a chat completion or with more than
+            1 MiB, or still fails after the last attempt.
     """
 
     def __init__(
@@ -86,19 +102,15 @@ class LLMJudge:
         self.retries, self.backoff, self.workers = retries, backoff, workers
         self.body = {"temperature": 0, **(body or {})}
         self.counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
         self._file = None if cache is None else Path(cache)
         self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For a process of `reward.workers`, which needs a lock of its own."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
-
     def compare(self, *, prompts: Sequence[str], pairs: Sequence[tuple[str, str]], **_: Any) -> list[int | None]:
-        """0 or 1, the better one of each pair; None where the model abstains or goes by the order."""
+        """Compare the completions of each pair.
+
+        Returns:
+            For each pair the place of the better completion, 0 or 1; None if the model abstains or contradicts itself.
+        """
         orders = [(0, 1), (1, 0)] if self.swap else [(0, 1)]
         questions = [
             self._question(prompt, pair[first], pair[second])
@@ -111,21 +123,19 @@ class LLMJudge:
         return [self._settled(verdicts[i : i + len(orders)]) for i in range(0, len(verdicts), len(orders))]
 
     def _question(self, prompt: str, a: str, b: str) -> str:
-        """The body of a request, which is also its key in the cache."""
+        """Return the body of a request, which is also its key in the cache."""
         fields = {"{prompt}": prompt, "{a}": a, "{b}": b}
-        # In one go: a text may itself contain the name of a field.
+        # In one pass, since a text may itself contain the name of a field.
         text = re.sub(r"\{prompt\}|\{a\}|\{b\}", lambda field: fields[field[0]], self.template)
         return json.dumps({"model": self.model, "messages": [{"role": "user", "content": text}], **self.body})
 
     def _settled(self, verdicts: list[str | None]) -> int | None:
-        """What the verdicts on a pair, in order and swapped, come to."""
+        """Combine the verdicts on a pair, in order and swapped."""
         if None in verdicts:
             return None
-        choices = {
-            int(verdict == "B") if swapped == 0 else int(verdict == "A") for swapped, verdict in enumerate(verdicts)
-        }
+        choices = {int(verdict == "AB"[1 - swapped]) for swapped, verdict in enumerate(verdicts)}
         if len(choices) > 1:
-            self.counts["swayed"] += 1
+            self.counts["order_dependent"] += 1
             return None
         return choices.pop()
 
@@ -135,69 +145,79 @@ class LLMJudge:
             logger.warning("%d answers of the judge are neither A nor B, as is %.80r", len(answers), answers[0])
 
     def _ask_all(self, questions: Sequence[str]) -> dict[str, str]:
-        """Answers to all questions, those from the cache included."""
+        """Return the answers to all questions, those from the cache included."""
         new = [question for question in dict.fromkeys(questions) if question not in self._answers]
         self.counts["cached"] += len(questions) - len(new)
-        with ThreadPoolExecutor(self.workers) as pool:
-            asked = [pool.submit(self._ask, question) for question in new]
-            try:
-                for one in asked:
-                    one.result()
-            except RewardError:
-                pool.shutdown(wait=False, cancel_futures=True)  # the others would fail one after the other
-                raise
+        if new:
+            run_async(lambda: self._ask_new(new))
         return self._answers
 
-    def _ask(self, question: str) -> None:
-        for attempt in range(self.retries + 1):
-            try:
-                answer = self._request(question)
-            except urllib.error.HTTPError as error:
-                reason = f"status {error.code}: {error.read()[:200].decode(errors='replace')}"
-                if error.code not in _PASSING:
-                    raise RewardError(f"judge.url ({self.url}) refuses: {reason}") from error
-                wait = _seconds(error.headers.get("Retry-After"))
-            except (OSError, http.client.HTTPException) as error:  # no connection, or silence
-                reason, wait = f"{type(error).__name__}: {error}", 0.0
-            else:
-                self._keep(question, answer)
-                return
-            if attempt < self.retries:
-                with self._lock:
-                    self.counts["retried"] += 1
-                time.sleep(max(wait, self.backoff * 2**attempt))
-        raise RewardError(f"judge.url ({self.url}) failed {self.retries + 1} times; the last time {reason}")
-
-    def _request(self, question: str) -> str:
+    async def _ask_new(self, questions: Sequence[str]) -> None:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(self.api_key_env):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url, question.encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as response:
-            answer = response.read()
-        try:
-            return str(json.loads(answer)["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError) as error:
-            raise RewardError(f"judge.url ({self.url}) answered with no chat completion: {answer[:200]!r}") from error
+        slots = asyncio.Semaphore(self.workers)
+        tls = self.url.startswith("https")  # reading the certificates takes a tenth of a second
+        async with httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, verify=tls) as client:
+            # The first failure ends all: the other questions would fail one after the other.
+            await asyncio.gather(*(self._ask(question, client, slots) for question in questions))
 
-    def _keep(self, question: str, answer: str) -> None:
-        with self._lock:
-            self.counts["asked"] += 1
-            self._answers[question] = answer
-            if self._file is not None:
-                with self._file.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps({"question": question, "answer": answer}) + "\n")
+    async def _ask(self, question: str, client: httpx2.AsyncClient, slots: asyncio.Semaphore) -> None:
+        """Ask one question, again after temporary failures, and keep the answer."""
+        async with slots:
+            for attempt in range(self.retries + 1):
+                wait = self.backoff * 2**attempt
+                try:
+                    async with asyncio.timeout(self.timeout):
+                        response, content = await self._request(question, client)
+                except TimeoutError:
+                    reason = f"it had not answered within judge.timeout ({self.timeout:g} s)"
+                except httpx2.TransportError as error:
+                    reason = f"{type(error).__name__}: {error}"
+                else:
+                    if response.is_success:
+                        return self._keep(question, content)
+                    place = f" redirects to {response.headers['Location']}" if response.has_redirect_location else ""
+                    reason = f"status {response.status_code}{place}: {content[:200].decode(errors='replace')}"
+                    if response.status_code not in _TRANSIENT:
+                        raise RewardError(f"judge.url ({self.url}) refuses: {reason}")
+                    wait = max(wait, _seconds(response.headers.get("Retry-After")))
+                if attempt < self.retries:
+                    self.counts["retried"] += 1
+                    await asyncio.sleep(min(wait * _JITTER.uniform(1, 1.5), MAX_WAIT))
+        raise RewardError(f"judge.url ({self.url}) failed {self.retries + 1} times; the last time {reason}")
+
+    async def _request(self, question: str, client: httpx2.AsyncClient) -> tuple[httpx2.Response, bytes]:
+        content = b""
+        async with client.stream("POST", self.url, content=question) as response:
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > MAX_BYTES:
+                    raise RewardError(f"judge.url ({self.url}) answered with more than {MAX_BYTES} bytes.")
+        return response, content
+
+    def _keep(self, question: str, content: bytes) -> None:
+        """Take the answer out of a chat completion, and add it to the cache."""
+        try:
+            answer = str(json.loads(content)["choices"][0]["message"]["content"] or "")
+        except (ValueError, LookupError, TypeError) as error:
+            raise RewardError(f"judge.url ({self.url}) answered with no chat completion: {content[:200]!r}") from error
+        self.counts["asked"] += 1
+        self._answers[question] = answer
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"question": question, "answer": answer}) + "\n")
 
 
 def _verdict(answer: str) -> str | None:
-    """A or B, if that is all that the last line says."""
+    """Return A or B if the last line says nothing else, or None."""
     lines = answer.strip().splitlines() or [""]
     match = _VERDICT.fullmatch(lines[-1])
     return None if match is None else match[1]
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Answers that were kept. A line that a killed run left half-written is left out."""
+    """Read the cache, leaving out a line that a killed run wrote only in part."""
     answers = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
@@ -209,5 +229,5 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _seconds(header: str | None) -> float:
-    """Of a Retry-After; 0 for a date or nothing."""
+    """Return the seconds of a Retry-After header, or 0 if it is missing or a date."""
     return float(header) if header is not None and header.isdigit() else 0.0

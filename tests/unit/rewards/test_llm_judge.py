@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -16,9 +17,10 @@ import pytest
 from tests.contract.recipes import make
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards import llm_judge
 from trlx_like.rewards.judges import GroupReward, make_judge
 from trlx_like.rewards.judging import judged
-from trlx_like.rewards.llm_judge import LLMJudge
+from trlx_like.rewards.llm_judge import MAX_BYTES, LLMJudge
 from trlx_like.rewards.runner import RewardRunner
 
 Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
@@ -31,6 +33,7 @@ class Server:
         self.reply: Callable[[str], str | Reply] = longer
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.pause = 0.0  # seconds before each byte of an answer
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,7 +50,9 @@ class Server:
                     for name, value in {"Content-Length": str(len(data)), **headers}.items():
                         self.send_header(name, value)
                     self.end_headers()
-                    self.wfile.write(data)
+                    for part in [data] if not server.pause else [data[i : i + 1] for i in range(len(data))]:
+                        time.sleep(server.pause)
+                        self.wfile.write(part)
                 except OSError:
                     pass  # whoever asked has given up
 
@@ -105,7 +110,7 @@ def test_a_preference_for_a_place_is_no_preference(server: Server) -> None:
     server.reply = lambda text: "A"
     judge = judge_of(server)
     assert judge.compare(prompts=PROMPTS, pairs=PAIRS) == [None] * 3
-    assert judge.counts["swayed"] == 3
+    assert judge.counts["order_dependent"] == 3
     assert judge_of(server, swap=False).compare(prompts=PROMPTS, pairs=PAIRS) == [0] * 3
 
 
@@ -144,6 +149,12 @@ def test_a_server_may_say_how_long_to_wait(server: Server) -> None:
     assert times[1] - times[0] >= 1
 
 
+def test_a_server_cannot_make_a_run_wait_for_an_hour(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_judge, "MAX_WAIT", 0.05)
+    server.reply = lambda text: longer(text) if len(server.requests) > 1 else (429, "later", {"Retry-After": "3600"})
+    assert judge_of(server, swap=False).compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+
+
 def test_a_failure_that_stays_is_an_error(server: Server) -> None:
     server.reply = lambda text: (503, "busy", {})
     with pytest.raises(
@@ -160,14 +171,53 @@ def test_a_silent_server_is_given_up(server: Server) -> None:
 
     server.reply = silent
     started = time.monotonic()
-    with pytest.raises(RewardError, match=r"failed 2 times; the last time .*timed out"):
+    with pytest.raises(RewardError, match=r"failed 2 times; .* had not answered within judge.timeout \(0.05 s\)"):
         judge_of(server, timeout=0.05, retries=1).compare(prompts=["p"], pairs=[("a", "b")])
     assert time.monotonic() - started < 0.5
 
 
+def test_a_server_that_answers_byte_by_byte_is_given_up(server: Server) -> None:
+    """Never silent for long, and yet not done in time."""
+    server.pause = 0.05
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"failed 1 times; .* had not answered within judge.timeout \(0.3 s\)"):
+        judge_of(server, timeout=0.3, retries=0).compare(prompts=["p"], pairs=[("a", "b")])
+    assert time.monotonic() - started < 2
+
+
+def test_an_answer_without_end_is_refused(server: Server) -> None:
+    server.reply = lambda text: "A" * (MAX_BYTES + 1)
+    with pytest.raises(RewardError, match=r"judge.url \(http://127.*\) answered with more than 1048576 bytes\."):
+        judge_of(server).compare(prompts=["p"], pairs=[("a", "b")])
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_key_does_not_follow_a_redirect(server: Server, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    other = Server()
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+    server.reply = lambda text: (status, "", {"Location": f"{other.url}/chat/completions"})
+    with pytest.raises(RewardError, match=rf"refuses: status {status} redirects to {other.url}/chat/completions"):
+        judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    assert len(server.requests) == 1 and not other.headers
+    other.http.shutdown()
+    other.http.server_close()
+
+
+def test_a_judge_may_be_asked_where_an_event_loop_is_running(server: Server) -> None:
+    """As in a notebook. What it raises arrives there too."""
+
+    async def cell() -> list[int | None]:
+        return judge_of(server).compare(prompts=PROMPTS, pairs=PAIRS)
+
+    assert asyncio.run(cell()) == [0, 1, 0]
+    server.reply = lambda text: (401, "no key", {})
+    with pytest.raises(RewardError, match="refuses: status 401"):
+        asyncio.run(cell())
+
+
 def test_a_server_that_is_not_there(server: Server) -> None:
     server.http.server_close()
-    with pytest.raises(RewardError, match=r"failed 3 times; the last time URLError: .*refused"):
+    with pytest.raises(RewardError, match=r"failed 3 times; the last time ConnectError: "):
         judge_of(server).compare(prompts=["p"], pairs=[("a", "b")])
 
 
