@@ -1,4 +1,4 @@
-"""What a denoising model is told of a prompt, and the way from noise to an image that it took."""
+"""The conditioning of a denoising model on prompts, and its trajectories from noise to images."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trlx_like.data.experience import Experience
 
 @dataclass
 class Conditioning(Experience):
-    """Prompts as the denoising model reads them. The negative ones are what guidance leads away from, if there is any.
+    """Prompts and negative prompts (for guidance) as the denoising model reads them.
 
-    All prompts are encoded to the same length, so nothing is padded here.
+    All prompts are encoded to the same length, so that nothing is padded here.
     """
 
     embeds: Tensor  # [B, L, D]
-    pooled: Tensor | None  # [B, D'], of families that have it
+    pooled: Tensor | None  # [B, D'], only in some families
     negative_embeds: Tensor | None  # [B, L, D]
     negative_pooled: Tensor | None  # [B, D']
 
     def doubled(self) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and pooled ones for one forward over the negative prompts and then the prompts. [2B, ...]"""
+        """Concatenate negative prompts and prompts for one forward pass: embeddings and pooled ones. [2B, ...]"""
         assert self.negative_embeds is not None
         embeds = torch.cat([self.negative_embeds, self.embeds])
         if self.pooled is None or self.negative_pooled is None:
@@ -34,18 +34,18 @@ class Conditioning(Experience):
 
 @dataclass
 class DenoisingExperience(Conditioning):
-    """Images as they came out of noise, step by step, and what each was worth.
+    """Denoising trajectories with their log-probabilities and advantages.
 
-    The latents are those whose log-probabilities these are. A batch may hold one step in place of all: see `at`.
+    A batch may hold a single step of each trajectory instead of all steps, see `at`.
     """
 
     latents: Tensor  # [B, S + 1, *x] float32, noise first
     old_logprobs: Tensor  # [B, S] float32, mean over the dimensions of x
-    order: Tensor  # [B, A] int64: the steps that can be learned from, in a random order of each image's own
+    order: Tensor  # [B, A] int64: the steps that can be learned from, in a random order per image
     advantages: Tensor  # [B] float32
 
     def at(self, column: int) -> Self:
-        """One step of each image, that which its order has in this column: latents [B, 2, *x], others [B, 1]."""
+        """Select one step of each image, the one in this column of `order`: latents [B, 2, *x], others [B, 1]."""
         t = self.order[:, column]
         rows = torch.arange(len(t), device=t.device)
         pair = torch.stack([self.latents[rows, t], self.latents[rows, t + 1]], dim=1)

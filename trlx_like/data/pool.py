@@ -1,4 +1,4 @@
-"""Sampled responses with their scores, kept over rounds and filed by prompt."""
+"""A pool of sampled responses with their scores, kept by prompt over the rounds of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-class Scored(NamedTuple):
-    """A response and its score."""
+class ScoredResponse(NamedTuple):
+    """A response with its prompt and score."""
 
     prompt: list[int]  # token ids
     response: list[int]  # token ids
@@ -20,19 +20,21 @@ class Scored(NamedTuple):
 
 
 class ResponsePool:
-    """Every response that was made to each prompt, in the order in which they were made.
+    """Keep the responses to each prompt in the order in which they were made.
 
-    limit: newest responses of a prompt that are kept; None: all. Responses with the same text count as the same one,
-    and the ids that are kept are those of the first: a repetition costs a number. (Other ids for a text are an odd
-    tokenisation, or hide special tokens that no reward function sees.)
+    Responses with the same text count as the same response, of which only the first one's ids are kept. (Other ids for
+    the same text are an unusual tokenisation, or differ in special tokens that no reward function sees.)
+
+    Args:
+        limit: Number of newest responses to keep per prompt; None: keep all.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._pools: dict[bytes, _Pool] = {}  # by prompt; ids are packed
 
-    def extend(self, responses: Iterable[Scored]) -> None:
-        """Adds responses, which may be to prompts that are new."""
+    def extend(self, responses: Iterable[ScoredResponse]) -> None:
+        """Add responses, whose prompts may be new."""
         for prompt, response, text, score in responses:
             self._pools.setdefault(_pack(prompt), _Pool()).add(text, _pack(response), score)
         if self.limit is not None:
@@ -40,15 +42,22 @@ class ResponsePool:
                 pool.shorten(self.limit)
 
     def __len__(self) -> int:
-        """Responses, repetitions counted."""
+        """Count the responses, repeated ones too."""
         return sum(len(pool.made) for pool in self._pools.values())
 
     def scores(self) -> list[Tensor]:
-        """Scores of the responses to each prompt, repetitions counted. [n] float64 each"""
+        """Return the scores of the responses to each prompt, of repeated ones too. [n] float64 each"""
         return [torch.tensor([score for _, score in pool.made], dtype=torch.float64) for pool in self._pools.values()]
 
     def select(self, thresholds: Tensor) -> list[tuple[list[int], list[int]]]:
-        """Ids of prompts and of responses that reach their prompt's threshold, each once. thresholds: [P]."""
+        """Select the distinct responses that reach their prompt's threshold.
+
+        Args:
+            thresholds: One threshold per prompt. [P]
+
+        Returns:
+            For each selected response the ids of its prompt and its own ids.
+        """
         chosen = []
         for (prompt, pool), threshold in zip(self._pools.items(), thresholds.tolist(), strict=True):
             distinct = dict.fromkeys(text for text, score in pool.made if score >= threshold)
@@ -56,7 +65,7 @@ class ResponsePool:
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        """Flat tensors, and a list of texts: prompts, their distinct responses, and which were made in turn."""
+        """Return the prompts, their distinct responses and the order of all responses, as flat tensors and texts."""
         pools = list(self._pools.values())
         numbers = [{text: number for number, text in enumerate(pool.ids)} for pool in pools]
         made = [number[text] for pool, number in zip(pools, numbers, strict=True) for text, _ in pool.made]
@@ -71,6 +80,7 @@ class ResponsePool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the contents by those that were saved."""
         responses, texts = iter(_rows(state["responses"])), iter(state["texts"])
         lengths = state["lengths"].tolist()
         made, scores = state["made"].split(lengths), state["scores"].split(lengths)
@@ -83,10 +93,10 @@ class ResponsePool:
 
 
 class _Pool:
-    """Of one prompt."""
+    """The responses to one prompt."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, bytes] = {}  # of the texts, in the order in which they were first made
+        self.ids: dict[str, bytes] = {}  # by text, in the order in which the texts were first made
         self.made: list[tuple[str, float]] = []
 
     def add(self, text: str, ids: bytes, score: float) -> None:
@@ -99,7 +109,7 @@ class _Pool:
 
 
 def _pack(ids: Sequence[int]) -> bytes:
-    """Four bytes a token, where a list of ints takes up to 36."""
+    """Pack ids into four bytes per token; a list of ints takes up to 36."""
     return array("i", ids).tobytes()
 
 

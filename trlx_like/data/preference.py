@@ -1,4 +1,4 @@
-"""Pairs of completions as token ids: what a preference loss learns from."""
+"""Pairs of completions as token ids, from which a preference loss learns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from trlx_like.data.text import Completion
 
 
 @dataclass
-class Answer(Completion):
-    """Completions of which some tokens are not the model's own: a user's turn between two answers."""
+class MultiTurnCompletion(Completion):
+    """Completions that may hold tokens of others, such as a user's turn between two answers."""
 
-    said: Tensor = padded(value=False)  # [B, R] bool
+    assistant_mask: Tensor = padded(value=False)  # [B, R] bool
 
     @property
     def scored(self) -> Tensor:
-        return self.said
+        """Mask of the response tokens that a policy scores: those of the assistant. [B, R] bool"""
+        return self.assistant_mask
 
 
 @dataclass
 class PreferenceExperience(Experience):
-    """Prompts, each with a chosen and a rejected completion, and what the reference thinks of both."""
+    """Prompts, each with a chosen and a rejected completion, and the reference's log-probabilities of both."""
 
     prompt: Tensor = padded("left", mask="prompt_mask")  # [B, P] int64, P >= 1
     prompt_mask: Tensor = padded("left", False, mask="prompt_mask")  # [B, P] bool
@@ -35,8 +36,8 @@ class PreferenceExperience(Experience):
     chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, C] bool
     rejected: Tensor = padded(mask="rejected_mask")  # [B, J] int64
     rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, J] bool
-    chosen_said: Tensor | None = padded(value=False, mask="chosen_mask", default=None)  # [B, C] bool; None: all
-    rejected_said: Tensor | None = padded(value=False, mask="rejected_mask", default=None)  # [B, J]
+    chosen_assistant_mask: Tensor | None = padded(value=False, mask="chosen_mask", default=None)  # [B, C]; None: all
+    rejected_assistant_mask: Tensor | None = padded(value=False, mask="rejected_mask", default=None)  # [B, J]
     ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
     ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
 
@@ -46,29 +47,36 @@ class PreferenceExperience(Experience):
         prompt: Sequence[int],
         chosen: Sequence[int],
         rejected: Sequence[int],
-        said: tuple[Sequence[bool], Sequence[bool]] | None = None,
+        assistant_masks: tuple[Sequence[bool], Sequence[bool]] | None = None,
     ) -> Self:
-        """An element, of token ids. said: which tokens of either completion the loss is on; None: all."""
+        """Make an element of token ids.
+
+        Args:
+            prompt: Ids of the prompt.
+            chosen: Ids of the preferred completion.
+            rejected: Ids of the other completion.
+            assistant_masks: Which tokens of the chosen and of the rejected completion the loss is on; None: all.
+        """
         columns = [torch.tensor(ids) for ids in (prompt, chosen, rejected)]
         parts = [part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))]
-        return cls(*parts, *([parts[3], parts[5]] if said is None else map(torch.tensor, said)))
+        return cls(*parts, *([parts[3], parts[5]] if assistant_masks is None else map(torch.tensor, assistant_masks)))
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:
-        """Which tokens of the chosen [B, C] and of the rejected [B, J] completion the loss is on."""
+        """Masks of the tokens that the loss is on, of the chosen [B, C] and of the rejected [B, J] completions."""
         return (
-            self.chosen_mask if self.chosen_said is None else self.chosen_said,
-            self.rejected_mask if self.rejected_said is None else self.rejected_said,
+            self.chosen_mask if self.chosen_assistant_mask is None else self.chosen_assistant_mask,
+            self.rejected_mask if self.rejected_assistant_mask is None else self.rejected_assistant_mask,
         )
 
-    def completions(self) -> Answer:
-        """2B rows, the chosen ones first, so that one forward pass scores both."""
+    def completions(self) -> MultiTurnCompletion:
+        """Return 2B completions, the chosen ones first, so that one forward pass scores both."""
         width = max(self.chosen.shape[1], self.rejected.shape[1])
 
         def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
             return torch.cat([pad(side, (0, width - side.shape[1])) for side in (chosen, rejected)])
 
-        return Answer(
+        return MultiTurnCompletion(
             self.prompt.repeat(2, 1),
             self.prompt_mask.repeat(2, 1),
             stacked(self.chosen, self.rejected),
@@ -77,6 +85,6 @@ class PreferenceExperience(Experience):
         )
 
     def sides(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What belongs to the chosen [B, C] and to the rejected [B, J] tokens, of values [2B, R] of `completions`."""
+        """Split values [2B, R] of `completions` into those of the chosen [B, C] and the rejected [B, J] tokens."""
         chosen, rejected = values.chunk(2)
         return chosen[:, : self.chosen.shape[1]], rejected[:, : self.rejected.shape[1]]

@@ -1,4 +1,4 @@
-"""Prompts and responses as token ids: what a sampler makes and a policy scores."""
+"""Prompts and responses as token ids, which a sampler makes and a policy scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trlx_like.data.experience import Experience, padded
 
 @dataclass
 class Completion(Experience):
-    """Token ids of prompts and of what follows them. Prompts end and responses begin at the same column.
+    """Token ids of prompts and of the responses that follow them.
 
-    The ids are those that were sampled (or tokenised once); they are never made again from text.
+    The ids are those that were sampled (or tokenised once); they are never made from text again.
     """
 
     prompt: Tensor = padded("left", mask="prompt_mask")  # [B, P] int64, P >= 1
@@ -24,14 +24,17 @@ class Completion(Experience):
 
     @property
     def scored(self) -> Tensor:
-        """Which response tokens a policy scores. [B, R] bool"""
+        """Mask of the response tokens that a policy scores. [B, R] bool"""
         return self.mask
 
     def inputs(self, start: int | None = None) -> dict[str, Tensor]:
-        """Keyword arguments of a language model.
+        """Return the keyword arguments of a language model's forward pass.
 
-        start: the first token of a decoder whose encoder reads the prompt; None: a causal model reads both as one
-        sequence. Positions count real tokens, so padding shifts nothing.
+        Positions count real tokens only, so that padding does not shift them.
+
+        Args:
+            start: First token of the decoder, for an encoder-decoder whose encoder reads the prompt; None: a causal
+                model reads prompt and response as one sequence.
         """
         if start is not None:
             ids, mask = padded_right(self.prompt, self.prompt_mask)
@@ -51,7 +54,7 @@ class Completion(Experience):
         }
 
     def previous(self, start: int | None = None) -> Tensor:
-        """The token before each response token; `start`, if given, before the first. [B, R]"""
+        """Return the token before each response token; before the first it is `start`, if given. [B, R]"""
         first = self.prompt[:, -1:] if start is None else torch.full_like(self.prompt[:, -1:], start)
         return torch.cat([first, self.response[:, :-1]], dim=1)
 
@@ -69,7 +72,7 @@ class Sampled(Completion):
 
 
 def padded_right(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Left-padded rows [B, P] and their mask with the padding on the right.
+    """Move the padding of left-padded rows [B, P] and their mask to the right.
 
     Encoders count absolute positions from the first column, padding or not.
     """

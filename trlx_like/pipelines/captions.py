@@ -1,4 +1,4 @@
-"""Prompts for images: text and what else the user gave with it, from a list or from a function."""
+"""Prompts for images, from a list or from a function, with the further keys that the user gave."""
 
 from __future__ import annotations
 
@@ -7,76 +7,64 @@ from dataclasses import dataclass
 from typing import Any
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines.rows import PromptColumns, checked_rows, split_prompt
 
 RESERVED = ("images", "prompts")
-"""Keys that a prompt may not have: reward functions are called with these keywords already."""
+"""Keys that a prompt may not have, since reward functions are called with these keywords already."""
 NEGATIVE = "negative_prompt"
-"""Key of a prompt whose images are led away from another text than `method.negative_prompt`."""
+"""The key of a prompt that replaces `method.negative_prompt` for its images."""
 
 
 @dataclass
-class Captions:
-    """Prompts for images."""
+class Captions(PromptColumns):
+    """A batch of prompts for images, with the further keys of each prompt."""
 
     texts: list[str]
     metadata: list[dict[str, Any]]
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, rows: slice | Sequence[int]) -> Captions:
-        if isinstance(rows, slice):
-            return Captions(self.texts[rows], self.metadata[rows])
-        return Captions([self.texts[row] for row in rows], [self.metadata[row] for row in rows])
-
-    def __add__(self, other: Captions) -> Captions:
-        return Captions(self.texts + other.texts, self.metadata + other.metadata)
-
-    def repeated(self, times: int) -> Captions:
-        """Each prompt `times` times, one after the other."""
-        return self[[row for row in range(len(self)) for _ in range(times)]]
+    @classmethod
+    def of(cls, rows: Sequence[Any], place: Callable[[int], str]) -> Captions:
+        """Read rows that are strings, or dicts with one under "prompt"; `place` names a row in errors."""
+        read = [split_prompt(row, place(number), RESERVED, chat=False) for number, row in enumerate(rows)]
+        for number, (_, metadata) in enumerate(read):
+            if not isinstance(metadata.get(NEGATIVE, ""), str):
+                raise DataError(f"{place(number)}: {NEGATIVE!r} must be a string.")
+        return cls([text for text, _ in read], [metadata for _, metadata in read])
 
 
 def read_captions(prompts: Sequence[Any]) -> Captions:
-    """Prompts that are strings, or dicts with one under "prompt" and metadata. DataError names the row of others."""
-    if isinstance(prompts, str):
-        raise DataError("prompts is a string; give a list of them.")
-    rows = [_read(prompt, f"prompts[{row}]") for row, prompt in enumerate(prompts)]
-    if not rows:
-        raise DataError("prompts is empty; give at least one.")
-    return Captions([text for text, _ in rows], [metadata for _, metadata in rows])
+    """Read prompts that are strings, or dicts with a string under "prompt" and further keys.
+
+    Raises:
+        DataError: A row has another form. The error names it.
+    """
+    return Captions.of(checked_rows(prompts, "prompts"), "prompts[{}]".format)
 
 
 class CaptionFunction:
-    """Prompts that a function makes up, one a call. What it draws from Python's `random` goes on after a resume."""
+    """Draw prompts from a function that makes one per call.
+
+    A resumed run continues the random numbers that the function draws from Python's `random`.
+
+    Args:
+        function: Called without arguments; returns a string, or a dict with one under "prompt" and further keys.
+    """
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.calls = 0
 
     def take(self, count: int) -> Captions:
-        """The next `count` prompts."""
-        made = [_read(self.function(), f"call {self.calls + row} of prompts") for row in range(count)]
+        """Return the next `count` prompts."""
+        made = [self.function() for _ in range(count)]
+        captions = Captions.of(made, lambda row: f"call {self.calls + row} of prompts")
         self.calls += count
-        return Captions([text for text, _ in made], [metadata for _, metadata in made])
+        return captions
 
     def state_dict(self) -> dict[str, int]:
+        """Return the number of calls so far."""
         return {"calls": self.calls}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue after the saved number of calls."""
         self.calls = state["calls"]
-
-
-def _read(prompt: Any, place: str) -> tuple[str, dict[str, Any]]:
-    if isinstance(prompt, str):
-        return prompt, {}
-    if not isinstance(prompt, Mapping):
-        raise DataError(f"{place} is a {type(prompt).__name__}; give a string, or a dict with 'prompt'.")
-    if not isinstance(prompt.get("prompt"), str):
-        raise DataError(f"{place}: a dict needs a string under 'prompt'; it has {sorted(prompt)}.")
-    for key in RESERVED:
-        if key in prompt:
-            raise DataError(f"{place}: {key!r} is already an argument of reward functions; rename the key.")
-    if not isinstance(prompt.get(NEGATIVE, ""), str):
-        raise DataError(f"{place}: {NEGATIVE!r} must be a string.")
-    return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}

@@ -1,9 +1,9 @@
-"""Messages to token ids, by the tokenizer's chat template.
+"""Encoding messages as token ids, by the tokenizer's chat template.
 
-What the assistant said is what the template marks with `{% generation %}`, where it does. Else it is found by
-comparing token ids: the template of the messages before a turn, with the header of an answer, has to begin that of the
-messages up to the turn. So every turn is predicted from exactly the ids that it would be generated after. Templates
-without marks that rewrite earlier turns are refused instead of being learnt from wrongly.
+The tokens of the assistant are those that the template marks with `{% generation %}`. In a template without marks they
+are found by comparing token ids: the ids of the messages before a turn, with the header of an answer, have to be a
+prefix of the ids up to the turn. So every turn is predicted from exactly the ids that it would be generated after. A
+template without marks that rewrites earlier turns is refused, since its turns would be learned wrongly.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
-from typing import Any, TypeGuard
+from itertools import groupby
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -22,27 +22,27 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import import_name
-from trlx_like.pipelines.tokens import Dialogue
+from trlx_like.pipelines.rows import Message as Message, is_messages as is_messages
+from trlx_like.pipelines.tokens import Dialogue, common_prefix
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]
-
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
-
-
-def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
-    """Whether a value is meant as messages: a list, not empty, that begins with a mapping."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
 def template_options(
     row: Mapping[str, Any], common: Mapping[str, Any] | None = None, place: str = ""
 ) -> dict[str, Any]:
-    """What the template is told beside a row's messages: the row's `tools` and `chat_template_kwargs`, before `common`.
+    """Collect the options of the chat template for one row.
 
-    common: of all rows, as in `tokenizer.chat_template_kwargs`. Tools may be text, as data sets have them whose columns
-    are typed; DataError for text that is no JSON list. place: how it names the row.
+    Args:
+        row: A row with `tools` and `chat_template_kwargs`, which override `common`. Tools may be a JSON list as text,
+            as in data sets with typed columns.
+        common: Options for all rows, as `tokenizer.chat_template_kwargs`.
+        place: The name of the row in errors.
+
+    Raises:
+        DataError: Tools are text that is no JSON list.
     """
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -58,10 +58,15 @@ def template_options(
 
 
 def common_options(options: Mapping[str, Any], option: str = "tokenizer.chat_template_kwargs") -> dict[str, Any]:
-    """What the template is told with every conversation, functions among its `tools` as JSON schemas.
+    """Prepare the options of the chat template for all conversations.
 
-    A schema is made from a function's types and docstring; a function may be named, as "module:function". ConfigError
-    for one that says too little about itself. option: how errors name the options.
+    Args:
+        options: The options. Functions among their `tools`, given as such or named as "module:function", are replaced
+            by JSON schemas, which are made from the functions' types and docstrings.
+        option: The name of the options in errors.
+
+    Raises:
+        ConfigError: A function lacks types or a docstring.
     """
     tools = options.get("tools")
     return {**options, "tools": [_schema(tool, f"{option}.tools") for tool in tools]} if tools else dict(options)
@@ -83,34 +88,43 @@ def _schema(tool: Any, option: str) -> dict[str, Any]:
 
 @dataclass
 class ChatPrompt:
-    """Token ids of messages that are to be answered."""
+    """Token ids of messages that the model is to answer."""
 
     ids: list[int]
-    header: int  # how many of the last ones begin an answer
+    header: int  # the number of last ids that begin an answer
 
 
 def encode_prompt(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, place: str = "messages", **options: Any
 ) -> ChatPrompt:
-    """A conversation that the model is to continue, with the header of an answer. DataError as `encode_chat`."""
+    """Encode a conversation that the model is to continue, with the header of an answer at its end.
+
+    The arguments and errors are those of `encode_chat`.
+    """
     chat = _Chat(messages, tokenizer, place, options)
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{place} ends with an assistant message; a prompt ends with what is to be answered.")
     asked = chat.prompt(len(messages))
-    return ChatPrompt(asked, len(asked) - _common(asked, chat.ids(len(messages))))
+    return ChatPrompt(asked, len(asked) - common_prefix(asked, chat.ids(len(messages))))
 
 
 def encode_chat(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, place: str = "messages", **options: Any
 ) -> Dialogue:
-    """Token ids of a conversation, and which of them the assistant said.
+    """Encode a conversation, with the assistant's turns as its outputs.
 
-    messages: mappings with "role" and "content". place: how errors name the conversation (`samples[3]`). options: of
-    the template, such as tools.
+    The template decides how a turn ends. Tokens that it writes after a turn's EOS are no output, nor is the header of
+    an answer.
 
-    The template says how a turn ends; what it writes after a turn's EOS is no output, nor is the header of an answer.
-    DataError for anything but messages, for a tokenizer without template, and for a template without marks that writes
-    a turn differently once others follow.
+    Args:
+        messages: Mappings with "role" and "content".
+        tokenizer: A tokenizer with a chat template.
+        place: The name of the conversation in errors, such as `samples[3]`.
+        **options: Options of the template, such as tools.
+
+    Raises:
+        DataError: These are no messages, the tokenizer has no chat template, or a template without marks writes a turn
+            differently once others follow.
     """
     chat = _Chat(messages, tokenizer, place, options)
     turns = chat.turns()
@@ -130,11 +144,11 @@ def encode_chat(
 
 @dataclass
 class ChatAnswer:
-    """Token ids of a prompt, with the header of an answer, and of what answers it."""
+    """Token ids of a prompt, with the header of an answer, and of the messages that answer it."""
 
     prompt: ChatPrompt
     ids: list[int]
-    said: list[bool]  # which of `ids` are the assistant's own; others may speak between its turns
+    assistant_mask: list[bool]  # which of `ids` the assistant says; others may speak between its turns
 
 
 def encode_answer(
@@ -145,30 +159,39 @@ def encode_answer(
     place: str = "messages",
     **options: Any,
 ) -> ChatAnswer:
-    """A prompt and the messages that answer it.
+    """Encode a prompt and the messages that answer it.
 
-    An answer ends with its last EOS, as a generated one does, if the template writes one. DataError as in
-    `encode_chat`.
+    An answer ends with its last EOS, as a generated one does, if the template writes one.
+
+    Args:
+        prompt: The messages before the answer.
+        answer: The messages from the assistant's first turn on.
+        tokenizer: A tokenizer with a chat template.
+        place: The name of the conversation in errors.
+        **options: Options of the template, such as tools.
+
+    Raises:
+        DataError: As `encode_chat`.
     """
     chat = _Chat([*prompt, *answer], tokenizer, place, options)
     if not prompt:
         raise chat.nothing_to_answer()
     before, whole = chat.around(len(prompt), len(prompt) + len(answer))
-    ids = whole[len(before) : chat.said(whole, len(before))]
-    said = [True] * len(ids)
+    ids = whole[len(before) : chat.end_of_turn(whole, len(before))]
+    mask = [True] * len(ids)
     if len(answer) > 1:
         spans = [chat.span(turn, whole) for turn in chat.turns() if turn >= len(prompt)]
         own = {place for start, end in spans for place in range(start, end)}
-        said = [place in own for place in range(len(before), len(before) + len(ids))]
-    return ChatAnswer(ChatPrompt(before, len(before) - _common(before, chat.ids(len(prompt)))), ids, said)
+        mask = [place in own for place in range(len(before), len(before) + len(ids))]
+    return ChatAnswer(ChatPrompt(before, len(before) - common_prefix(before, chat.ids(len(prompt)))), ids, mask)
 
 
 def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
-    """Says so if what answers the messages does not end with the tokenizer's EOS, at which generation stops."""
+    """Log a warning if the template ends an answer without the tokenizer's EOS, where generation stops."""
     try:
         answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options).ids
     except DataError:
-        return  # whoever encodes the messages says what is wrong with them
+        return  # encoding the messages will raise it again
     if answer[-1] != tokenizer.eos_token_id:
         logger.warning(
             "The chat template writes the answer '.' as %r, which does not end with the tokenizer's EOS, %r, where "
@@ -179,7 +202,7 @@ def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBa
 
 
 class _Chat:
-    """One conversation and what the template makes of its parts."""
+    """One conversation, and the token ids that the template gives for its parts."""
 
     def __init__(
         self,
@@ -196,32 +219,32 @@ class _Chat:
                 "tokenizer of a chat model, or give text."
             )
         self.messages = [dict(message) for message in messages]
-        self._ids: dict[int, list[int]] = {}  # what `ids` has made, of which the whole is asked for twice
+        self._ids: dict[int, list[int]] = {}  # cache of `ids`
         self._drop_own_eos()
 
     def turns(self) -> list[int]:
-        """Places of what the assistant says."""
+        """Return the places of the assistant's messages."""
         return [turn for turn, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def ids(self, end: int) -> list[int]:
-        """Of the messages up to `end`."""
+        """Return the ids of the messages up to `end`."""
         if end not in self._ids:
             self._ids[end] = self._apply(end)["input_ids"]
         return self._ids[end]
 
     def prompt(self, end: int) -> list[int]:
-        """Of the messages up to `end`, with the header of an answer."""
+        """Return the ids of the messages up to `end`, with the header of an answer."""
         ids: list[int] = self._apply(end, add_generation_prompt=True)["input_ids"]
         return ids
 
     @property
     def is_marked(self) -> bool:
-        """Whether the template marks what the assistant says. Only a fast tokenizer can tell where that is."""
+        """Whether the template marks what the assistant says. Only a fast tokenizer can locate the marks."""
         template = self.tokenizer.get_chat_template(self.options.get("chat_template"), self.options.get("tools"))
         return self.tokenizer.is_fast and _MARK.search(template) is not None
 
     def marked_spans(self, header: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Where the template marks what the assistant says, header and what follows an EOS taken away."""
+        """Iterate over the spans that the template marks, without the header and what follows an EOS."""
         encoded = self._apply(len(self.messages), return_assistant_tokens_mask=True)
         ids, marks = encoded["input_ids"], encoded["assistant_masks"]
         if not any(marks):
@@ -236,29 +259,29 @@ class _Chat:
                 if ids[max(after - len(header), 0) : after] == header:
                     start = after
                     break
-            # The EOS after an answer is how it ends, marked or not: without it no model learns to stop.
+            # The EOS after an answer belongs to it, marked or not: without it no model learns to stop.
             if ids[end : end + 1] == [self.tokenizer.eos_token_id]:
                 end += 1
-            yield start, self.said(ids[:end], start)
+            yield start, self.end_of_turn(ids[:end], start)
 
     def span(self, turn: int, whole: Sequence[int]) -> tuple[int, int]:
-        """Where in the whole conversation a turn of the assistant is, found by prefix."""
+        """Find the span of an assistant's turn in the whole conversation by comparing prefixes."""
         before, upto = self.around(turn, turn + 1)
         if whole[: len(upto)] != upto and upto[-1] == self.tokenizer.eos_token_id:
-            upto = upto[:-1]  # some templates close a conversation with one, which is no turn's
+            upto = upto[:-1]  # some templates end the conversation with an EOS that belongs to no turn
         if whole[: len(upto)] != upto:
             raise self._rewritten(turn)
-        return len(before), self.said(upto, len(before))
+        return len(before), self.end_of_turn(upto, len(before))
 
     def around(self, turn: int, end: int) -> tuple[list[int], list[int]]:
-        """Ids that an assistant's turn is generated after, and those up to the message `end`, which begin with them."""
+        """Return the ids before an assistant's turn, and the ids up to the message `end`, which begin with them."""
         before, upto = self.prompt(turn), self.ids(end)
         if not before or upto[: len(before)] != before:
             raise self._rewritten(turn)
         return before, upto
 
-    def said(self, ids: Sequence[int], start: int) -> int:
-        """Where what was said from `start` on ends: after its last EOS, or with the ids."""
+    def end_of_turn(self, ids: Sequence[int], start: int) -> int:
+        """Return where a turn that begins at `start` ends: after the last EOS, or at the end of the ids."""
         for end in range(len(ids), start, -1):
             if ids[end - 1] == self.tokenizer.eos_token_id:
                 return end
@@ -268,7 +291,7 @@ class _Chat:
         return DataError(f"{self.place} begins with an assistant message; there is nothing that it answers.")
 
     def _drop_own_eos(self) -> None:
-        """Of answers that end with EOS as text, where the template writes one of its own."""
+        """Remove EOS from the text of answers for which the template writes an EOS itself."""
         eos, end = self.tokenizer.eos_token, self.tokenizer.eos_token_id
         for turn, message in enumerate(self.messages):
             text = message.get("content")
@@ -279,7 +302,7 @@ class _Chat:
 
     def _apply(self, end: int, **asked: Any) -> Any:
         try:
-            # The template writes special tokens itself; transformers adds none to what it rendered.
+            # The template writes special tokens itself, and transformers adds none to the text that it renders.
             return self.tokenizer.apply_chat_template(
                 self.messages[:end], tokenize=True, return_dict=True, **asked, **self.options
             )
@@ -295,12 +318,8 @@ class _Chat:
         )
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-
-
 def _check(messages: Any, place: str) -> None:
+    """Raise DataError unless a value is a list of messages that each have a role and content."""
     if not is_messages(messages):
         raise DataError(f"{place} must be a list of messages, not {messages!r:.60}.")
     for number, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""Samples to learn from as token ids: plain text, (prompt, output, prompt, output, ...) dialogues, messages, dicts."""
+"""Encoding samples as token ids: plain text, dialogues (prompt, output, prompt, output, ...), messages and dicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import Message, encode_chat, is_messages, template_options, warn_of_ending
+from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
 from trlx_like.pipelines.returns import SampleReward, place_rewards
+from trlx_like.pipelines.rows import Message, checked_rows, is_messages
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 
@@ -27,21 +28,27 @@ def encode_dialogues(
     seq2seq: bool = False,
     template: Mapping[str, Any] | None = None,
 ) -> list[Dialogue]:
-    """Samples as token ids, ended by EOS, at most `max_length` tokens each.
+    """Encode samples as token ids that end with EOS.
 
-    A string is output from its second token on. Of a dialogue the outputs are the second, fourth, ... turn; of messages
-    what the assistant says, and how they end is up to the chat template. A dict has "prompt" and "output" (or
-    "completion"), or "messages" (and tools). Longer ones are cut on the tokenizer's truncation side; what is lost is in
-    `Dialogue.lost` and logged. DataError names the row of anything else, and of a sample of which no output is left.
-    rewards: of each sample, see `place_rewards`; those of outputs that are cut at the end go to the last one left.
-    template: what the chat template is told with all messages.
+    A string is output from its second token on. The outputs of a dialogue are its second, fourth, ... turn. The outputs
+    of messages are what the assistant says, and the chat template decides how they end.
 
-    seq2seq: for encoder-decoders. A sample is one prompt and one output; `max_length` counts the tokens of both.
+    Args:
+        samples: Strings, lists of strings (dialogues), lists of messages, or dicts with "prompt" and "output" (or
+            "completion"), or with "messages" (and "tools").
+        tokenizer: The tokenizer of the model.
+        max_length: Longest sample in tokens. A longer one is cut on the tokenizer's truncation side, with a warning;
+            `Dialogue.lost` counts its lost tokens.
+        rewards: One entry per sample, see `place_rewards`. Rewards of outputs that are cut at the end go to the last
+            token that is left.
+        seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, and `max_length`
+            counts the tokens of both.
+        template: Options of the chat template for all messages.
+
+    Raises:
+        DataError: A sample has another form, or no output is left of it. The error names the row.
     """
-    if isinstance(samples, str):
-        raise DataError("samples is a string; give a list of them.")
-    if not len(samples):
-        raise DataError("samples is empty; give at least one.")
+    samples = checked_rows(samples, "samples")
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     for row, sample in enumerate(samples if seq2seq else ()):
         _check_pair(sample, row)
@@ -63,7 +70,7 @@ def encode_dialogues(
 
 
 def pack(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
-    """Rows of dialogues of at most `max_length` tokens together: each, longest first, goes where it fits tightest."""
+    """Distribute dialogues over rows of at most `max_length` tokens, by best fit, the longest dialogues first."""
     rows: list[list[Dialogue]] = []
     space: list[tuple[int, int]] = []  # (tokens left, row), sorted
     for dialogue in sorted(dialogues, key=len, reverse=True):
@@ -81,7 +88,7 @@ def pack(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]
 def _conversations(
     samples: Sequence[Any], template: Mapping[str, Any] | None
 ) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
-    """What is asked first in the samples that are messages, and what the template is told with it."""
+    """Iterate over the samples that are messages: the messages before the first answer, and the template's options."""
     for number, sample in enumerate(samples):
         row = sample if isinstance(sample, Mapping) else {"messages": sample}
         if is_messages(row.get("messages")):
@@ -90,7 +97,7 @@ def _conversations(
 
 
 def _turns(sample: Any, row: int) -> list[str]:
-    """Alternating prompts and outputs; of plain text a single output."""
+    """Return the alternating prompts and outputs of a sample, or a single output for plain text."""
     if isinstance(sample, Mapping):
         output = sample.get("output", sample.get("completion"))
         if "prompt" not in sample or output is None:
@@ -110,6 +117,7 @@ def _turns(sample: Any, row: int) -> list[str]:
 
 
 def _check_pair(sample: Any, row: int) -> None:
+    """Raise DataError unless a sample is one prompt and one output."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     turns = [] if is_messages(conversation) else _turns(sample, row)
     if len(turns) != 2:
@@ -118,6 +126,7 @@ def _check_pair(sample: Any, row: int) -> None:
 
 
 def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
+    """Encode one sample, not cut yet."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
@@ -127,15 +136,14 @@ def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, 
         return encode_chat(conversation, encoder.tokenizer, place=place, **options)
     turns = _turns(sample, row)
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
-    if ids[-1][-1:] != [encoder.eos]:
-        ids[-1] = ids[-1] + [encoder.eos]
+    ids[-1] = encoder.ended(ids[-1])
     alone = len(turns) == 1
     is_output = [bool(alone or turn % 2) for turn, part in enumerate(ids) for _ in part]
     return Dialogue([token for part in ids for token in part], is_output)
 
 
 def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
-    """What fits of a dialogue. Its first token has nothing to be predicted from."""
+    """Cut a dialogue. Its first token is no output, since it has nothing to be predicted from."""
     kept = encoder.cut(dialogue.is_output, longest)
     is_output = [False, *kept[1:]]
     rewards = dialogue.rewards and encoder.cut(dialogue.rewards, longest)
@@ -145,13 +153,13 @@ def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
 
 
 def _lost(before: Sequence[bool], after: Sequence[bool]) -> Lost:
-    """From which tokens are outputs before and after a cut."""
+    """Count the lost tokens, given which tokens are outputs before and after a cut."""
     outputs = sum(before) - sum(after)
     return Lost(len(before) - len(after) - outputs, outputs)
 
 
 def _cut_pair(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
-    """What fits of a prompt and its output. If prompts are cut before outputs, a token of them stays."""
+    """Cut a prompt and its output. A prompt that is cut before its output keeps at least one token."""
     prompt, output = dialogue.split()
     rewards = (dialogue.rewards or [0.0] * len(dialogue))[len(prompt) :]
     if encoder.tokenizer.truncation_side == "left":

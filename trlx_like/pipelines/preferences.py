@@ -1,55 +1,65 @@
-"""Pairs of answers of which one is preferred, as token ids: what reward models and DPO learn from."""
+"""Encoding preferences, the pairs of answers that reward models and DPO learn from, as token ids."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import encode_answer, is_messages, template_options
-from trlx_like.pipelines.tokens import TextEncoder
+from trlx_like.pipelines.chat import encode_answer, template_options
+from trlx_like.pipelines.returns import finite
+from trlx_like.pipelines.rows import checked_rows, is_messages
+from trlx_like.pipelines.tokens import TextEncoder, common_prefix
 from trlx_like.pipelines.truncation import Lost, Truncation
 
 
 @dataclass
 class Preference:
-    """A prompt and two answers to it as token ids, none of them empty."""
+    """A prompt and two answers to it as token ids. None of them is empty."""
 
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
-    said: tuple[list[bool], list[bool]] | None = None
-    """Which tokens of either answer are the assistant's own, where it goes on after others; None: all."""
+    assistant_masks: tuple[list[bool], list[bool]] | None = None
+    """Which tokens of each answer the assistant says, if an answer has turns of others too; None: all."""
     margin: float = 0.0
-    """By how much the chosen one is better, where the data says so."""
+    """How much better the chosen answer is, if the data says so."""
     header: int = field(default=0, compare=False)
-    """How many of the prompt's last tokens begin an answer; they are not cut."""
+    """The number of the prompt's last tokens that begin an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
-    """What was cut, of both answers together."""
+    """The tokens that were cut, of both answers together."""
 
 
 class SamePreferences:
-    """A digest of preferences, for checkpoints that hold what was made of them: other ones would go unread."""
+    """Refuse to resume a run with other preferences than those that it began with.
+
+    A checkpoint holds the store that was made of the preferences, so that other ones would be ignored.
+
+    Args:
+        preferences: The preferences of this run.
+        name: Their name in errors.
+    """
 
     def __init__(self, preferences: Sequence[Preference], name: str = "preferences") -> None:
         self.name = name
         digest = hashlib.sha256()
         for pair in preferences:
             digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
-            digest.update(b"" if pair.said is None else bytes([*pair.said[0], *pair.said[1]]))
+            masks = pair.assistant_masks
+            digest.update(b"" if masks is None else bytes([*masks[0], *masks[1]]))
         self.state = {"pairs": len(preferences), "sha256": digest.hexdigest()}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the number of pairs and their digest."""
         return dict(self.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compare with the saved digest; DataError if it differs."""
         if dict(state) != self.state:
             raise DataError(
                 f"{self.name}: the run that is resumed had {state['pairs']} pairs, and these {self.state['pairs']} are "
@@ -69,25 +79,30 @@ def encode_preferences(
     template: Mapping[str, Any] | None = None,
     name: str = "preferences",
 ) -> list[Preference]:
-    """Preferences as token ids, their order kept.
+    """Encode preferences as token ids, in their order.
 
-    rows: mappings with "chosen" and "rejected" and, if they like, "prompt", "margin" and (for a chat template) "tools";
-    or (prompt, chosen, rejected). All of a row is strings or all is lists of messages; chosen and rejected may repeat
-    a prompt of messages, and a prompt of text a user's message in both. Without a prompt it is what both begin with:
-    messages, or tokens of text. Answers of text end with EOS, those of messages as the chat template ends them.
+    A row is all strings or all lists of messages. Without a prompt, the messages or tokens that both answers begin
+    with are the prompt. Chosen and rejected may repeat a prompt of messages, and a prompt of text may repeat a user's
+    message in both. Answers of text end with EOS, answers of messages as the chat template ends them.
 
-    max_prompt_length: tokens of a prompt, cut on the tokenizer's truncation side. max_length: tokens of a prompt and
-    an answer together. What is longer loses the end of the answer (keep_start) or the beginning of the prompt and then
-    of the answer (keep_end), or the row is dropped. What is lost is in `Preference.lost`, and one line is logged about
-    it. seq2seq: as of `TextEncoder`; a row of text needs a prompt of its own. template: what the chat template is told
-    with all messages. name: what errors call rows.
+    Args:
+        rows: Mappings with "chosen", "rejected" and optionally "prompt", "margin" and "tools" (for a chat template), or
+            tuples (prompt, chosen, rejected).
+        tokenizer: The tokenizer of the model.
+        max_length: Longest prompt with its longer answer, in tokens.
+        max_prompt_length: Longest prompt in tokens. A longer one is cut on the tokenizer's truncation side.
+        truncation: The part to keep of a row that is longer than `max_length`. keep_start cuts the end of the answers;
+            keep_end cuts the beginning of the prompt, and then of the answers.
+        too_long: Whether to truncate such a row or to drop it. Either way a warning is logged; `Preference.lost` counts
+            the lost tokens.
+        seq2seq: Whether the model is an encoder-decoder, see `TextEncoder`. Every row then needs a prompt.
+        template: Options of the chat template for all messages.
+        name: The name of `rows` in errors.
 
-    DataError, with the row, for anything else, and for answers that are the same or of which nothing is left.
+    Raises:
+        DataError: A row has another form, its answers are the same, or nothing is left of them. The error names it.
     """
-    if isinstance(rows, str):
-        raise DataError(f"{name} is a string; give a list of rows.")
-    if not len(rows):
-        raise DataError(f"{name} is empty; give at least one row.")
+    rows = checked_rows(rows, name)
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     kept: list[Preference] = []
     for row, values in enumerate(rows):
@@ -115,15 +130,16 @@ def encode_preferences(
 
 
 def _sizes(pair: Preference) -> tuple[int, int]:
-    """Tokens of the prompt, and of both answers."""
+    """Count the tokens of the prompt, and of both answers together."""
     return len(pair.prompt), len(pair.chosen) + len(pair.rejected)
 
 
 def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Preference:
+    """Encode one row, not cut yet."""
     row = _columns(values, place)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(prompt, str) and is_messages(chosen) and is_messages(rejected):
-        # Some data sets say once more as text what the user asks in both conversations.
+        # Some data sets repeat as text what the user asks in both conversations.
         asked = {"role": "user", "content": prompt}
         prompt = None if asked in chosen and asked in rejected else prompt
     margin = _margin(row.get("margin"), place)
@@ -134,9 +150,9 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         options = template_options(row, template, place)
         first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
         second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
-        said = None if all(first.said) and all(second.said) else (first.said, second.said)
-        header = first.prompt.header
-        preference = Preference(first.prompt.ids, first.ids, second.ids, said, margin, header=header)
+        masks = first.assistant_mask, second.assistant_mask
+        own = None if all(map(all, masks)) else masks
+        preference = Preference(first.prompt.ids, first.ids, second.ids, own, margin, header=first.prompt.header)
     else:
         found = ", ".join(
             f"{name} a {type(row[name]).__name__}" for name in ("prompt", "chosen", "rejected") if name in row
@@ -151,6 +167,7 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
 
 
 def _columns(values: Any, place: str) -> Mapping[str, Any]:
+    """Return a row as a mapping that has chosen and rejected."""
     if isinstance(values, (tuple, list)) and len(values) == 3:
         return dict(zip(("prompt", "chosen", "rejected"), values, strict=True))
     if not isinstance(values, Mapping):
@@ -165,15 +182,10 @@ def _columns(values: Any, place: str) -> Mapping[str, Any]:
 
 
 def _margin(value: Any, place: str) -> float:
-    if value is None:
-        return 0.0
     try:
-        margin = float("nan") if isinstance(value, bool) else float(value)
+        return 0.0 if value is None else finite(value)
     except (TypeError, ValueError):
-        margin = float("nan")
-    if not math.isfinite(margin):
-        raise DataError(f"{place}: margin must be a finite number, not {value!r}.")
-    return margin
+        raise DataError(f"{place}: margin must be a finite number, not {value!r}.") from None
 
 
 def _encode_texts(
@@ -183,25 +195,19 @@ def _encode_texts(
         if not text:
             raise DataError(f"{place}: {name} is empty.")
     if prompt is not None:
-        first, second = (_ended(ids, encoder) for ids in encoder.following([chosen, rejected]))
+        first, second = map(encoder.ended, encoder.following([chosen, rejected]))
         return encoder.opening([prompt])[0], first, second
-    first, second = (_ended(ids, encoder) for ids in encoder.opening([chosen, rejected]))
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-    start = min(common, len(first) - 1, len(second) - 1)
+    first, second = map(encoder.ended, encoder.opening([chosen, rejected]))
+    start = min(common_prefix(first, second), len(first) - 1, len(second) - 1)
     return first[:start] or [encoder.start], first[start:], second[start:]
-
-
-def _ended(ids: list[int], encoder: TextEncoder) -> list[int]:
-    return ids if ids[-1:] == [encoder.eos] else [*ids, encoder.eos]
 
 
 def _split_messages(
     prompt: Sequence[Any] | None, chosen: Sequence[Any], rejected: Sequence[Any], place: str
 ) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """The prompt, and the messages that follow it in either conversation."""
+    """Return the prompt, and the messages that follow it in each conversation."""
     if prompt is None:
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
-        start = min(common, len(chosen) - 1, len(rejected) - 1)
+        start = min(common_prefix(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
         prompt, answers = chosen[:start], [chosen[start:], rejected[start:]]
     else:
         length, same = len(prompt), list(prompt)
@@ -219,7 +225,7 @@ def _split_messages(
 
 
 def _cut(preference: Preference, longest: int, truncation: str, place: str, encoder: TextEncoder) -> Preference:
-    """What fits of a preference of which some answer does not fit beside the prompt."""
+    """Cut a preference whose prompt and longer answer do not fit together."""
     prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
     if truncation == "keep_end":
         prompt = encoder.cut(prompt, max(1, longest - max(map(len, answers))), side="left")
@@ -227,8 +233,9 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
     else:
         kept = slice(max(0, longest - len(prompt)))
     answers = [answer[kept] for answer in answers]
-    said = preference.said and (preference.said[0][kept], preference.said[1][kept])
-    if not answers[0] or (said and not all(map(any, said))):
+    masks = preference.assistant_masks
+    masks = masks and (masks[0][kept], masks[1][kept])
+    if not answers[0] or (masks and not all(map(any, masks))):
         raise DataError(
             f"{place}: nothing is left of the answers within max_length ({longest} tokens); the prompt alone has "
             f"{len(preference.prompt)}. Set max_prompt_length, or drop what is too long."
@@ -238,4 +245,4 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
             f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
             "is too long."
         )
-    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1], said=said)
+    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1], assistant_masks=masks)

@@ -1,4 +1,4 @@
-"""Prompts: checked, tokenised once, and drawn in a shuffled order that a checkpoint remembers."""
+"""Prompts, which are checked and tokenised once, and taken in a shuffled order that a checkpoint remembers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, is_messages, template_options, warn_of_ending
+from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, template_options, warn_of_ending
+from trlx_like.pipelines.rows import PromptColumns, checked_rows, split_prompt
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry
@@ -24,21 +25,22 @@ register_datapipeline = DATAPIPELINES.register
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer")
-"""Keys that a prompt may not have: reward functions are called with these keywords already."""
+"""Keys that a prompt may not have, since reward functions are called with these keywords already."""
 
 
 @dataclass
-class PromptBatch:
-    """Prompts as token ids, and what else the user gave with each of them."""
+class PromptBatch(PromptColumns):
+    """A batch of prompts as token ids, with the further keys of each prompt."""
 
     ids: list[list[int]]
     metadata: list[dict[str, Any]]
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def tensors(self, pad: int) -> tuple[Tensor, Tensor]:
-        """Left-padded ids [B, P] and their mask [B, P] (bool)."""
+        """Return left-padded ids [B, P] and their mask [B, P] (bool).
+
+        Args:
+            pad: The id to pad with.
+        """
         longest = max(len(row) for row in self.ids)
         ids = torch.full((len(self), longest), pad)
         mask = torch.zeros(len(self), longest, dtype=torch.bool)
@@ -47,23 +49,24 @@ class PromptBatch:
             mask[row, longest - len(entries) :] = True
         return ids, mask
 
-    def __getitem__(self, rows: slice) -> PromptBatch:
-        return PromptBatch(self.ids[rows], self.metadata[rows])
-
-    def repeated(self, times: int) -> PromptBatch:
-        """Each prompt `times` times, one after the other."""
-        rows = [row for row in range(len(self)) for _ in range(times)]
-        return PromptBatch([self.ids[row] for row in rows], [self.metadata[row] for row in rows])
-
 
 class PromptPipeline:
-    """Prompts that a text trainer generates from.
+    """Tokenise the prompts that a text trainer generates from.
 
-    prompts: strings or lists of messages, or dicts with either under "prompt"; their other keys reach the reward
-    function as keywords (one list each). Messages get the header of an answer by the tokenizer's chat template (which
-    sees the key "tools", and is told what `template` has), and reach the reward function as `messages`.
-    max_prompt_length: in tokens; longer ones are cut on the tokenizer's truncation side, but for the header of an
-    answer, and the log says so. seq2seq: as of `TextEncoder`. Raises DataError with the row number for anything else.
+    The further keys of a prompt reach the reward function as keywords, one list per key. Messages are written by the
+    tokenizer's chat template, with the header of an answer at the end, and reach the reward function as `messages`.
+
+    Args:
+        prompts: Strings or lists of messages, or dicts with either under "prompt" and further keys. A key "tools" is
+            passed to the chat template too.
+        max_prompt_length: Longest prompt in tokens. A longer one is cut on the tokenizer's truncation side, without
+            the header of an answer, and a warning is logged.
+        tokenizer: The tokenizer of the policy.
+        seq2seq: Whether the policy is an encoder-decoder, see `TextEncoder`.
+        template: Options of the chat template for all prompts.
+
+    Raises:
+        DataError: A prompt has another form. The error names the row.
     """
 
     def __init__(
@@ -75,25 +78,22 @@ class PromptPipeline:
         seq2seq: bool = False,
         template: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(prompts, str):
-            raise DataError("prompts is a string; give a list of them.")
-        rows = [_read(prompt, row) for row, prompt in enumerate(prompts)]
-        if not rows:
-            raise DataError("prompts is empty; give at least one.")
+        listed = checked_rows(prompts, "prompts")
+        rows = [split_prompt(prompt, f"prompts[{row}]", RESERVED, chat=True) for row, prompt in enumerate(listed)]
         encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
         texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
         whole: list[ChatPrompt] = []
         has_chats = False
         for row, (prompt, metadata) in enumerate(rows):
-            if is_messages(prompt):
-                place = f"prompts[{row}]"
-                options = template_options(metadata, template, place)
-                whole.append(encode_prompt(prompt, tokenizer, place=place, **options))
-                if not has_chats:
-                    warn_of_ending(prompt, tokenizer, **options)
-                has_chats = True
-            else:
+            if isinstance(prompt, str):
                 whole.append(ChatPrompt(next(texts), 0))
+                continue
+            place = f"prompts[{row}]"
+            options = template_options(metadata, template, place)
+            whole.append(encode_prompt(prompt, tokenizer, place=place, **options))
+            if not has_chats:
+                warn_of_ending(prompt, tokenizer, **options)
+            has_chats = True
         self.ids = [encoder.cut_prompt(prompt.ids, max_prompt_length, prompt.header) for prompt in whole]
         lost = [Lost(prompt=len(before.ids) - len(after)) for before, after in zip(whole, self.ids, strict=True)]
         Truncation.of(lost).warn("prompts", f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)")
@@ -105,10 +105,11 @@ class PromptPipeline:
         return len(self.ids)
 
     def __getitem__(self, rows: Sequence[int]) -> PromptBatch:
-        return PromptBatch([self.ids[row] for row in rows], [self.metadata[row] for row in rows])
+        """Return a batch of the chosen rows."""
+        return PromptBatch(self.ids, self.metadata)[rows]
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[PromptBatch]:
-        """One pass: in the order given, or shuffled by `generator`."""
+        """Iterate once over all prompts in batches of `size`, in the given order or shuffled by `generator`."""
         order = list(range(len(self)))
         if generator is not None:
             order = torch.randperm(len(self), generator=generator).tolist()
@@ -117,7 +118,7 @@ class PromptPipeline:
 
 
 class Prompts(Protocol[Batch_co]):
-    """What prompts are drawn from: rows by their numbers."""
+    """Anything that has a length and returns a batch for a list of row numbers."""
 
     def __len__(self) -> int: ...
 
@@ -125,7 +126,12 @@ class Prompts(Protocol[Batch_co]):
 
 
 class PromptStream(Generic[Batch_co]):
-    """Prompts without end, in a new order each pass. Its state is two numbers."""
+    """Take prompts without end, in a new random order in each epoch.
+
+    Args:
+        pipeline: The prompts.
+        seed: With the number of the epoch it determines the order.
+    """
 
     def __init__(self, pipeline: Prompts[Batch_co], seed: int) -> None:
         self.pipeline = pipeline
@@ -134,7 +140,7 @@ class PromptStream(Generic[Batch_co]):
         self.position = 0
 
     def take(self, count: int) -> Batch_co:
-        """The next `count` prompts; a pass that ends on the way is followed by the next."""
+        """Return the next `count` prompts, which may continue into the next epoch."""
         rows: list[int] = []
         while len(rows) < count:
             if self.position == len(self.pipeline):
@@ -146,7 +152,7 @@ class PromptStream(Generic[Batch_co]):
 
     @property
     def next_epoch(self) -> int:
-        """The pass that the next prompt belongs to, from 0."""
+        """The number of the epoch that the next prompt belongs to, from 0."""
         return self.epoch + (self.position == len(self.pipeline))
 
     def _order(self) -> list[int]:
@@ -155,27 +161,13 @@ class PromptStream(Generic[Batch_co]):
         return order
 
     def state_dict(self) -> dict[str, int]:
+        """Return the position in the data."""
         return {"epoch": self.epoch, "position": self.position, "prompts": len(self.pipeline)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue at a saved position. DataError if the number of prompts is another."""
         if state["prompts"] != len(self.pipeline):
             raise DataError(
                 f"prompts: the run that is resumed had {state['prompts']}, now there are {len(self.pipeline)}."
             )
         self.epoch, self.position = state["epoch"], state["position"]
-
-
-def _read(prompt: Any, row: int) -> tuple[str | Sequence[Any], dict[str, Any]]:
-    """Text or messages, and what came with them."""
-    if isinstance(prompt, str) or is_messages(prompt):
-        return prompt, {}
-    if isinstance(prompt, Mapping):
-        if not (isinstance(prompt.get("prompt"), str) or is_messages(prompt.get("prompt"))):
-            raise DataError(
-                f"prompts[{row}]: a dict needs a string or messages under 'prompt'; it has {sorted(prompt)}."
-            )
-        for key in RESERVED:
-            if key in prompt:
-                raise DataError(f"prompts[{row}]: {key!r} is already an argument of reward functions; rename the key.")
-        return prompt["prompt"], {key: value for key, value in prompt.items() if key != "prompt"}
-    raise DataError(f"prompts[{row}] is a {type(prompt).__name__}; give a string, messages, or a dict with 'prompt'.")

@@ -1,4 +1,4 @@
-"""Rewards that come with samples: checked, standardised, and put on the tokens that they are for."""
+"""Rewards that come with samples: checking them, standardising them, and assigning them to tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from trlx_like.errors import DataError
 logger = logging.getLogger(__name__)
 
 SampleReward = float | list[float]
-"""Of one sample: a number for the whole of it, one for each output, or one for each output token."""
+"""The reward of one sample: a number for all of it, one per output, or one per output token."""
 
 
 def check_rewards(rewards: Sequence[Any], count: int) -> list[SampleReward]:
-    """The rewards of `count` samples as floats and lists of floats. DataError names the row of anything else."""
+    """Convert rewards to floats and lists of floats.
+
+    Args:
+        rewards: One entry per sample.
+        count: The number of samples.
+
+    Raises:
+        DataError: The number of entries is wrong, or an entry is no finite number or list of them.
+    """
     if isinstance(rewards, str) or not hasattr(rewards, "__len__"):
         raise DataError(f"rewards is a {type(rewards).__name__}; give a list of numbers.")
     if len(rewards) != count:
@@ -29,24 +37,25 @@ def _read(reward: Any, row: int) -> SampleReward:
     reward = reward.tolist() if hasattr(reward, "tolist") else reward
     several = isinstance(reward, Sequence) and not isinstance(reward, str)
     try:
-        values = [_number(value) for value in (reward if several else [reward])]
+        values = [finite(None if isinstance(value, str) else value) for value in (reward if several else [reward])]
     except (TypeError, ValueError):
         raise DataError(f"rewards[{row}] is {reward!r}; give a finite number, or a list of them.") from None
     return values if several else values[0]
 
 
-def _number(value: Any) -> float:
-    number = float("nan") if isinstance(value, (bool, str)) else float(value)
+def finite(value: Any) -> float:
+    """Convert a number, or text of one, to a float. ValueError or TypeError if it is none, a bool or not finite."""
+    number = float("nan") if isinstance(value, bool) else float(value)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
 def standardized(rewards: Sequence[SampleReward]) -> list[SampleReward]:
-    """Rewards divided by the standard deviation of the samples' returns, and less their mean if all are numbers.
+    """Divide rewards by the standard deviation of the samples' returns, after subtracting their mean.
 
-    With several rewards a sample a shift would pay for length, so there is none. Returns that are all equal say
-    nothing about what is better; they stay as they are.
+    The mean is subtracted only if every sample has a single reward: with several rewards per sample it would reward or
+    punish length. If all returns are equal the rewards are returned unchanged.
     """
     returns = [sum(reward) if isinstance(reward, list) else reward for reward in rewards]
     deviation = statistics.stdev(returns) if len(returns) > 1 else 0.0
@@ -61,10 +70,21 @@ def standardized(rewards: Sequence[SampleReward]) -> list[SampleReward]:
 
 
 def place_rewards(reward: SampleReward, is_output: Sequence[bool], row: int) -> list[float]:
-    """A reward for each token of a sample [T]: 0 but at output tokens. The first token is never one.
+    """Assign the rewards of a sample to its tokens.
 
-    A number goes to the last output token; as many as there are outputs to the last token of each; otherwise there is
-    one for every output token, where that of an EOS which was added may be left out.
+    A single number goes to the last output token. One number per output goes to the last token of each output. One
+    number per output token is used as it is; the one for an EOS that was added may be missing.
+
+    Args:
+        reward: The reward of the sample.
+        is_output: Which tokens are outputs. [T]
+        row: The number of the sample, for errors.
+
+    Returns:
+        One reward per token, 0 everywhere else. [T]
+
+    Raises:
+        DataError: The number of rewards fits none of these.
     """
     tokens = [place for place, output in enumerate(is_output) if output and place]
     ends = [place for place in tokens if place + 1 == len(is_output) or not is_output[place + 1]]

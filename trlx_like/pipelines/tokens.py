@@ -1,10 +1,11 @@
-"""Text to token ids, once: special tokens are added where the tokenizer's own encoding adds them, and never twice."""
+"""Encoding text as token ids, with special tokens where the tokenizer's own encoding adds them, and never twice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,31 +16,33 @@ T = TypeVar("T")
 
 @dataclass
 class Dialogue:
-    """Token ids, and which of them are outputs: what the model should have said. The first is never one."""
+    """Token ids of a sample, and which of them are outputs, the tokens to learn. The first is never an output."""
 
     ids: list[int]
     is_output: list[bool]
-    rewards: list[float] | None = None  # of each token, where they are known
-    lost: Lost = field(default=Lost(), compare=False)  # what was cut
+    rewards: list[float] | None = None  # one per token, if they are known
+    lost: Lost = field(default=Lost(), compare=False)  # tokens that were cut
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def split(self) -> tuple[list[int], list[int]]:
-        """The ids before the first output, and those from it on."""
+        """Return the ids before the first output, and the ids from it on."""
         first = self.is_output.index(True)
         return self.ids[:first], self.ids[first:]
 
 
 class TextEncoder:
-    """Token ids of prompts and of outputs.
+    """Encode prompts and outputs as token ids.
 
-    A text that opens a sequence begins with BOS if the tokenizer's own encoding begins with it, and a sequence that
-    would be empty holds BOS (or EOS where there is none), so that the first token of an answer has a state to be
-    predicted from.
+    A text that begins a sequence starts with BOS if the tokenizer's own encoding does. A sequence that would be empty
+    holds BOS (or EOS if there is no BOS), so that the first token of an answer can be predicted from something.
 
-    seq2seq: prompts and outputs are sequences of their own. A prompt gets all special tokens of the tokenizer's own
-    encoding (T5 reads an EOS after each text), an output those that open a target (the language, with mBart's kin).
+    Args:
+        tokenizer: The tokenizer of the model.
+        seq2seq: Whether prompts and outputs are separate sequences. A prompt then gets all special tokens of the
+            tokenizer's own encoding (T5 reads an EOS after each text), and an output those that begin a target (such
+            as the language, for mBart).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seq2seq: bool = False) -> None:
@@ -56,7 +59,7 @@ class TextEncoder:
             self.before_output, _ = _around(target, tokenizer(text_target="a", add_special_tokens=False).input_ids)
 
     def opening(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts that open a sequence; at least one each."""
+        """Encode texts that begin a sequence, as at least one id each."""
         rows = []
         for ids in self._bare(texts):
             before = self.before if ids[: len(self.before)] != self.before else []
@@ -65,9 +68,13 @@ class TextEncoder:
         return rows
 
     def following(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts that continue a sequence, or of outputs for a decoder."""
+        """Encode texts that continue a sequence, or the outputs of a decoder."""
         before = self.before_output
         return [ids if ids[: len(before)] == before else before + ids for ids in self._bare(texts)]
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """Return ids with EOS at the end, added if it is missing."""
+        return ids if ids[-1:] == [self.eos] else [*ids, self.eos]
 
     def _bare(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -76,9 +83,14 @@ class TextEncoder:
         return ids
 
     def cut(self, row: list[T], longest: int, side: str | None = None) -> list[T]:
-        """At most `longest` ids, or what goes with them, cut on `side` or else on the tokenizer's truncation side.
+        """Cut a row of ids, or of values that belong to ids.
 
-        Special tokens around a prompt stay: without them a model meets text that it has never seen begin or end.
+        Special tokens around a prompt are kept, since a model has never seen text without them.
+
+        Args:
+            row: One entry per token.
+            longest: The most entries to keep.
+            side: The side to cut on, left or right; None: the tokenizer's truncation side.
         """
         if len(row) <= longest:
             return row
@@ -90,12 +102,17 @@ class TextEncoder:
         return row[:first] + text + row[len(row) - last :]
 
     def cut_prompt(self, prompt: list[int], longest: int, header: int) -> list[int]:
-        """At most `longest` ids. The last `header` ones begin an answer and stay: else a model goes on asking."""
+        """Cut a prompt to `longest` ids, but not its last `header` ids, which begin an answer."""
         asked, answer = prompt[: len(prompt) - header], prompt[len(prompt) - header :]
         return self.cut(asked, max(longest - header, 0)) + answer[-longest:]
 
 
 def _around(whole: list[int], text: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `text` in `whole`."""
+    """Return the ids before and after `text` in `whole`."""
     at = next(at for at in range(len(whole)) if whole[at : at + len(text)] == text)
     return whole[:at], whole[at + len(text) :]
+
+
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Count the entries that two sequences have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -1,4 +1,4 @@
-"""What is lost where data is longer than it may be: counted row by row, said in one line, and logged as metrics."""
+"""Counting the tokens that are lost when data is longer than allowed, for one warning and for metrics."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ logger = logging.getLogger(__name__)
 
 
 class Lost(NamedTuple):
-    """Tokens of a row that were cut."""
+    """The number of tokens of one row that were cut."""
 
-    prompt: int = 0  # of what the model answers
-    output: int = 0  # of what it is to say
+    prompt: int = 0
+    output: int = 0
 
 
 @dataclass
 class Truncation:
-    """Over all rows of some data."""
+    """Totals of what was cut or dropped, over all rows of some data."""
 
-    rows: int  # in all
-    cut: int  # of which something is lost
+    rows: int  # of the data
+    cut: int  # rows that have lost tokens
     prompt_tokens: int
-    outputs: int  # rows whose answer has lost something
+    outputs: int  # rows whose output has lost tokens
     output_tokens: int
     dropped: int  # rows that were left out because they are too long
 
     @classmethod
     def of(cls, losses: Iterable[Lost], rows: int | None = None) -> Truncation:
-        """rows: how many there were; None: as many as `losses`, those of the rows that were kept."""
+        """Add up the losses of single rows.
+
+        Args:
+            losses: One entry per row that was kept.
+            rows: The number of rows of the data; None: all were kept.
+        """
         kept = list(losses)
         rows = len(kept) if rows is None else rows
         return cls(
@@ -43,7 +48,12 @@ class Truncation:
         )
 
     def warn(self, name: str, limit: str) -> None:
-        """Says what is lost, if something is. limit: which limit there is, and its value."""
+        """Log a warning if anything is lost.
+
+        Args:
+            name: What the rows are, such as "samples".
+            limit: The limit that was exceeded, with its value.
+        """
         if self.dropped:
             text = "%d of %d %s are longer than %s and were dropped."
             logger.warning(text, self.dropped, self.rows, name, limit)
@@ -54,7 +64,7 @@ class Truncation:
             logger.warning(text, self.cut, self.rows, name, limit, " and ".join(parts))
 
     def metrics(self) -> dict[str, float]:
-        """For the log of a run; none where nothing is lost."""
+        """Return the metrics of a run about its data, or none if nothing is lost."""
         if not (self.cut or self.dropped):
             return {}
         return {

@@ -156,7 +156,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
         """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
         elements = [
-            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.said)
+            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
             for pair in self.world.share(preferences)
         ]
         return self.observe(elements) if self.method.precomputes else elements

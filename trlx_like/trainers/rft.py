@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trlx_like.config.methods.rft import RFTConfig
 from trlx_like.data import Completion
-from trlx_like.data.pool import ResponsePool, Scored
+from trlx_like.data.pool import ResponsePool, ScoredResponse
 from trlx_like.functional.selection import percentile_at, score_thresholds
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, whole
@@ -50,13 +50,15 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         """New responses to every prompt, scored. The pool is the same on all processes, and changes at once or not."""
         pipeline, times = self.prompts.pipeline, self.method.n_generations_per_prompt
         prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
-        made: list[Scored] = []
+        made: list[ScoredResponse] = []
         finished: list[bool] = []
         shown = ShownSamples(self, group_size=None)
         for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):
             shown.add(samples, rewards)
             rows = zip(samples.completion.to("cpu").split(), samples.outputs, rewards, strict=True)
-            made += [Scored(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows]
+            made += [
+                ScoredResponse(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows
+            ]
             finished += samples.finished
         made, finished = self.world.gather(made), self.world.gather(finished)
         self.pool.extend(made)

@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from tests.contract.runs import assert_same
 from trlx_like.checkpoint import load_tree, save_tree
-from trlx_like.data.pool import ResponsePool, Scored
+from trlx_like.data.pool import ResponsePool, ScoredResponse
 
 
-def made(prompt: list[int], response: list[int], score: float) -> Scored:
+def made(prompt: list[int], response: list[int], score: float) -> ScoredResponse:
     """Token 0 is special: it is not in the text."""
-    return Scored(prompt, response, "".join(f"\u2014{token}" for token in response if token), score)
+    return ScoredResponse(prompt, response, "".join(f"\u2014{token}" for token in response if token), score)
 
 
 PROMPTS = st.lists(st.integers(5, 6), min_size=1, max_size=2)
@@ -29,7 +29,7 @@ SOME = [
 ]
 
 
-def filled(*batches: list[Scored], limit: int | None = None) -> ResponsePool:
+def filled(*batches: list[ScoredResponse], limit: int | None = None) -> ResponsePool:
     pool = ResponsePool(limit)
     for batch in batches:
         pool.extend(batch)
@@ -80,9 +80,9 @@ def test_a_limited_pool_forgets_the_ids_that_nothing_refers_to() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(MADE, MADE)
-def test_it_is_what_plain_lists_would_be(first: list[Scored], second: list[Scored]) -> None:
+def test_it_is_what_plain_lists_would_be(first: list[ScoredResponse], second: list[ScoredResponse]) -> None:
     pool = filled(first, second)
-    plain: dict[tuple[int, ...], list[Scored]] = {}
+    plain: dict[tuple[int, ...], list[ScoredResponse]] = {}
     for response in (*first, *second):
         plain.setdefault(tuple(response.prompt), []).append(response)
     assert scores(pool) == [[response.score for response in of_prompt] for of_prompt in plain.values()]
@@ -96,7 +96,9 @@ def test_it_is_what_plain_lists_would_be(first: list[Scored], second: list[Score
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(MADE, MADE, LIMITS)
-def test_it_goes_on_from_a_checkpoint(first: list[Scored], second: list[Scored], limit: int | None) -> None:
+def test_it_goes_on_from_a_checkpoint(
+    first: list[ScoredResponse], second: list[ScoredResponse], limit: int | None
+) -> None:
     """Written, read and extended: the same state, bit by bit, as without the stop."""
     pool, resumed = filled(first, limit=limit), ResponsePool(limit)
     resumed.load_state_dict(pool.state_dict())

@@ -83,7 +83,8 @@ def test_an_answer_begins_where_its_prompt_ends() -> None:
     assert shown(tokenizer, answer.prompt.ids[-answer.prompt.header :]) == "<|assistant|>"
     # What the user says in between is no output.
     assert (
-        marked(Dialogue(answer.ids, answer.said), tokenizer) == "[b][c][<eos>] <|user|>d<eos> <|assistant|>[e][<eos>]"
+        marked(Dialogue(answer.ids, answer.assistant_mask), tokenizer)
+        == "[b][c][<eos>] <|user|>d<eos> <|assistant|>[e][<eos>]"
     )
     # The last answer may be written otherwise, as long as it begins with what it is generated after.
     assert shown(tokenizer, encode_answer(TWO[:3], TWO[3:], chat_tokenizer(FORGETFUL)).ids) == "zze<eos>"

@@ -67,7 +67,7 @@ def test_long_prompts_are_cut_and_counted(side: str, kept: list[int], caplog: py
     [
         ([], "prompts is empty"),
         ("abc", "prompts is a string; give a list"),
-        (["a", 3], r"prompts\[1\] is a int; give a string, messages, or a dict"),
+        (["a", 3], r"prompts\[1\] is a int; give a string or messages, or a dict"),
         (["a", None], r"prompts\[1\] is a NoneType"),
         (
             ["a", "b", {"text": "c"}],

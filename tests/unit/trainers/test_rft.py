@@ -13,7 +13,7 @@ from tests.contract.recipes import GENERATION, PROMPTS, make
 from tests.contract.runs import rows
 from trlx_like.config import RFTConfig
 from trlx_like.data import Completion
-from trlx_like.data.pool import Scored
+from trlx_like.data.pool import ScoredResponse
 from trlx_like.errors import ConfigError
 from trlx_like.trainers.rft import RFTTrainer
 
@@ -77,8 +77,8 @@ def test_what_is_chosen_by_hand(tmp_path: Path) -> None:
     """Two prompts with known scores: the .3 quantile of 0, 1, 2, 3 is .9, that of 10, 10, 10 is 10."""
     trainer = make("RFTTrainer", tmp_path)
     first, second = [2, 3], [4]
-    trainer.pool.extend([Scored(first, [5, score], f"d{score}", float(score)) for score in (0, 1, 2, 3)])
-    trainer.pool.extend([Scored(second, [9, 9, 0], "hh", 10.0)] * 3)
+    trainer.pool.extend([ScoredResponse(first, [5, score], f"d{score}", float(score)) for score in (0, 1, 2, 3)])
+    trainer.pool.extend([ScoredResponse(second, [9, 9, 0], "hh", 10.0)] * 3)
     metrics = trainer.select(0)
     pairs = [(element.prompt.tolist(), element.response.tolist()) for element in trainer.store.elements]
     assert pairs == [(first, [5, 1]), (first, [5, 2]), (first, [5, 3]), (second, [9, 9, 0])]
@@ -101,7 +101,7 @@ def test_what_is_chosen_by_hand(tmp_path: Path) -> None:
 def test_prompts_whose_best_is_the_worst_of_all_are_left_out(tmp_path: Path) -> None:
     trainer = make("RFTTrainer", tmp_path)
     rows = [([2], [5], 0.0), ([2], [6], 0.0), ([3], [5], 1.0), ([3], [6], 0.0)]
-    trainer.pool.extend([Scored(prompt, response, str(response), score) for prompt, response, score in rows])
+    trainer.pool.extend([ScoredResponse(prompt, response, str(response), score) for prompt, response, score in rows])
     assert trainer.select(1)["pool/kept_prompts"] == 0.5
     assert [element.prompt.tolist() for element in trainer.store.elements] == [[3]]
 

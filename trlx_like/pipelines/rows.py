@@ -1,0 +1,69 @@
+"""What all data has in common: a list of rows that is not empty, and prompts that come with further keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeGuard
+
+from trlx_like.errors import DataError
+
+Message = Mapping[str, Any]
+
+
+class PromptColumns:
+    """Base of batches of prompts: a dataclass of lists, all with one entry per prompt."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> Self:
+        """Return a batch of the chosen rows."""
+        places = range(len(self))[rows] if isinstance(rows, slice) else rows
+        return type(self)(*([column[row] for row in places] for column in vars(self).values()))
+
+    def __add__(self, other: Self) -> Self:
+        """Return a batch of these rows and those of another batch."""
+        return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def repeated(self, times: int) -> Self:
+        """Return a batch with each row `times` times in succession."""
+        return self[[row for row in range(len(self)) for _ in range(times)]]
+
+
+def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
+    """Tell whether a value is meant as messages: a list that is not empty and begins with a mapping."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
+
+
+def checked_rows(rows: Any, name: str) -> list[Any]:
+    """Return rows as a list. DataError names data that is text instead of a list, or that is empty."""
+    if isinstance(rows, str):
+        raise DataError(f"{name} is a string; give a list of them.")
+    if not (listed := list(rows)):
+        raise DataError(f"{name} is empty; give at least one.")
+    return listed
+
+
+def split_prompt(value: Any, place: str, reserved: Sequence[str], *, chat: bool) -> tuple[Any, dict[str, Any]]:
+    """Separate a prompt from the further keys that came with it.
+
+    Args:
+        value: Text, or a mapping with text under "prompt".
+        place: The name of the row in errors.
+        reserved: Keys that the row may not have, since reward functions are called with these keywords already.
+        chat: Whether messages are accepted in the place of text.
+
+    Raises:
+        DataError: The value has another form, or a reserved key.
+    """
+    forms = "a string or messages" if chat else "a string"
+    prompt = value.get("prompt") if isinstance(value, Mapping) else value
+    if not (isinstance(prompt, str) or (chat and is_messages(prompt))):
+        if isinstance(value, Mapping):
+            raise DataError(f"{place}: a dict needs {forms} under 'prompt'; it has {sorted(value)}.")
+        raise DataError(f"{place} is a {type(value).__name__}; give {forms}, or a dict with 'prompt'.")
+    keys = value if isinstance(value, Mapping) else {}
+    for key in reserved:
+        if key in keys:
+            raise DataError(f"{place}: {key!r} is already an argument of reward functions; rename the key.")
+    return prompt, {key: entry for key, entry in keys.items() if key != "prompt"}
