@@ -106,7 +106,7 @@ class RewardModelJudge(RewardJudge):
         super().__init__(RewardModel(model, **{"option": "judge.model", **options}))
 
 
-def make_judge(spec: Any, option: str = "judge") -> Any:
+def make_judge(spec: Any, option: str = "judge") -> Judge:
     """Make the judge that `spec` stands for.
 
     Args:
@@ -128,7 +128,8 @@ def make_judge(spec: Any, option: str = "judge") -> Any:
         made = import_name(spec, option) if is_python_name(spec) else JUDGES.get(spec)
         spec = _constructed(made, options, option) if isinstance(made, type) or spec in JUDGES else made
     if kind_of(spec) is not None:
-        return spec
+        judge: Judge = spec
+        return judge
     if callable(spec) and not isinstance(spec, type):
         return RewardJudge(spec)
     raise ConfigError(

@@ -1,7 +1,7 @@
 """Reward models as reward functions: `train(reward_fn=RewardModel("folder"))`, or `data.reward_fn: folder`.
 
-A text gets the reward that the model gave it in training: prompt and output are tokenised as `pipelines/preferences.py`
-does, EOS at the end, and what is too long loses its beginning, so that the answer stays.
+A text gets the reward that the model learned to give: prompt and output are tokenised as in `pipelines/preferences.py`,
+with EOS at the end. A text that is too long loses its beginning, so that the answer is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError
@@ -25,14 +26,22 @@ logger = logging.getLogger(__name__)
 
 
 class RewardModel:
-    """A reward function that is a classifier with one label.
+    """Reward outputs by a classifier with one label.
 
-    model: a folder (as `RewardTrainer` exports it), a hub name, or a loaded classifier. tokenizer: by default that of
-    the folder. batch_size: texts in a forward pass. max_length: tokens of prompt and output, by default as many as the
-    model has positions. device: by default the process's GPU if there is one. options: of `from_pretrained`.
-    ConfigError for a model without a trained head, or without a tokenizer.
+    Prompts that were messages are written by the chat template of the reward model's tokenizer, with the output as the
+    assistant's turn.
 
-    Prompts that were messages are written by the chat template of this tokenizer, the output as the assistant's turn.
+    Args:
+        model: A folder (as `RewardTrainer` exports it), a hub name, or a loaded classifier.
+        tokenizer: The model's tokenizer; None: the one in the folder.
+        batch_size: Texts per forward pass.
+        max_length: Longest prompt and output in tokens; None: the number of the model's positions.
+        device: The device of the model; None: the process's GPU if there is one.
+        option: The name of `model` in errors.
+        **options: Options of `from_pretrained`.
+
+    Raises:
+        ConfigError: The model has no trained head or no tokenizer.
     """
 
     def __init__(
@@ -55,15 +64,15 @@ class RewardModel:
         self.batch_size = batch_size
         self.max_length = max_length or _positions(lm.config, self.tokenizer)
         self.device = device
-        self.has_cut = False  # a text, which is said once
+        self.has_cut = False  # whether a text was too long, which is logged once
 
     @property
     def label(self) -> str:
-        """What metrics call it: the name of its folder."""
+        """The name of the model in metrics: that of its folder."""
         return Path(self.network.lm.config.name_or_path or "").name or type(self).__name__
 
     def __reduce__(self) -> Any:
-        """Another process (`reward.workers`) loads the folder again; a model that was given goes there as it is."""
+        """Pickle the arguments, so that a worker process loads the folder again."""
         return _made_again, self._made_of
 
     @torch.no_grad()
@@ -76,7 +85,14 @@ class RewardModel:
         tools: Sequence[Any] | None = None,
         **_: Any,
     ) -> list[float]:
-        """Rewards of outputs to prompts. messages, tools: of each prompt, where it was made of messages."""
+        """Return one reward per output.
+
+        Args:
+            prompts: The prompts as text.
+            outputs: The outputs as text.
+            messages: For each prompt its messages, or None if it was text.
+            tools: For each prompt the tools of its chat template, or None.
+        """
         missing = [None] * len(prompts)
         columns = prompts, outputs, missing if messages is None else messages, missing if tools is None else tools
         rows = [self._ids(*row) for row in zip(*columns, strict=True)]
@@ -92,7 +108,7 @@ class RewardModel:
             )
         rows = [self.encoder.cut(row, self.max_length, side="left") for row in rows]
         device = self._placed()
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # of like length, to save padding
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # similar lengths together, to save padding
         rewards = [0.0] * len(rows)
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
@@ -102,20 +118,18 @@ class RewardModel:
         return rewards
 
     def _ids(self, prompt: str, output: str, messages: Sequence[Mapping[str, Any]] | None, tools: Any) -> list[int]:
+        """Encode a prompt and its output."""
         if messages is not None:
             answer = [{"role": "assistant", "content": output}]
             options = template_options({"tools": tools})
             chat = encode_answer(messages, answer, self.tokenizer, place="the prompt's messages", **options)
-            before, after = chat.prompt.ids, chat.ids
-        else:
-            before, after = self.encoder.opening([prompt])[0], self.encoder.following([output])[0]
-            after = after if after[-1:] == [self.encoder.eos] else [*after, self.encoder.eos]
-        return [*before, *after]
+            return [*chat.prompt.ids, *chat.ids]
+        return [*self.encoder.opening([prompt])[0], *self.encoder.ended(self.encoder.following([output])[0])]
 
     def _placed(self) -> torch.device:
-        """The device, with the model on it. At the first call, when a process knows which GPU is its own."""
+        """Move the model to its device, which is chosen at the first call, when the process knows its own GPU."""
         if self.device is None:
-            # A worker is a new process, in which nobody has chosen the GPU of the process that it works for.
+            # A worker is a new process, for which nobody has chosen the GPU of the process that it works for.
             if torch.cuda.is_available():
                 own = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
                 self.device = torch.device("cuda", own % torch.cuda.device_count())
@@ -130,6 +144,7 @@ def _made_again(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> Rewar
 
 
 def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that is in a model's folder."""
     error = ConfigError(f"{option}: there is no tokenizer with the model; pass tokenizer=.")
     if not path or (Path(path).is_dir() and not (Path(path) / "tokenizer_config.json").is_file()):
         raise error  # transformers would make an empty one
@@ -141,14 +156,13 @@ def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
 
 
 def _positions(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that fit into a model, as far as it says so."""
+    """Return the number of a model's positions, or the tokenizer's limit if the model does not tell."""
     positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if positions is not None else tokenizer.model_max_length
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask [B, T], padded on the right with an id that the mask hides."""
-    longest = max(map(len, rows))
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-    return ids, torch.arange(longest) < lengths[:, None]
+    """Return ids and mask [B, T], padded on the right with an id that the mask hides."""
+    ids = [torch.tensor(row) for row in rows]
+    mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    return pad_sequence(ids, batch_first=True), pad_sequence(mask, batch_first=True)

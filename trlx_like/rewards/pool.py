@@ -16,7 +16,8 @@ from trlx_like.rewards.arguments import name_of, parameters
 from trlx_like.rewards.outcome import Outcome
 from trlx_like.rewards.worker import Job, Payload, Worker
 
-Answer = Future[list[list[Outcome]]]
+Outcomes = Future[list[list[Outcome]]]
+"""The outcomes of a job, for each of its calls one per sample, once they are known."""
 
 
 class Pool:
@@ -48,15 +49,15 @@ class Pool:
             log.parent.mkdir(parents=True, exist_ok=True)
         known = tokenizer if any(_takes_tokenizer(function) for function in functions) else None
         payload = Payload(packed(functions), _packed(known, "the tokenizer"), start_limit, memory, log)
-        self._jobs: SimpleQueue[tuple[Answer, Job] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Outcomes, Job] | None] = SimpleQueue()
         self._workers = [Worker(payload) for _ in range(workers)]
         self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self._workers]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> Answer:
-        """Queue a job. The future gives, for each of its calls, one outcome per sample."""
-        answer: Answer = Future()
+    def submit(self, job: Job) -> Outcomes:
+        """Queue a job."""
+        answer: Outcomes = Future()
         self._jobs.put((answer, job))
         return answer
 

@@ -21,9 +21,8 @@ from trlx_like.rewards.arguments import Columns, is_picture
 from trlx_like.rewards.call import run_calls
 from trlx_like.rewards.limits import Deadline, check_alarm
 from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward
-from trlx_like.rewards.pool import Answer, Pool, check_workers
+from trlx_like.rewards.pool import Outcomes, Pool, check_workers
 from trlx_like.rewards.weighted import WeightedRewards, parts_of
-from trlx_like.rewards.worker import Job
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class Submitted:
     count: int
     calls: list[Call]
     places: list[tuple[str, range]]  # of each call: the function's name, and its rows of the batch
-    answers: list[tuple[Answer, list[int]]]  # of workers, each with the places of its calls in `calls`
+    answers: list[tuple[Outcomes, list[int]]]  # of workers, each with the places of its calls in `calls`
     tokenizer: Any
     step: int
 
@@ -182,7 +181,7 @@ class RewardRunner:
                 alone.append([place])
         names = list(self.parts)
         for places in [*alone, together] if together else alone:
-            job = Job([batch.calls[place] for place in places], [names.index(batch.places[p][0]) for p in places])
+            job = [(names.index(batch.places[place][0]), batch.calls[place]) for place in places]
             batch.answers.append((self._pool.submit(job), places))
 
     def _see_also(self, fault: Fault) -> str:

@@ -65,12 +65,8 @@ class Payload:
     log: Path | None  # file for what functions print; None: discard it
 
 
-@dataclass(frozen=True)
-class Job:
-    """Calls that one worker makes together."""
-
-    calls: Sequence[Call]
-    functions: Sequence[int]  # of each call: the place of its function in the payload
+Job = Sequence[tuple[int, Call]]
+"""Calls that one worker makes together, each with the place of its function in the payload."""
 
 
 class Worker:
@@ -93,30 +89,26 @@ class Worker:
         """
         self._busy = True  # set before `_stopped` is read, while `stop` does it the other way round
         try:
-            return self._run(job)
+            self._hand_over(job)
+            limits = [call.begin() for _, call in job]
+            known = [limit.seconds for limit in limits if limit is not None]
+            longest = max(known) + GRACE if len(known) == len(limits) else None
+            kind, answer = self._asked(pickle.dumps(limits), longest)
         finally:
             self._busy = False
-
-    def _run(self, job: Job) -> list[list[Outcome]]:
-        self._hand_over(job)
-        limits = [call.begin() for call in job.calls]
-        known = [limit.seconds for limit in limits if limit is not None]
-        longest = max(known) + GRACE if len(known) == len(limits) else None
-        kind, answer = self._asked(pickle.dumps(limits), longest)
         if kind == "failed":
             raise RewardError(answer)
         if kind == "outcomes":
             outcomes: list[list[Outcome]] = answer
             return outcomes
-        ended = self._ended(at_once=kind != "died")
+        ended = self.close(at_once=kind != "died")
         return [
-            [self._fault(call, kind, limit, ended)] * len(call) for call, limit in zip(job.calls, limits, strict=True)
+            [self._fault(call, kind, limit, ended)] * len(call) for (_, call), limit in zip(job, limits, strict=True)
         ]
 
     def _hand_over(self, job: Job) -> None:
         """Send the calls, which are not made yet. A process that ended while it was idle is replaced by a new one."""
-        rows = zip(job.functions, job.calls, strict=True)
-        message = _pickled([(place, call.columns, call.metadata, call.lengths) for place, call in rows])
+        message = _pickled([(place, call.columns, call.metadata, call.lengths) for place, call in job])
         ended = ""
         for _ in range(2):
             if self._stopped:
@@ -126,7 +118,7 @@ class Worker:
                 return
             if kind == "failed":
                 raise RewardError(answer)
-            ended = f"{kind}, {self._ended(at_once=True)}"
+            ended = f"{kind}, {self.close(at_once=True)}"
         raise RewardError(f"A process of reward.workers ended before it had read its batch, twice ({ended}).")
 
     def _asked(self, message: bytes, seconds: float | None) -> tuple[str, Any]:
@@ -143,10 +135,6 @@ class Worker:
         if kind == "memory limit":
             return call.fault(kind, f"took more memory than reward.worker_memory ({self.payload.memory} MiB).")
         return call.fault("died", f"ended the process that it ran in ({ended}).")
-
-    def close(self) -> None:
-        """Let the process end, and kill it if it does not."""
-        self._ended()
 
     def stop(self) -> None:
         """Abort the current job and refuse any other. To be called from another thread than `run`."""
@@ -179,7 +167,7 @@ class Worker:
         kind, answer = self._received(self.payload.start_limit)
         if kind == "ready":
             return ours
-        ended = self._ended(at_once=kind == "time limit")
+        ended = self.close(at_once=kind == "time limit")
         reasons = {
             "failed": answer,
             "time limit": f"not within reward.worker_start_limit ({self.payload.start_limit:g} s)",
@@ -214,8 +202,15 @@ class Worker:
             return False
         return pages * os.sysconf("SC_PAGE_SIZE") > self.payload.memory * 2**20
 
-    def _ended(self, at_once: bool = False) -> str:
-        """Kill what is left of the process and say how it ended; `at_once` does not wait for it to end by itself."""
+    def close(self, at_once: bool = False) -> str:
+        """End the process.
+
+        Args:
+            at_once: Kill it now, instead of giving it a second to end by itself.
+
+        Returns:
+            How the process ended, in words.
+        """
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if process is None or connection is None:
