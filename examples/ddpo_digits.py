@@ -43,13 +43,13 @@ def scans() -> tuple[np.ndarray, np.ndarray]:
     """Pixels [1797, 8, 8] from 0 to 1, and which digits they are [1797]."""
     from sklearn.datasets import load_digits
 
-    data = load_digits()
-    return data.images / 16, data.target
+    pixels, labels = load_digits(return_X_y=True)
+    return np.asarray(pixels).reshape(-1, 8, 8) / 16, np.asarray(labels)
 
 
 def new_pipeline() -> Any:
     """Stable Diffusion's parts, random and small, and no VAE: what is denoised are the pixels."""
-    from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     letters = [letter + end for end in ("", "</w>") for letter in string.ascii_lowercase]
@@ -61,7 +61,8 @@ def new_pipeline() -> Any:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
     }
-    unet = UNet2DConditionModel(
+    parts: Any = diffusers  # whose types refuse a pipeline without a VAE
+    unet = parts.UNet2DConditionModel(
         sample_size=8,
         in_channels=1,
         out_channels=1,
@@ -73,12 +74,12 @@ def new_pipeline() -> Any:
         attention_head_dim=8,
         norm_num_groups=8,
     )
-    return StableDiffusionPipeline(
+    return parts.StableDiffusionPipeline(
         vae=None,
         text_encoder=CLIPTextModel(CLIPTextConfig(**ids, **sizes, max_position_embeddings=8)),
         tokenizer=CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=8),
         unet=unet,
-        scheduler=DDIMScheduler(timestep_spacing="trailing", clip_sample=False, steps_offset=1),
+        scheduler=parts.DDIMScheduler(timestep_spacing="trailing", clip_sample=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -131,7 +132,8 @@ def classifier() -> Any:
     from sklearn.svm import SVC
 
     pixels, labels = scans()
-    return SVC(gamma=0.03, C=10.0).fit(pixels.reshape(-1, 64), labels)
+    machine: Any = SVC  # whose types know gamma as text only
+    return machine(gamma=0.03, C=10.0).fit(pixels.reshape(-1, 64), labels)
 
 
 def metric_fn(images: Sequence[Image.Image], prompts: Sequence[str], **_: Any) -> dict[str, list[float]]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -88,7 +91,7 @@ class EmojiPipeline(DiffusionPipeline):
         encoder = self.text_encoder
         return encoder(encoder.numbers(prompt)), encoder(encoder.numbers(negatives))
 
-    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+    def save_pretrained(self, save_directory: str | PathLike[str], *_: Any, **__: Any) -> None:
         """The folder that `load` reads."""
         folder, encoder = Path(save_directory), self.text_encoder
         folder.mkdir(parents=True, exist_ok=True)

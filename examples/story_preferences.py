@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,7 +72,7 @@ def config(model: str, directory: Path, seed: int) -> TRLConfig:
 def continuations(model: str, prompts: list[str]) -> list[list[str]]:
     """`SAMPLES` texts that the model writes after each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     written = []
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt").input_ids.repeat(SAMPLES, 1)
