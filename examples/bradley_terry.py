@@ -97,7 +97,7 @@ def learn(seed: int, directory: Path, loss: str = "sigmoid") -> tuple[dict[str, 
     rows = preferences(seed)
     trainer = trlx_like.train(config, preferences=rows, model_path=lm)
     lm.to("cpu")
-    beta = trainer.config.method.beta
+    beta = trainer.method.beta
     ratios = {word: log_probability(lm, word) - log_probability(reference, word) for word in STRENGTHS}
     return centred({word: beta * ratio for word, ratio in ratios.items()}), rows
 

@@ -80,10 +80,9 @@ class EmojiPipeline(DiffusionPipeline):
     scheduler: Any
 
     def __init__(self, vae: Blocks, text_encoder: WordEncoder, unet: Any, scheduler: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.register_modules(  # type: ignore[attr-defined]
-            vae=vae, text_encoder=text_encoder, unet=unet, scheduler=scheduler
-        )
+        super().__init__()
+        register: Any = self.register_modules  # its modules are not typed
+        register(vae=vae, text_encoder=text_encoder, unet=unet, scheduler=scheduler)
 
     def encode_prompt(self, prompt: list[str], negative_prompt: list[str] | None, **_: Any) -> tuple[Tensor, Tensor]:
         """Embeddings of captions, and those of what guidance leads away from: no words unless some are given."""

@@ -93,7 +93,9 @@ class TfidfClassifier:
         features = vectorizer.fit_transform(texts)
         regression = LogisticRegression(C=10, solver="liblinear").fit(features, labels)
         vocabulary = {term: int(place) for term, place in vectorizer.vocabulary_.items()}
-        return cls(vocabulary, np.asarray(vectorizer.idf_, np.float64), regression.coef_[0], float(regression.intercept_[0]))
+        return cls(
+            vocabulary, np.asarray(vectorizer.idf_, np.float64), regression.coef_[0], float(regression.intercept_[0])
+        )
 
     def scores(self, texts: Sequence[str]) -> list[float]:
         """P(positive) - P(negative) of each text, in [-1, 1]."""

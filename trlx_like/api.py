@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.presets import preset_for
 from trlx_like.registry import load_plugin
 from trlx_like.rewards.worker import refuse_in_worker
+
+if TYPE_CHECKING:
+    from trlx_like.trainers.base import BaseRLTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ def train(
     plugins: Sequence[str] = (),
     callbacks: Sequence[Any] = (),
     dataset: Any = None,
-) -> Any:
+) -> BaseRLTrainer[Any]:
     """Trains a model and returns the trainer.
 
     config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
@@ -132,7 +135,7 @@ def make_trainer(
     tokenizer: Any = None,
     callbacks: Sequence[Any] = (),
     **data: Any,
-) -> Any:
+) -> BaseRLTrainer[Any]:
     """The trainer that `train` would run, ready to `learn`, `generate` or `step`."""
     from trlx_like.pipelines.sources import load_function, load_rows
     from trlx_like.rewards.make import make_reward
@@ -161,7 +164,7 @@ def make_trainer(
         given["eval_prompts"] = given["prompts"][: config.train.batch_size]
     for key in config.inert():
         logger.info("%s is set but does nothing with this configuration.", key)
-    return trainer_class(
+    made: BaseRLTrainer[Any] = trainer_class(
         config,
         reward_fn=reward_fn,
         metric_fn=metric_fn,
@@ -172,6 +175,7 @@ def make_trainer(
         **config.train.trainer_kwargs,
         **given,
     )
+    return made
 
 
 def _judge(spec: Any, option: str) -> Any:
@@ -208,7 +212,7 @@ def check(config: TRLConfig) -> None:
     for tracker in config.train.trackers:
         TRACKERS.get(tracker)
     optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config.optimizer)
-    make_scheduler(optimizer, config.scheduler)
+    make_scheduler(optimizer, config.scheduler, config.train.total_steps)
 
 
 def ensure_logging() -> None:

@@ -1,8 +1,13 @@
-"""Optimiser and scheduler names, as a YAML gives them, to objects."""
+"""Optimizers and learning-rate schedules by the names that a YAML gives them.
+
+The optimizers are torch's under their class names and bitsandbytes' in 8 bits. The schedules are three of torch's, and
+those of `transformers.get_scheduler`, which warm up and decay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,74 +25,78 @@ SCHEDULERS: Registry[Any] = Registry("scheduler")
 register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register
 
+FUSED = ("Adam", "AdamW", "SGD")
+"""Classes of torch with one kernel for all parameters."""
+OTHERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+"""Classes of torch that need no more than parameters and keyword arguments."""
+BITSANDBYTES = {
+    "adam_8bit_bnb": "Adam8bit",
+    "adamw_8bit_bnb": "AdamW8bit",
+    "lion_8bit": "Lion8bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "paged_adamw_32bit": "PagedAdamW32bit",
+}
+TRANSFORMERS = {"adamw": ["adamw_torch", "adamw_torch_fused"], "adamw_8bit_bnb": ["adamw_bnb_8bit", "adamw_8bit"]}
+"""The names that transformers has for optimizers of ours."""
 
-@register_optimizer("adam")
-def adam(parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    return torch.optim.Adam(parameters, **_fused(parameters, kwargs))
-
-
-@register_optimizer("adamw")
-def adamw(parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    return torch.optim.AdamW(parameters, **_fused(parameters, kwargs))
-
-
-@register_optimizer("sgd")
-def sgd(parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    return torch.optim.SGD(parameters, **_fused(parameters, kwargs))
-
-
-@register_optimizer("adam_8bit_bnb")
-def adam_8bit(parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    return _bitsandbytes("Adam8bit", parameters, kwargs)
-
-
-@register_optimizer("adamw_8bit_bnb")
-def adamw_8bit(parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    return _bitsandbytes("AdamW8bit", parameters, kwargs)
-
-
-@register_scheduler("constant")
-def constant(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    return ConstantLR(optimizer, **{"factor": 1.0, **kwargs})
-
-
-@register_scheduler("cosine_annealing")
-def cosine_annealing(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    return CosineAnnealingLR(optimizer, **kwargs)
-
-
-@register_scheduler("linear")
-def linear(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    return LinearLR(optimizer, **kwargs)
+WARMING = (
+    *("constant_with_warmup", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+    *("polynomial", "inverse_sqrt", "warmup_stable_decay"),
+)
+"""Schedules of transformers. Two others need a metric at each step, which the loop does not give them."""
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """The optimiser of `optimizer.name` with `optimizer.kwargs`; ConfigError where it refuses them."""
+    """Make the optimizer that `optimizer.name` and `optimizer.kwargs` describe.
+
+    Args:
+        parameters: what it updates.
+        config: the section `optimizer`.
+
+    Raises:
+        RegistryError: if no optimizer has that name.
+        ConfigError: if the optimizer refuses its keyword arguments.
+    """
     optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), parameters, config.kwargs)
     return optimizer
 
 
-def make_scheduler(optimizer: Optimizer, config: SchedulerConfig) -> LRScheduler:
-    """The scheduler of `scheduler.name`, stepped once an optimiser step."""
-    scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(config.name), optimizer, config.kwargs)
+def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: int | None = None) -> LRScheduler:
+    """Make the learning-rate schedule that `scheduler.name` and `scheduler.kwargs` describe.
+
+    Args:
+        optimizer: the optimizer whose learning rate it sets, after each optimizer step.
+        config: the section `scheduler`.
+        total_steps: `num_training_steps` of a schedule of transformers, unless `scheduler.kwargs` has it.
+
+    Raises:
+        RegistryError: if no schedule has that name.
+        ConfigError: if the schedule refuses its keyword arguments.
+    """
+    name, kwargs = SCHEDULERS.canonical(config.name), config.kwargs
+    if name in WARMING or (name == "linear" and "num_warmup_steps" in kwargs):
+        kwargs = {"num_training_steps": total_steps, **kwargs}
+    scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
     return scheduler
 
 
 def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a factory; what it refuses is an error that names the option."""
     try:
         return factory(first, **kwargs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{option}.kwargs ({kwargs}): {error}") from error
 
 
-def _fused(parameters: Sequence[nn.Parameter], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _fused(kind: type[Optimizer], parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
     """One kernel for all parameters where the device has it; a loop over many small ones costs more than the step."""
-    if {"foreach", "fused"} & set(kwargs):
-        return kwargs
-    return {**kwargs, "fused": all(p.device.type in ("cpu", "cuda") for p in parameters)}
+    if not {"foreach", "fused"} & set(kwargs):
+        kwargs["fused"] = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    return kind(parameters, **kwargs)
 
 
-def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], kwargs: dict[str, Any]) -> Optimizer:
+def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
+    """An optimizer of bitsandbytes by the name of its class."""
     try:
         import bitsandbytes
     except ImportError as error:
@@ -96,3 +105,38 @@ def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], kwargs: dict[st
         ) from error
     optimizer: Optimizer = getattr(bitsandbytes.optim, name)(parameters, **kwargs)
     return optimizer
+
+
+def _warming(name: str, optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
+    """A schedule of transformers; without `num_warmup_steps` it does not warm up."""
+    from transformers import get_scheduler
+
+    warmup, total = kwargs.pop("num_warmup_steps", 0), kwargs.pop("num_training_steps", None)
+    scheduler: LRScheduler = get_scheduler(name, optimizer, warmup, total, kwargs)
+    return scheduler
+
+
+@register_scheduler("constant")
+def constant(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
+    """torch's ConstantLR, with a factor of 1 unless one is given."""
+    return ConstantLR(optimizer, **{"factor": 1.0, **kwargs})
+
+
+@register_scheduler("linear")
+def linear(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
+    """torch's LinearLR, or transformers' schedule of that name if the arguments are its."""
+    own = {"num_warmup_steps", "num_training_steps"} & set(kwargs)
+    return _warming("linear", optimizer, **kwargs) if own else LinearLR(optimizer, **kwargs)
+
+
+register_scheduler("cosine_annealing")(CosineAnnealingLR)
+for _name in WARMING:
+    register_scheduler(_name)(partial(_warming, _name))
+for _name in OTHERS:
+    register_optimizer(_name.lower())(getattr(torch.optim, _name))
+for _name in FUSED:
+    register_optimizer(_name.lower(), aliases=TRANSFORMERS.get(_name.lower(), ()))(
+        partial(_fused, getattr(torch.optim, _name))
+    )
+for _name, _class in BITSANDBYTES.items():
+    register_optimizer(_name, aliases=TRANSFORMERS.get(_name, ()))(partial(_bitsandbytes, _class))

@@ -271,7 +271,7 @@ def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
     [
         ("optimizer.kwargs={learning_rate: 1}", "optimizer.kwargs ({'learning_rate': 1}): "),
         ("optimizer.name=adamv", "unknown optimizer 'adamv'. Did you mean adam"),
-        ("scheduler.name=cosine", "unknown scheduler 'cosine'."),
+        ("scheduler.name=cosinus", "unknown scheduler 'cosinus'. Did you mean cosine?"),
         ("train.tracker=wandbb", "unknown tracker 'wandbb'. Did you mean wandb?"),
         ("sampler.engine=vlm", "unknown sampler engine 'vlm'."),
         ("train.pipeline=Prompt", "unknown data pipeline 'Prompt'."),

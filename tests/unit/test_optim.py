@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.training_args import OptimizerNames
 
 from tests.contract.recipes import LORA, make
-from tests.contract.runs import StopAfter, assert_same_run, run_until_stopped
+from tests.contract.runs import StopAfter, assert_same_run, rows, run_until_stopped
 from trlx_like import optim
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError, RegistryError
-from trlx_like.optim import OPTIMIZERS, SCHEDULERS, make_optimizer, make_scheduler
+from trlx_like.optim import FUSED, OPTIMIZERS, OTHERS, SCHEDULERS, TRANSFORMERS, make_optimizer, make_scheduler
 
 
 def parameter(value: float = 1.0) -> nn.Parameter:
@@ -79,9 +80,25 @@ def test_parameters_where_no_fused_kernel_is() -> None:
     assert make_optimizer([weight], OptimizerConfig()).param_groups[0]["fused"] is False
 
 
-def rates(name: str, steps: int, **kwargs: Any) -> list[float]:
+def test_every_optimizer_of_torch_lowers_a_parabola() -> None:
+    for name in map(str.lower, (*FUSED, *OTHERS)):
+        weight = parameter()
+        optimizer = make_optimizer([weight], OptimizerConfig(name=name, kwargs={"lr": 0.1}))
+        assert type(optimizer).__name__.lower() == name
+        for _ in range(3):
+            weight.grad = 2 * weight.detach()
+            optimizer.step()
+        assert 0 < weight.item() < 1, name
+
+
+def test_names_that_transformers_has_for_our_optimizers() -> None:
+    for ours, theirs in TRANSFORMERS.items():
+        assert {OPTIMIZERS.canonical(OptimizerNames(name).value) for name in theirs} == {ours}
+
+
+def rates(name: str, steps: int, total_steps: int | None = None, **kwargs: Any) -> list[float]:
     optimizer = make_optimizer([parameter()], OptimizerConfig(name="sgd", kwargs={"lr": 1.0}))
-    scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, kwargs=kwargs))
+    scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, kwargs=kwargs), total_steps)
     seen = []
     for _ in range(steps):
         seen.append(scheduler.get_last_lr()[0])
@@ -96,6 +113,41 @@ def test_schedules_golden() -> None:
     assert rates("cosine_annealing", 5, T_max=4) == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466, 0.0])
     assert rates("cosine_annealing", 3, T_max=1.0e12, eta_min=0.5) == pytest.approx([1.0] * 3)
     assert rates("linear", 4, start_factor=1.0, end_factor=0.0, total_iters=2) == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+def test_schedules_with_warm_up_golden() -> None:
+    # Half the rate after one of two steps of warm-up; then from 1 to 0 in the four that are left of six.
+    assert rates("linear", 7, total_steps=6, num_warmup_steps=2) == [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
+    assert rates("linear", 3, total_steps=9, num_training_steps=2) == [1.0, 0.5, 0]  # what is given counts
+    assert rates("constant_with_warmup", 4, num_warmup_steps=2) == [0, 0.5, 1.0, 1.0]
+    # (1 + cos(pi t / 4)) / 2 after the warm-up.
+    cosine = rates("cosine", 6, total_steps=5, num_warmup_steps=1)
+    assert cosine == pytest.approx([0, 1.0, 0.8535534, 0.5, 0.1464466, 0])
+    # 1 + 0.1 * (1 - 1) = 1 at the start, half way 0.1 + 0.9 / 2, at the end 0.1.
+    assert rates("cosine_with_min_lr", 3, total_steps=2, min_lr=0.1) == pytest.approx([1.0, 0.55, 0.1])
+
+
+def test_a_schedule_that_decays_needs_an_end() -> None:
+    optimizer = make_optimizer([parameter()], OptimizerConfig())
+    with pytest.raises(ConfigError, match=r"scheduler\.kwargs .*num_training_steps"):
+        make_scheduler(optimizer, SchedulerConfig(name="cosine"))
+    with pytest.raises(ConfigError, match=r"scheduler\.kwargs .*min_rate"):
+        make_scheduler(optimizer, SchedulerConfig(name="cosine", kwargs={"min_rate": 0}), 5)
+
+
+def test_a_run_with_warm_up_and_decay_ends_at_zero_and_resumes(tmp_path: Path) -> None:
+    options = {"scheduler.name": "cosine", "scheduler.kwargs": {"num_warmup_steps": 2}, "train.total_steps": 4}
+    auto = {"train.resume_from_checkpoint": "auto"}
+    whole = make("SFTTrainer", tmp_path / "whole", **options, **auto)
+    whole.learn()
+    assert whole.scheduler.get_last_lr() == [0.0]
+    assert [row["learning_rate"] for row in rows(tmp_path / "whole") if "learning_rate" in row] == pytest.approx(
+        [0, 1.5e-3, 3e-3, 1.5e-3]
+    )
+    run_until_stopped(make("SFTTrainer", tmp_path / "parts", **options, callbacks=[StopAfter(3)]))
+    resumed = make("SFTTrainer", tmp_path / "parts", **options, **auto)
+    resumed.learn()
+    assert_same_run(resumed, whole, tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -120,8 +172,8 @@ def test_scheduler_options_that_are_refused() -> None:
 def test_unknown_names_and_the_nearest() -> None:
     with pytest.raises(RegistryError, match=r"adamx.*adam"):
         OPTIMIZERS.get("adamx")
-    with pytest.raises(RegistryError, match=r"cosine.*cosine_annealing"):
-        SCHEDULERS.get("cosine")
+    with pytest.raises(RegistryError, match=r"cosinus.*Did you mean cosine\?"):
+        SCHEDULERS.get("cosinus")
 
 
 def test_an_optimizer_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class BaseRLTrainer(ABC, Generic[E]):
     """Names of `counts`. Their totals over the global batch, and that of the units, are in `totals` during `loss`."""
 
     model: nn.Module
+    tokenizer: Any
 
     def __init__(
         self,
@@ -181,6 +182,10 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes what is used after training, without the trainer's state, to a folder."""
+
+    def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Generate from prompts with the model as it is: token ids, or images from a diffusion model."""
+        raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")
 
     # The loop.
 
@@ -381,7 +386,7 @@ class BaseRLTrainer(ABC, Generic[E]):
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(trained, self.config.optimizer))
-        self.scheduler = make_scheduler(self.optimizer.optimizer, self.config.scheduler)
+        self.scheduler = make_scheduler(self.optimizer.optimizer, self.config.scheduler, train.total_steps)
         self.gradients = GradientAccumulator(self.world, trained, train.max_grad_norm)
         self.state.register("model", self.model, small=False)
         if train.save_optimizer:
