@@ -1,4 +1,4 @@
-"""The random numbers a run draws: python `random`, numpy's global generator, torch on every device."""
+"""The random number generators of a process: Python's, numpy's global one, and torch's on every device."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ import torch
 
 logger = logging.getLogger("trlx_like")
 
-_cuda: Any = torch.cuda  # some of its functions have no types
+_cuda: Any = torch.cuda  # some of its functions are untyped
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds all of them. Numpy takes 32 bits and gets the lower ones."""
+    """Seed all random number generators of this process.
+
+    Args:
+        seed: The seed. Numpy accepts 32 bits and gets the lower ones.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)  # CUDA and MPS too
+    torch.manual_seed(seed)  # seeds CUDA and MPS too
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of all of them, as a tree that `save_tree` can write.
+    """Return the state of all random number generators of this process, in a form that `save_tree` can write.
 
-    `cuda` has one state a device, and is empty as long as the process has not used CUDA.
+    Returns:
+        A state for each of "python", "numpy", "torch", "cuda" and "mps". "cuda" is a list with one state per device,
+        empty if the process has not used CUDA yet; "mps" is None without such a device.
     """
     return {
         "python": random.getstate(),
@@ -38,20 +44,25 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Puts back what `rng_state` returned. If the devices have changed it warns and restores what it can."""
+    """Restore what `rng_state` returned. If the number of CUDA devices has changed, it warns and restores what it can.
+
+    Args:
+        state: The saved state.
+    """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         _set_cuda(state["cuda"])
     else:
-        # CUDA that comes up later starts from the last `torch.manual_seed`. The CPU state has its seed.
+        # If CUDA is initialised later, its generators start from the seed that the CPU state contains.
         torch.cuda.manual_seed_all(torch.initial_seed())
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
 
 
 def _set_cuda(states: list[torch.Tensor]) -> None:
+    """Restore the CUDA generators, with a warning if there are more or fewer devices than states."""
     devices = torch.cuda.device_count()
     if devices != len(states):
         logger.warning(
@@ -66,7 +77,11 @@ def _set_cuda(states: list[torch.Tensor]) -> None:
 
 @contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Runs a block with its own seeds, and puts every generator back afterwards, whatever the block raises."""
+    """Run a block with newly seeded generators, and restore all of them afterwards, even after an exception.
+
+    Args:
+        seed: The seed within the block.
+    """
     before = rng_state()
     try:
         seed_everything(seed)
@@ -76,10 +91,12 @@ def isolated_rng(seed: int) -> Iterator[None]:
 
 
 class RngState:
-    """All generators of this process, to be registered with a `TrainState`."""
+    """All random number generators of this process, as an item for `TrainState.register`."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of all generators, see `rng_state`."""
         return rng_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of all generators, see `set_rng_state`."""
         set_rng_state(state)

@@ -1,4 +1,4 @@
-"""Everything of a run that changes while it trains: what registers here is saved and restored."""
+"""Registers everything that changes while a run trains, and saves and restores it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,37 @@ VERSION = 1
 
 
 class Stateful(Protocol):
-    """What can be saved: torch modules, optimisers, schedulers, and whatever else has these two methods."""
+    """The interface of items: torch modules, optimizers, schedulers, and all else with these two methods."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as a tree that `save_tree` can write."""
+        ...
 
-    def load_state_dict(self, state: Any, /) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore what `state_dict` returned."""
+        ...
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Attributes of an object as state. Made by `fields`."""
+    """Attributes of an object as an item for `TrainState.register`. Make it with `fields`."""
 
     owner: Any
     names: tuple[str, ...]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the attributes by name."""
         return {name: getattr(self.owner, name) for name in self.names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets the attributes. A tensor goes to the device of the one it replaces."""
+        """Set the attributes. A tensor is moved to the device of the one that it replaces.
+
+        Args:
+            state: The attributes by name.
+
+        Raises:
+            ValueError: If it has other names.
+        """
         if set(state) != set(self.names):
             raise ValueError(f"it has the fields {sorted(state)}, and {sorted(self.names)} are wanted")
         for name, value in state.items():
@@ -49,9 +61,17 @@ class Fields:
 
 
 def fields(obj: Any, *names: str) -> Fields:
-    """Plain attributes of an object (numbers, None, text, tensors, dicts and lists of them) as one item.
+    """Wrap plain attributes of an object as one item for `TrainState.register`.
 
-    Raises CheckpointError for an attribute that the object does not have yet.
+    Args:
+        obj: The object.
+        names: Its attributes: numbers, None, text, tensors, and dicts and lists of them.
+
+    Returns:
+        The item.
+
+    Raises:
+        CheckpointError: For an attribute that the object does not have yet.
     """
     missing = [name for name in names if not hasattr(obj, name)]
     if missing:
@@ -61,7 +81,7 @@ def fields(obj: Any, *names: str) -> Fields:
 
 @dataclass(frozen=True)
 class Registered:
-    """What `TrainState.register` was told."""
+    """An item and the options that it was registered with."""
 
     item: Stateful
     local: bool
@@ -69,10 +89,10 @@ class Registered:
 
 
 class TrainState:
-    """The registered items by name, written as `state/shared/<name>` and `state/rank_<r>/<name>`.
+    """The state of a run: registered items by name, saved as `state/shared/<name>` and `state/rank_<r>/<name>`.
 
-    meta: who writes, for the reader of a message ({"trainer": "PPOTrainer"}). The folder given to `save` and
-    `load` must be on a disk that all processes see.
+    Args:
+        meta: Who writes the state, such as {"trainer": "PPOTrainer"}; it is shown in error messages.
     """
 
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
@@ -80,11 +100,17 @@ class TrainState:
         self.items: dict[str, Registered] = {}
 
     def register(self, name: str, item: Stateful, *, local: bool = False, small: bool = True) -> None:
-        """Saves `item` under a name from now on. Items are restored in the order of registration.
+        """Register an item, which is then saved under a name. Items are restored in the order of registration.
 
-        local: every process has its own (random numbers, store); otherwise it is the same on all of them and
-        rank 0 writes it. small: `snapshot` copies it. Raises CheckpointError for a name that is taken or no
-        file name, and for an item without state_dict and load_state_dict.
+        Args:
+            name: Its name in the checkpoint: letters, digits, `.`, `_` and `-`.
+            item: Anything with `state_dict` and `load_state_dict`.
+            local: Whether each process has a state of its own, such as random numbers. Otherwise the state is the same
+                on all processes, and rank 0 writes it.
+            small: Whether `snapshot` copies it.
+
+        Raises:
+            CheckpointError: If the name is taken or invalid, or the item lacks one of the two methods.
         """
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
             raise CheckpointError(f"{name!r} cannot be saved under this name: letters, digits, . _ - only.")
@@ -98,19 +124,35 @@ class TrainState:
         self.items[name] = Registered(item, local, small)
 
     def snapshot(self) -> dict[str, Any]:
-        """Copies of the small items' states, for `restore`."""
+        """Copy the states of the small items.
+
+        Returns:
+            The states by name, for `restore`.
+        """
         small = {name: kept.item for name, kept in self.items.items() if kept.small}
         return {name: copy.deepcopy(item.state_dict()) for name, item in small.items()}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Puts a snapshot back. The snapshot is used up: items may keep parts of it."""
+        """Restore a snapshot. It can be used once, as items may keep parts of it.
+
+        Args:
+            snapshot: What `snapshot` returned.
+        """
         for name, state in snapshot.items():
             self.items[name].item.load_state_dict(state)
 
     def save(self, directory: Path, rank: int, main: bool) -> None:
-        """Writes this process's part into a folder that exists. To be called by all of them.
+        """Write this process's part of the state. All processes must call it.
 
-        Every process asks every item for its state, so that items may talk to their twins in `state_dict`.
+        Every process calls `state_dict` of every item, so that an item may communicate with other ranks in it.
+
+        Args:
+            directory: An existing folder, on a disk that all processes share.
+            rank: The rank of this process.
+            main: True on the process that writes the shared items.
+
+        Raises:
+            CheckpointError: If an item cannot be saved, with its name.
         """
         for name, kept in self.items.items():
             state = kept.item.state_dict()
@@ -127,10 +169,16 @@ class TrainState:
             (directory / FOLDER / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
     def load(self, directory: Path, rank: int, ranks: int = 1) -> None:
-        """Restores all items from a folder that `save` wrote. Nothing is touched if the folder does not fit.
+        """Restore all items from a folder that `save` wrote. If the folder does not fit, nothing is changed.
 
-        rank, ranks: which of how many processes this is. Raises CheckpointError for items that are missing or
-        that nobody registered, for another number of processes, and for an item that does not take its state.
+        Args:
+            directory: The folder.
+            rank: The rank of this process.
+            ranks: The number of processes.
+
+        Raises:
+            CheckpointError: If items are missing there or not registered here, if the number of processes differs, or
+                if an item does not accept its state.
         """
         index = _read_index(directory)
         self._check(directory, index, ranks)
@@ -140,13 +188,15 @@ class TrainState:
                 kept.item.load_state_dict(state)
             except (LookupError, RuntimeError, TypeError, ValueError) as error:
                 source = _written(directory, index)
-                reason = " ".join(str(error).split())  # torch writes lists over several lines
+                reason = " ".join(str(error).split())  # torch's messages have several lines
                 raise CheckpointError(f"{name} cannot be restored from {source}: {reason}") from error
 
     def _kinds(self) -> dict[str, str]:
+        """Return for each item whether it is "local" or "shared"."""
         return {name: "local" if kept.local else "shared" for name, kept in self.items.items()}
 
     def _check(self, directory: Path, index: dict[str, Any], ranks: int) -> None:
+        """Raise CheckpointError unless the saved items and the number of processes are those of this run."""
         wanted, saved = self._kinds(), index["items"]
         problems = [f"it lacks {name}" for name in wanted if name not in saved]
         problems += [f"it has {name}, which this run does not" for name in saved if name not in wanted]
@@ -168,10 +218,12 @@ class TrainState:
 
 
 def _place(directory: Path, name: str, local: bool, rank: int) -> Path:
+    """Return the path of an item in a checkpoint."""
     return directory / FOLDER / (f"rank_{rank}" if local else "shared") / name
 
 
 def _read_index(directory: Path) -> dict[str, Any]:
+    """Read the list of saved items, or raise CheckpointError if it is missing or damaged."""
     path = directory / FOLDER / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -186,9 +238,11 @@ def _read_index(directory: Path) -> dict[str, Any]:
 
 
 def _written(directory: Path, index: dict[str, Any]) -> str:
+    """Return the words for a checkpoint and who wrote it."""
     described = _described(index.get("meta"))
     return f"{directory}, written by {described}," if described else str(directory)
 
 
 def _described(meta: Any) -> str:
+    """Return the metadata of a state as words."""
     return ", ".join(f"{key} {value}" for key, value in meta.items()) if isinstance(meta, dict) else ""

@@ -1,53 +1,50 @@
-"""Folders that are published whole or not at all, and verified before they are used.
+"""Publishes checkpoint folders atomically, and verifies them before they are used.
 
-A checkpoint is written to a hidden folder beside its place. When all processes are done the main one hashes
-every file into `manifest.json`, flushes files and folders to disk, and renames the folder into place. So a
-folder that has its name is complete, whenever the machine was switched off; damage that comes later is found
-by the hashes.
+A checkpoint is written to a hidden folder next to its final place. When all processes are done, the main process
+hashes every file into `manifest.json`, flushes files and folders to disk, and renames the folder. So a folder under
+its final name is complete, even after a power failure, and later damage is found by the hashes.
 
-Hidden folders: `.trlx_like-writing-<name>` is not finished, `.trlx_like-old-<name>` is what `<name>` was
-until the moment in which it is replaced, `.trlx_like-removed-<name>` is being deleted. A run folder belongs
-to one run: what is found of these at the next save was left by a killed process.
+Hidden folders: `.trlx_like-writing-<name>` is incomplete; `.trlx_like-old-<name>` is the previous `<name>` at the
+moment in which it is replaced; `.trlx_like-removed-<name>` is being deleted. A run folder belongs to one run, so those
+found at the next save are left over from a killed process, and are cleaned up.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
+from trlx_like.checkpoint.manifest import MANIFEST, flush_folder, seal_folder, verify_folder
 from trlx_like.errors import CheckpointError
 
 logger = logging.getLogger("trlx_like")
 
-MANIFEST = "manifest.json"
-FORMAT = "trlx_like.checkpoint"
-VERSION = 1
-
 _WRITING, _OLD, _REMOVED = ".trlx_like-writing-", ".trlx_like-old-", ".trlx_like-removed-"
-_INTACT = ".intact"  # in a folder that is being written, for as long as no process has failed
+_INTACT = ".intact"  # a file that is deleted from the unfinished folder when a process fails
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP = re.compile(r"checkpoint_(\d+)", re.ASCII)
-_DESKTOP = {".DS_Store", "Thumbs.db", "desktop.ini"}  # left by file managers that somebody looked with
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 
 
 class CheckpointStore:
-    """The checkpoints in a folder: `checkpoint_<step>`, and others by name.
+    """The checkpoints of a run folder: `checkpoint_<step>`, and others under names such as `best_checkpoint`.
 
-    keep: how many of the newest `checkpoint_<step>` stay, None: all; main: True on one process; barrier:
-    returns when all processes have called it. The folder must be on a disk that all of them see.
+    Args:
+        directory: The run folder, on a disk that all processes share.
+        keep: How many of the newest `checkpoint_<step>` are kept; None keeps all.
+        main: True on exactly one process.
+        barrier: A function that returns when all processes have called it.
+
+    Raises:
+        CheckpointError: If `keep` is below 1.
     """
 
     def __init__(
@@ -67,13 +64,22 @@ class CheckpointStore:
 
     @contextmanager
     def publish(self, name: str) -> Iterator[Path]:
-        """Yields a folder for all processes to write into; afterwards it is `directory/name`, complete.
+        """Publish a checkpoint: yield a folder for all processes to write into, then rename it to `directory/name`.
 
-        A folder that had the name is replaced. If anything fails on any process, the folder is removed and
-        what was there stays. The process that failed raises its error (CheckpointError where the disk
-        refused), the main one raises too; others go on. All pass the same three barriers, so that none is
-        left waiting. That cannot hold for a process that is killed, or that fails within a collective of the
-        body: there the process group's timeout ends the others. Nor for Ctrl-C, which leaves at once.
+        A previous folder of that name is replaced. If anything fails on any process, the new folder is removed and the
+        previous one stays. The process that failed raises its error, the main process raises too, and the others
+        continue. All pass the same three barriers, so none is left waiting. This cannot hold for a process that is
+        killed or fails within a collective operation of the block: the timeout of the process group ends the others.
+        Ctrl-C leaves at once.
+
+        Args:
+            name: The name of the checkpoint.
+
+        Yields:
+            The folder to write into.
+
+        Raises:
+            CheckpointError: If the name is invalid, the disk refuses, or (on the main process) another process failed.
         """
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{name!r} cannot name a checkpoint: letters, digits, . _ - only.")
@@ -103,23 +109,19 @@ class CheckpointStore:
             raise failure
 
     def verify(self, path: str | Path) -> None:
-        """Raises CheckpointError naming the first file that is damaged, missing or not in the manifest."""
-        path = Path(path)
-        listed = _read_manifest(path)
-        try:
-            present = _list_files(path)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        # Compared as names: nothing is opened because a manifest says so.
-        for name in sorted(listed.keys() - present.keys()):
-            raise CheckpointError(f"{path}: {name} is missing.")
-        for name in sorted(present.keys() - listed.keys()):
-            raise CheckpointError(f"{path}: {name} is not in {MANIFEST}, so it was added later. Move it away.")
-        for name, file in present.items():
-            _check_file(file, name, listed[name])
+        """Compare a checkpoint with its manifest.
+
+        Args:
+            path: The folder of the checkpoint.
+
+        Raises:
+            CheckpointError: If it has no manifest, or a file is damaged, missing or not listed; it names the first such
+                file.
+        """
+        verify_folder(Path(path))
 
     def newest(self) -> Path | None:
-        """The `checkpoint_<step>` of the highest step that verifies. Logs those passed over, and why."""
+        """Return the `checkpoint_<step>` of the highest step that is intact, or None. Damaged ones are logged."""
         for path in self._steps():
             try:
                 self.verify(path)
@@ -129,11 +131,17 @@ class CheckpointStore:
         return None
 
     def resolve(self, spec: str) -> Path | None:
-        """The verified checkpoint that `train.resume_from_checkpoint` asks for.
+        """Find the checkpoint that `train.resume_from_checkpoint` asks for, and verify it.
 
-        spec: "auto": `newest()`, None in a folder without any; or the path of a checkpoint, or of a run folder: its
-        newest.
-        Raises CheckpointError for a path without a good checkpoint.
+        Args:
+            spec: "auto" for the newest in this run folder, the path of a checkpoint, or the path of a run folder, whose
+                newest checkpoint is taken.
+
+        Returns:
+            The checkpoint; None for "auto" in a folder without any.
+
+        Raises:
+            CheckpointError: If there is no intact checkpoint where there should be one.
         """
         if spec == "auto":
             newest = self.newest()
@@ -161,7 +169,7 @@ class CheckpointStore:
         return path
 
     def _attempt(self, final: Path, action: Callable[..., None], *args: Path) -> Exception | None:
-        """Runs an action and returns what it raised, so that this process still meets the others."""
+        """Run an action and return its exception, so that this process still meets the others at the barrier."""
         try:
             action(*args)
         except OSError as error:
@@ -171,25 +179,27 @@ class CheckpointStore:
         return None
 
     def _begin(self, folder: Path) -> None:
+        """Make the folder to write into."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._clean()
         folder.mkdir()
         (folder / _INTACT).touch()
 
     def _finish(self, folder: Path, final: Path) -> None:
+        """Seal the written folder, give it its final name, and remove what it replaces."""
         if not (folder / _INTACT).exists():
             raise CheckpointError(f"{final} was not written: another process failed, its message says why.")
         (folder / _INTACT).unlink()
-        _seal(folder)
+        seal_folder(folder)
         self._swap(folder, final)
-        _flush_folder(self.directory)
-        _flush_folder(self.directory.parent)
+        flush_folder(self.directory)
+        flush_folder(self.directory.parent)
         _remove(_set_aside(final))
         if _STEP.fullmatch(final.name):
             self._prune(final)
 
     def _swap(self, folder: Path, final: Path) -> None:
-        """Between the two renames the old checkpoint is found by its other name."""
+        """Replace a checkpoint by two renames, between which the old one is found under its hidden name."""
         aside = _set_aside(final)
         if final.exists():
             final.rename(aside)
@@ -201,17 +211,17 @@ class CheckpointStore:
             raise
 
     def _prune(self, written: Path) -> None:
-        """Removes the oldest. Folders without a manifest are somebody else's."""
+        """Remove the oldest checkpoints. Folders without a manifest are not ours and stay."""
         steps = [path for path in self._steps() if path != written and (path / MANIFEST).exists()]
         for path in steps[self.keep - 1 :] if self.keep else ():
-            # Renamed first: a folder that is half deleted must not bear the name of a checkpoint.
+            # Rename first: a half-deleted folder must not have the name of a checkpoint.
             try:
                 _remove(path.rename(self.directory / f"{_REMOVED}{path.name}"))
             except OSError as error:
                 logger.warning("The old checkpoint %s cannot be removed: %s", path, error)
 
     def _clean(self) -> None:
-        """Removes what killed saves left. A checkpoint set aside for one that never came gets its name back."""
+        """Remove what killed saves left, and restore a checkpoint that was set aside for one that never came."""
         for path in sorted(self.directory.glob(".trlx_like-*")):
             final = self.directory / path.name.removeprefix(_OLD)
             if path.name.startswith(_OLD) and not final.exists():
@@ -220,7 +230,7 @@ class CheckpointStore:
                 _remove(path)
 
     def _steps(self) -> list[Path]:
-        """Folders of steps, the highest first, those set aside included."""
+        """List the folders `checkpoint_<step>`, highest step first, including those set aside."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             match = _STEP.fullmatch(path.name.removeprefix(_OLD))
@@ -230,9 +240,10 @@ class CheckpointStore:
 
 
 def _join(folder: Path) -> None:
-    """Makes sure that the folder the main process made is this process's too.
+    """Check that the folder made by the main process is visible to this process.
 
-    By making it: unlike a look, that asks the server of a network disk, and never its cache.
+    It tries to create the folder: unlike a look-up, that is answered by the server of a network disk and never by a
+    cache.
     """
     try:
         folder.mkdir()
@@ -248,23 +259,24 @@ def _join(folder: Path) -> None:
 
 
 def _from_disk(error: Exception) -> bool:
-    """True of what a disk says, False of errors of the network or of the code that writes."""
+    """Return True for errors of the disk, False for those of the network or of the code that writes."""
     return isinstance(error, SafetensorError) or (isinstance(error, OSError) and error.errno in _DISK)
 
 
 def _refused(error: Exception, final: Path) -> CheckpointError:
-    """What the user needs to know when the disk refuses: where, why, and that nothing is lost."""
+    """Make the error for a disk that refuses: where, why, and that nothing is lost."""
     refused = CheckpointError(f"{final} cannot be written: {error}. Earlier checkpoints are as they were.")
     refused.__cause__ = error
     return refused
 
 
 def _set_aside(final: Path) -> Path:
+    """Return the hidden name that a checkpoint has while it is being replaced."""
     return final.with_name(f"{_OLD}{final.name}")
 
 
 def _remove(folder: Path) -> None:
-    """Deletes a folder if it is there. One that cannot be deleted is no reason to end a run."""
+    """Delete a folder if it exists. Failing to do so is logged, but does not end the run."""
     with suppress(FileNotFoundError):
         try:
             shutil.rmtree(folder)
@@ -272,82 +284,3 @@ def _remove(folder: Path) -> None:
             raise
         except OSError as error:
             logger.warning("%s cannot be removed: %s", folder, error)
-
-
-def _list_files(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a checkpoint by their names in it (`hf_model/config.json`). Refuses links."""
-    files: dict[str, Path] = {}
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            path = Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                files |= _list_files(path, f"{prefix}{entry.name}/")
-            elif not entry.is_file(follow_symlinks=False):
-                raise CheckpointError(f"{path} is a link or a device: a checkpoint has files and folders only.")
-            elif entry.name not in _DESKTOP and (prefix or entry.name != MANIFEST):
-                files[f"{prefix}{entry.name}"] = path
-    return files
-
-
-def _seal(folder: Path) -> None:
-    """Writes the manifest and flushes everything to disk. Each file is read once."""
-    files = {}
-    for name, path in _list_files(folder).items():
-        with FileIO(path, "r+" if os.name == "nt" else "r") as file:  # Windows flushes only what it may write
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files[name] = {"size": file.tell(), "sha256": digest}
-            os.fsync(file.fileno())
-    with (folder / MANIFEST).open("w", encoding="utf-8") as manifest:
-        json.dump({"format": FORMAT, "version": VERSION, "files": files}, manifest, indent=1)
-        manifest.flush()
-        os.fsync(manifest.fileno())
-    for root, _, _ in os.walk(folder, topdown=False):
-        _flush_folder(Path(root))
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes the names in a folder durable. Windows has no such call, and some network disks refuse it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """What the manifest says of each file. CheckpointError if there is none or it is damaged."""
-    manifest = path / MANIFEST
-    try:
-        if manifest.is_symlink():
-            raise CheckpointError(f"{manifest} is a link: a checkpoint has files and folders only.")
-        content = json.loads(manifest.read_bytes())
-        kind, version, files = content["format"], content["version"], content["files"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path} has no {MANIFEST}: it is no checkpoint, or not all of one.") from None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{manifest} is damaged: {error!r}") from error
-    if kind != FORMAT or version != VERSION or not isinstance(files, dict):
-        found = f"{kind!r}, version {version!r}"
-        raise CheckpointError(f"{manifest} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
-    return files
-
-
-def _check_file(path: Path, name: str, listed: Any) -> None:
-    """Compares a file with its line in the manifest. The size first, as it costs nothing."""
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{MANIFEST} says nothing of {path}.")
-    try:
-        size = path.stat().st_size
-        if size != listed.get("size"):
-            raise CheckpointError(f"{path} is damaged: {size} bytes, and {listed.get('size')} were written.")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if digest != listed.get("sha256"):
-        raise CheckpointError(f"{path} is damaged: its content is not what was written.")

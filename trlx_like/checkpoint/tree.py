@@ -1,8 +1,8 @@
-"""Nested state as two files, without pickle: structure in `<path>.json`, tensors in `<path>.safetensors`.
+"""Nested state as two files, without pickle: the structure in `<path>.json`, tensors in `<path>.safetensors`.
 
-What comes back is equal bit by bit, NaN payloads included, and has the same types. What cannot be held so
-(sets, open files, objects) is refused by the place where it stands. Left out on purpose: devices (tensors
-come back on the CPU), `requires_grad`, memory layout.
+Loaded values are equal bit by bit, NaN payloads included, and have the same types. What cannot be stored like this
+(sets, open files, objects) is refused, with its place in the state. Left out on purpose: devices (tensors are loaded to
+the CPU), `requires_grad`, and memory layout.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ from trlx_like.errors import CheckpointError
 
 FORMAT = "trlx_like.tree"
 VERSION = 1
-_TAG = "!"  # key of a JSON object that stands for something JSON has no word for
+_TAG = "!"  # the key that marks a JSON object as an encoded value of another type
 _MAX_DEPTH = 100
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _MAPPING_NAMES = {kind: name for name, kind in _MAPPINGS.items()}
 
-# Written as they are; all other dtypes as bytes, since older releases of safetensors do not know them.
+# Stored as they are. Other dtypes are stored as bytes, since older releases of safetensors do not know them.
 _NATIVE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
-_NUMPY_KINDS = "biufcUSMm"  # not objects (O) and records (V)
+_NUMPY_KINDS = "biufcUSMm"  # all but objects (O) and records (V)
 
 Place = tuple[str, ...]
 
 
 def save_tree(tree: Any, path: Path) -> None:
-    """Writes a nested state to `<path>.safetensors` and `<path>.json`.
+    """Write a nested state to `<path>.safetensors` and `<path>.json`.
 
-    tree: dicts (also OrderedDict, Counter) with str or int keys, lists, tuples, None, bool, int, float, str,
-    dense tensors of any dtype, numpy arrays and scalars. Tensors that are the same memory are written once,
-    and come back as one tensor. Raises CheckpointError for anything else, with its dotted place, and for a
-    disk that refuses.
+    Args:
+        tree: Dicts (also OrderedDict and Counter) with str or int keys, lists, tuples, None, bool, int, float, str,
+            dense tensors of any dtype, numpy arrays and scalars. Tensors that share their memory are written once, and
+            are loaded as one tensor.
+        path: The path without suffix.
+
+    Raises:
+        CheckpointError: If the state contains anything else, with its dotted place, or the disk refuses.
     """
     writer = _Writer()
     document = {"format": FORMAT, "version": VERSION, "tree": writer.encode(tree, ())}
@@ -59,7 +63,17 @@ def save_tree(tree: Any, path: Path) -> None:
 
 
 def load_tree(path: Path) -> Any:
-    """Reads what `save_tree` wrote to this path. Raises CheckpointError for missing and for damaged files."""
+    """Read the nested state that `save_tree` wrote.
+
+    Args:
+        path: The path without suffix.
+
+    Returns:
+        The state, with tensors on the CPU.
+
+    Raises:
+        CheckpointError: If files are missing or damaged.
+    """
     structure, tensors = _files(path)
     for file in (structure, tensors):
         if not file.is_file():
@@ -75,18 +89,20 @@ def load_tree(path: Path) -> Any:
 
 
 def _files(path: Path) -> tuple[Path, Path]:
+    """Return the paths of structure and tensors."""
     return path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.safetensors")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a file into memory of their own."""
     with safe_open(str(path), framework="pt") as file:
         names: list[str] = file.keys()
-        # Cloned, since they are views of the file, and its folder may be pruned while they are in use.
+        # Clone them: they are views of the file, which may be deleted while they are in use.
         return {name: file.get_tensor(name).clone() for name in names}
 
 
 class _Writer:
-    """Turns a state into what JSON can hold, and gathers its tensors on the way."""
+    """Converts a state to what JSON can hold, and collects its tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -94,6 +110,7 @@ class _Writer:
         self._storages: set[int] = set()
 
     def encode(self, value: Any, place: Place) -> Any:
+        """Convert one value to JSON."""
         if len(place) > _MAX_DEPTH:
             raise _refusal(place[:5], f"is nested deeper than {_MAX_DEPTH}, or contains itself")
         kind = type(value)
@@ -113,17 +130,19 @@ class _Writer:
         raise _refusal(place, f"is a {kind.__module__}.{kind.__qualname__}")
 
     def _encode_mapping(self, value: dict[Any, Any], place: Place) -> Any:
+        """Convert a dictionary, as a plain JSON object if that keeps everything."""
         for key in value:
             if type(key) not in (str, int):
                 raise _refusal(place, f"has the key {key!r} of type {type(key).__qualname__}, not str or int")
         items = {key: self.encode(item, (*place, str(key))) for key, item in value.items()}
-        # A plain object where JSON keeps all there is to know: string keys that survive being written.
+        # A plain JSON object is enough if all keys are text that JSON preserves.
         if type(value) is dict and all(type(key) is str and key != _TAG and _plain(key) for key in items):
             return items
         pairs = [[_encode_scalar(key), item] for key, item in items.items()]
         return {_TAG: _MAPPING_NAMES[type(value)], "items": pairs}
 
     def _encode_tensor(self, value: Tensor, place: Place) -> Any:
+        """Collect a tensor, once if it occurs several times, and return a reference to it."""
         if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
             kind = f"{value.layout}, {value.dtype}, {value.device}"
             raise _refusal(place, f"is a tensor that is not dense ({kind})")
@@ -138,12 +157,12 @@ class _Writer:
         return node
 
     def _hold(self, value: Tensor) -> str:
-        """Keeps a dense copy on the CPU, with memory of its own as safetensors demands; returns its name."""
+        """Collect a dense copy on the CPU with memory of its own, as safetensors demands, and return its name."""
         data = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         if data.untyped_storage().data_ptr() in self._storages:
             data = data.clone()
         if data.dtype not in _NATIVE:
-            # Of none or one element any stride counts as contiguous, but only a copy's can be viewed as bytes.
+            # With at most one element any stride counts as contiguous, but only a copy can be viewed as bytes.
             data = data.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
         self._storages.add(data.untyped_storage().data_ptr())
         name = str(len(self.tensors))
@@ -151,6 +170,7 @@ class _Writer:
         return name
 
     def _encode_array(self, value: Any, place: Place) -> Any:
+        """Collect a numpy array or scalar as bytes, and return a reference to it."""
         array = np.asarray(value)
         if array.dtype.kind not in _NUMPY_KINDS or array.dtype.metadata:
             raise _refusal(place, f"is a numpy {type(value).__qualname__} of dtype {array.dtype}")
@@ -160,6 +180,7 @@ class _Writer:
 
 
 def _refusal(place: Place, what: str) -> CheckpointError:
+    """Make the error for a value that cannot be stored."""
     return CheckpointError(
         f"{'.'.join(place) or 'the state'} {what}: a checkpoint holds None, bool, int, float, str, dense "
         "tensors, numpy arrays, and lists, tuples and dicts of these."
@@ -167,7 +188,7 @@ def _refusal(place: Place, what: str) -> CheckpointError:
 
 
 def _plain(text: str) -> bool:
-    """True of text that JSON gives back as it was. Two lone surrogates would come back as one character."""
+    """Return True for text that JSON preserves. Two lone surrogates, for one, would be read as one character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -176,10 +197,11 @@ def _plain(text: str) -> bool:
 
 
 def _encode_scalar(value: float | str) -> Any:
+    """Convert a number or text to JSON, in a tagged form if JSON would not preserve it."""
     if isinstance(value, str):
         return value if _plain(value) else {_TAG: "str", "utf8": value.encode("utf-8", "surrogatepass").hex()}
     if isinstance(value, int):
-        # Beyond 64 bits many JSON readers round, and Python's refuses above 4300 digits.
+        # Many JSON readers round integers beyond 64 bits, and Python's refuses more than 4300 digits.
         return value if -(2**63) <= value < 2**63 else {_TAG: "int", "hex": hex(value)}
     return value if math.isfinite(value) else {_TAG: "float", "bits": struct.pack(">d", value).hex()}
 
@@ -200,6 +222,7 @@ class _Reader:
         }
 
     def decode(self, node: Any) -> Any:
+        """Convert one JSON node back to its value."""
         if isinstance(node, list):
             return [self.decode(item) for item in node]
         if not isinstance(node, dict):
@@ -209,12 +232,14 @@ class _Reader:
         return self._by_tag[node[_TAG]](node)
 
     def _decode_mapping(self, node: dict[str, Any]) -> Any:
+        """Convert a tagged mapping."""
         mapping = _MAPPINGS[node[_TAG]]()
         for key, item in node["items"]:
             mapping[self.decode(key)] = self.decode(item)
         return mapping
 
     def _decode_tensor(self, node: dict[str, Any]) -> Tensor:
+        """Look up a tensor and restore its dtype."""
         tensor = self.tensors[node["name"]]
         if "dtype" not in node:
             return tensor
@@ -224,6 +249,7 @@ class _Reader:
         return tensor.view(dtype).reshape(node["shape"])
 
     def _decode_array(self, node: dict[str, Any]) -> Any:
+        """Look up a numpy array or scalar and restore its dtype."""
         dtype = np.dtype(node["dtype"])
         if dtype.kind not in _NUMPY_KINDS:
             raise ValueError(f"numpy dtype {node['dtype']!r} is never written")

@@ -1,0 +1,136 @@
+"""Manifests: the names, sizes and SHA-256 hashes of all files of a checkpoint, to detect damage."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from trlx_like.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = "trlx_like.checkpoint"
+VERSION = 1
+
+_DESKTOP = {".DS_Store", "Thumbs.db", "desktop.ini"}  # created by file managers that merely showed the folder
+
+
+def seal_folder(folder: Path) -> None:
+    """Write the manifest of a folder and flush its files and subfolders to disk. Each file is read once.
+
+    Args:
+        folder: The folder; nothing may be written into it afterwards.
+
+    Raises:
+        CheckpointError: If it contains links.
+        OSError: If the disk refuses.
+    """
+    files = {}
+    for name, path in _list_files(folder).items():
+        with FileIO(path, "r+" if os.name == "nt" else "r") as file:  # Windows flushes only files opened for writing
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            files[name] = {"size": file.tell(), "sha256": digest}
+            os.fsync(file.fileno())
+    with (folder / MANIFEST).open("w", encoding="utf-8") as manifest:
+        json.dump({"format": FORMAT, "version": VERSION, "files": files}, manifest, indent=1)
+        manifest.flush()
+        os.fsync(manifest.fileno())
+    for root, _, _ in os.walk(folder, topdown=False):
+        flush_folder(Path(root))
+
+
+def verify_folder(path: Path) -> None:
+    """Compare a folder with its manifest.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        CheckpointError: If there is no manifest, or a file is damaged, missing or not listed; it names the first such
+            file.
+    """
+    listed = _read_manifest(path)
+    try:
+        present = _list_files(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    # Only names are compared: a file is never opened because a manifest lists it.
+    for name in sorted(listed.keys() - present.keys()):
+        raise CheckpointError(f"{path}: {name} is missing.")
+    for name in sorted(present.keys() - listed.keys()):
+        raise CheckpointError(f"{path}: {name} is not in {MANIFEST}, so it was added later. Move it away.")
+    for name, file in present.items():
+        _check_file(file, listed[name])
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk, so that its file names survive a power failure.
+
+    It does nothing on Windows, which has no such call, and on network disks that refuse it.
+
+    Args:
+        folder: The folder.
+    """
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _list_files(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """Map names in a checkpoint, such as `hf_model/config.json`, to paths. Raise CheckpointError for links."""
+    files: dict[str, Path] = {}
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                files |= _list_files(path, f"{prefix}{entry.name}/")
+            elif not entry.is_file(follow_symlinks=False):
+                raise CheckpointError(f"{path} is a link or a device: a checkpoint has files and folders only.")
+            elif entry.name not in _DESKTOP and (prefix or entry.name != MANIFEST):
+                files[f"{prefix}{entry.name}"] = path
+    return files
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the entries of a manifest by file name, or raise CheckpointError if it is missing or damaged."""
+    manifest = path / MANIFEST
+    try:
+        if manifest.is_symlink():
+            raise CheckpointError(f"{manifest} is a link: a checkpoint has files and folders only.")
+        content = json.loads(manifest.read_bytes())
+        kind, version, files = content["format"], content["version"], content["files"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path} has no {MANIFEST}: it is no checkpoint, or not all of one.") from None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{manifest} is damaged: {error!r}") from error
+    if kind != FORMAT or version != VERSION or not isinstance(files, dict):
+        found = f"{kind!r}, version {version!r}"
+        raise CheckpointError(f"{manifest} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
+    return files
+
+
+def _check_file(path: Path, listed: Any) -> None:
+    """Compare a file with its entry in the manifest: first the size, which is cheap, then the hash."""
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{MANIFEST} says nothing of {path}.")
+    try:
+        size = path.stat().st_size
+        if size != listed.get("size"):
+            raise CheckpointError(f"{path} is damaged: {size} bytes, and {listed.get('size')} were written.")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if digest != listed.get("sha256"):
+        raise CheckpointError(f"{path} is damaged: its content is not what was written.")
