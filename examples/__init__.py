@@ -1,1 +1,4 @@
-"""Programs that run, and their tasks. Start them from the folder above: `python -m examples.<name>`."""
+"""Programs that run, and their tasks. `python PATH/examples/NAME.py` works from any folder; runs go below that folder.
+
+`python -m examples.NAME` works from the repository's root only, where Python finds this package.
+"""

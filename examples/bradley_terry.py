@@ -1,6 +1,6 @@
 """DPO recovers a known order: seven words with known strengths, compared in pairs by a noisy judge.
 
-    python -m examples.bradley_terry [--seeds 5] [--loss sigmoid]
+    python examples/bradley_terry.py [--seeds 5] [--loss sigmoid]
 
 The judge prefers word i to word j with probability sigmoid(s_i - s_j) (Bradley and Terry 1952). What DPO learns from
 its verdicts is checked against the truth and against the maximum-likelihood strengths of the same verdicts, fitted
@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+import sys
 import tempfile
 import time
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

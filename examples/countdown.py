@@ -1,6 +1,6 @@
 """Countdown: write an expression that uses each of three numbers once and has the value that is asked for.
 
-    python -m examples.countdown [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
+    python examples/countdown.py [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
 
 The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates expressions that use the right numbers,
 half of them with another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
@@ -15,12 +15,15 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement, permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 

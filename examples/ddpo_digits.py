@@ -1,7 +1,7 @@
 """A small text-to-image model of handwritten digits is made to draw what JPEG compresses well, with and without a KL.
 
     pip install -e ".[diffusion,examples]"
-    python -m examples.ddpo_digits [--seed 1] [--seeds 3] [--directory runs/digits] [--grid before_after.png]
+    python examples/ddpo_digits.py [--seed 1] [--seeds 3] [--directory runs/digits] [--grid before_after.png]
 
 The data are the 1,797 scans of 8 x 8 pixels in scikit-learn. A pipeline of diffusers learns to draw them from the words
 "zero" to "nine" (kept in the cache of the examples), then DDPO tunes it three times from there: for small JPEG files,
@@ -15,10 +15,13 @@ from __future__ import annotations
 import argparse
 import functools
 import string
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import numpy as np
 import torch

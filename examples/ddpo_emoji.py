@@ -1,8 +1,8 @@
 """A guided text-to-image model of emoji is tuned towards small JPEG files, and towards green.
 
     pip install -e ".[diffusion]"
-    python -m examples.ddpo_emoji --model FOLDER --train-base         # first, 36 CPU minutes
-    python -m examples.ddpo_emoji --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
+    python examples/ddpo_emoji.py --model FOLDER --train-base         # first, 36 CPU minutes
+    python examples/ddpo_emoji.py --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
 
 The model has 3 million weights and draws 32 x 32 pixels. It is a pipeline of its own kind, with a vocabulary of words
 in the place of a text encoder and no VAE (`examples/emoji.py`). What `--train-base` fetches, whose art that is and how
@@ -14,9 +14,12 @@ Figures of three seeds and pictures are in `docs/algorithms/ddpo.md`.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import numpy as np
 import torch

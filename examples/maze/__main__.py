@@ -1,6 +1,6 @@
 """Behaviour cloning and ILQL on the maze, beside what bounds them.
 
-    python -m examples.maze [--seed 1] [--seeds 3] [--directory runs/maze]
+    python examples/maze [--seed 1] [--seeds 3] [--directory runs/maze]
 
 The configuration is configs/ilql_maze.yml; cloning is SFT with the same model, data, steps and optimizer. Policies play
 from each start `PLAYS` times, sampling at temperature 1. The scores of random moves, of the data's policy, of the table
@@ -12,7 +12,10 @@ cloning has -55.5, -48.4 and -56.1. The table and shortest paths have -6.84. Tra
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
 from examples.maze import tabular

@@ -1,6 +1,6 @@
 """ILQL finds shortest paths from random walks alone: no start, no sampling in training, only walks and their rewards.
 
-    python -m examples.randomwalks.ilql [--seed 1000] [--directory runs/randomwalks/ilql]
+    python examples/randomwalks/ilql.py [--seed 1000] [--directory runs/randomwalks/ilql]
 
 The configuration is configs/ilql_randomwalks.yml; the table shows decoding with beta 100. With `--seeds 5` it trains
 five times.
@@ -8,8 +8,11 @@ five times.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured

@@ -1,9 +1,14 @@
 """ILQL first, then PPO: what was learned from random walks alone is where learning by sampling starts.
 
-    python -m examples.randomwalks.ilql_ppo [--seed 1000] [--directory runs/randomwalks/ilql_ppo]
+    python examples/randomwalks/ilql_ppo.py [--seed 1000] [--directory runs/randomwalks/ilql_ppo]
 
 The folder that ILQL exports is a `model.model_path` for PPO as for any trainer, and PPO samples from its language model
 alone. What ILQL knows beyond that is in its values, so the language model first imitates walks that they guided: SFT
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
+
 from the export, on what the export itself writes. PPO starts from there. The table shows PPO from its step 0 on, and
 ILQL guided, at a temperature of .1 and at 1. `--alone` is PPO from random walks in as many CPU seconds; with
 `--seeds 5` all train five times.

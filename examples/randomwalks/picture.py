@@ -1,7 +1,7 @@
 """Draw where walks go before and after PPO: the picture at the top of the README.
 
-    python -m examples.randomwalks.ppo
-    python -m examples.randomwalks.picture runs/randomwalks docs/images/walks.svg
+    python examples/randomwalks/ppo.py
+    python examples/randomwalks/picture.py runs/randomwalks docs/images/walks.svg
 
 A line is an edge of the graph, as wide as the share of the sampled walks that take it. One walk is drawn in orange.
 """
@@ -9,10 +9,13 @@ A line is an edge of the graph, as wide as the share of the sampled walks that t
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import numpy as np
 import torch

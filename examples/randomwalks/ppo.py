@@ -1,6 +1,6 @@
 """PPO finds shortest paths: a GPT-2 first imitates random walks, then is rewarded for short ones.
 
-    python -m examples.randomwalks.ppo [--seed 1000] [--directory runs/randomwalks]
+    python examples/randomwalks/ppo.py [--seed 1000] [--directory runs/randomwalks]
 
 The configurations are configs/sft_randomwalks.yml and configs/ppo_randomwalks.yml. With `--seeds 5` it trains
 five times and prints a table.
@@ -8,8 +8,11 @@ five times and prints a table.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured

@@ -1,6 +1,6 @@
 """A reward model of walks, from noisy comparisons: does it find the score that the comparisons were drawn from?
 
-    python -m examples.randomwalks.reward [--seed 1000] [--seeds 5] [--directory runs/randomwalks/reward]
+    python examples/randomwalks/reward.py [--seed 1000] [--seeds 5] [--directory runs/randomwalks/reward]
 
 Two walks from the same node make a pair. The better one is preferred with log-odds of `LOG_ODDS` times the difference
 in optimality: of 0.2 points a preference is right in 3 of 4 cases. In held-out pairs, of other walks, it always is.
@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import time
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import numpy as np
 import torch

@@ -1,6 +1,6 @@
 """PPO on a learned reward: what it finds in the gaps of a reward model, and two ways to keep it out of them.
 
-    python -m examples.randomwalks.reward_ppo [--seed 1000] [--directory runs/randomwalks/reward_ppo]
+    python examples/randomwalks/reward_ppo.py [--seed 1000] [--directory runs/randomwalks/reward_ppo]
 
 The reward model of `examples.randomwalks.reward` has seen walks along edges only, so it cannot know that a walk along
 edges that do not exist is worthless: a short fake looks best of all. Left alone, PPO finds the fakes. A penalty on
@@ -11,8 +11,11 @@ three runs `trlx-like audit` finds the first one out: its walks surprise the mod
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import torch
 

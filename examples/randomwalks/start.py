@@ -1,14 +1,17 @@
 """Where PPO starts: a GPT-2 from random weights that has learned to imitate random walks.
 
-python -m examples.randomwalks.start [--directory runs/randomwalks/start]
+python examples/randomwalks/start.py [--directory runs/randomwalks/start]
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
 from examples.randomwalks.task import default_task, metric_fn

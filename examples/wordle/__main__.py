@@ -1,6 +1,6 @@
 """Behaviour cloning and ILQL on Wordle, beside what bounds them.
 
-    python -m examples.wordle [--seed 1] [--seeds 3] [--directory runs/wordle]
+    python examples/wordle [--seed 1] [--seeds 3] [--directory runs/wordle]
 
 The configuration is configs/ilql_wordle.yml; cloning is SFT with the same model, data, steps and optimizer. Policies
 play `PLAYS` games about each word, sampling at temperature 1 or, greedy, saying what is likeliest.
@@ -12,7 +12,10 @@ takes 81 to 85 CPU seconds (cloning) and 116 to 119.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import numpy as np
 

@@ -1,0 +1,34 @@
+"""Every example is a program that can be started from any folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = [
+    file for file in sorted((ROOT / "examples").rglob("*.py")) if '__name__ == "__main__"' in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_program_finds_the_repository_before_it_imports_from_it(program: Path) -> None:
+    depth = len(program.relative_to(ROOT).parts) - 1
+    before, found, after = program.read_text("utf-8").partition(
+        f"\nsys.path.insert(0, str(Path(__file__).resolve().parents[{depth}]))"
+    )
+    assert found and "\nimport trlx_like" not in before and "\nfrom examples" not in before
+    assert "\nimport trlx_like" in after or "\nfrom " in after
+
+
+@pytest.mark.parametrize("words", [["examples/randomwalks/ppo.py"], ["examples/maze"]])
+def test_programs_start_outside_the_repository(words: list[str], tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(ROOT / words[0]), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--seed" in done.stdout and list(tmp_path.iterdir()) == []
