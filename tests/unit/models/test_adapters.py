@@ -25,7 +25,6 @@ from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import LanguagePolicy, load_model, load_trained_model, save_model
 from trlx_like.models.adapters import add_adapter, read_adapter
-from trlx_like.models.merging import merged, mismerged_weights, plain_weights
 
 LINEAR = {"target_modules": "all-linear"}
 LORA: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
@@ -140,67 +139,13 @@ def test_its_state_is_what_is_trained() -> None:
         other.load_state_dict(state)
 
 
-@every_kind
-def test_the_plain_weights_are_those_of_the_merged_model(family: str, options: dict[str, Any]) -> None:
-    """Bit by bit, and neither they nor what they might be by mistake change the model."""
-    lm = adapted(family, options)
-    move(LanguagePolicy(lm))
-    before = {name: weight.clone() for name, weight in lm.named_parameters()}
-    plain, whole = dict(plain_weights(lm)), dict(merged(lm).named_parameters())
-    assert set(plain) == set(whole)
-    assert all(torch.equal(weight, whole[name]) for name, weight in plain.items())
-    mistakes = {(name, cause): weight for name, cause, weight in mismerged_weights(lm)}
-    assert bool(mistakes) or "modules_to_save" in options
-    assert {name for name, _ in mistakes} <= set(whole)
-    assert all(torch.equal(weight, before[name]) for name, weight in lm.named_parameters())
-
-
 @pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}])
 def test_the_tied_embeddings_of_an_encoder_decoder_have_no_adapter(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="embeddings of T5ForConditionalGeneration share a weight"):
         adapted("t5", {**LORA, **options})
 
 
-def test_what_a_merge_may_do_wrong_by_hand() -> None:
-    """W is 1, B A is 2 x 3 x 0.5 (alpha / r): 1 left out, 4 added once, 7 twice."""
-    lm = tiny_lm("llama", layers=1)
-    add_adapter(lm, {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": ["q_proj"]}, None)
-    layer = lm.model.layers[0].self_attn.q_proj
-    with torch.no_grad():
-        layer.weight.fill_(1)
-        for part, value in ((layer.lora_A.default, 2), (layer.lora_B.default, 3)):
-            part.weight.zero_()
-            part.weight[:, 0 if part is layer.lora_B.default else slice(None)] = value
-        layer.lora_A.default.weight[1] = 0
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert dict(plain_weights(lm))[name].unique().tolist() == [4]
-    found = {(name, cause): weight.unique().tolist() for name, cause, weight in mismerged_weights(lm)}
-    assert found == {(name, "without the adapter"): [1], (name, "with the adapter twice"): [7]}
-
-
 # Files.
-
-
-@every_kind
-def test_merged_it_says_the_same(family: str, options: dict[str, Any], tmp_path: Path) -> None:
-    lm = adapted(family, options)
-    policy = LanguagePolicy(lm)
-    move(policy)
-    whole = merged(lm)
-    assert type(whole) is type(lm)
-    names = [name for name, _ in tiny_lm(family, layers=3).named_parameters()]
-    if (family, options) in [kind for name, kind in KINDS.items() if name.startswith("tied")]:
-        names.append("lm_head.weight")  # no longer that of the embeddings
-    assert [name for name, _ in whole.named_parameters()] == names
-    batch = batch_of_ids()
-    with torch.no_grad():
-        expected = policy(batch).logprobs
-        torch.testing.assert_close(LanguagePolicy(whole)(batch).logprobs, expected, rtol=0, atol=2e-4)
-        assert torch.equal(policy(batch).logprobs, expected)  # the model itself is as it was
-    save_model(lm, tmp_path, merge=True)
-    read = type(lm).from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(LanguagePolicy(read)(batch).logprobs, LanguagePolicy(whole)(batch).logprobs)
 
 
 def trained_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, PreTrainedModel]:
