@@ -7,6 +7,7 @@ report). A signal is not a proof: it says where to look.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +40,11 @@ class Verdict:
         if self.since is not None:
             return f"found at step {self.since}"
         return "not measured" if self.reading is None else "clean"
+
+    @property
+    def words(self) -> str:
+        """Return a sentence with the numbers of the last reading."""
+        return "" if self.reading is None else self.reading.words
 
 
 class Audit:
@@ -82,10 +88,9 @@ class Audit:
             return []
         self.history.add(metrics)
         new = []
-        for name, (measure, _) in SIGNALS.items():
-            verdict = self.verdicts[name]
-            reading = measure(self.history) if self.rounds >= ROUNDS else None
-            if reading is None:  # the last rounds did not log it: keep the last reading
+        for name, (measure, _) in SIGNALS.items() if self.rounds >= ROUNDS else ():
+            verdict, reading = self.verdicts[name], measure(self.history)
+            if math.isnan(reading.value):  # the last rounds did not log it: keep the last reading
                 continue
             first = reading.found and verdict.since is None
             self.verdicts[name] = replace(verdict, reading=reading, since=step if first else verdict.since)
@@ -120,14 +125,8 @@ def findings(run_dir: Path) -> dict[str, Any] | None:
     if not audit.measured:
         return None
     verdicts = [
-        {
-            "name": verdict.name,
-            "state": verdict.state,
-            "found": verdict.since is not None,
-            "words": "" if verdict.reading is None else verdict.reading.words,
-            "advice": verdict.advice,
-        }
-        for verdict in audit.verdicts.values()
+        {"name": one.name, "state": one.state, "found": one in audit.found, "words": one.words, "advice": one.advice}
+        for one in audit.verdicts.values()
     ]
     return {"rounds": audit.rounds, "found": len(audit.found), "verdicts": verdicts}
 
@@ -152,10 +151,9 @@ def show_audit(run_dir: Path) -> bool:
     table.add_column("bound", max_width=20)
     table.add_column("what the last rounds show")
     for verdict in audit.verdicts.values():
-        reading = verdict.reading
-        cells = ("", "") if reading is None else (reading.bound, reading.words)
-        style = "bold red" if verdict.since is not None else "dim" if reading is None else ""
-        table.add_row(verdict.name, verdict.state, *cells, style=style)
+        style = "bold red" if verdict in audit.found else "dim" if verdict.reading is None else ""
+        bound = "" if verdict.reading is None else verdict.reading.bound
+        table.add_row(verdict.name, verdict.state, bound, verdict.words, style=style)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     for verdict in audit.found:
         print(f"{verdict.name}: {verdict.advice}")
@@ -173,5 +171,4 @@ class AuditTracker(Tracker):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for verdict in self._audit.add(metrics, step):
-            assert verdict.reading is not None
-            logger.warning("Audit, step %d, %s: %s. Try: %s", step, verdict.name, verdict.reading.words, verdict.advice)
+            logger.warning("Audit, step %d, %s: %s. Try: %s", step, verdict.name, verdict.words, verdict.advice)

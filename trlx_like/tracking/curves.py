@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from trlx_like.tracking.folder import read_metrics
+from trlx_like.tracking.values import spaced
 
 ELAPSED = "time/elapsed"
 BUCKETS = 300  # of a long curve, the lowest and the highest value of each bucket are drawn
@@ -179,15 +180,15 @@ def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
     kl, reward = (next((curves[name] for name in names if name in curves), None) for names in FRONTIER)
     if kl is None or reward is None:
         return None
-    distances = {step: value for step, value in zip(kl.steps, kl.values, strict=True) if math.isfinite(value)}
-    rewards = {step: value for step, value in zip(reward.steps, reward.values, strict=True) if math.isfinite(value)}
-    steps = sorted(set(distances) & set(rewards))
+    x, y = (
+        {step: _short(value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)}
+        for curve in (kl, reward)
+    )
+    steps = spaced(sorted(x.keys() & y.keys()), POINTS)
     if len(steps) < 2:
         return None
-    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), POINTS)).round().astype(int))
-    steps = [steps[place] for place in places]
-    columns = {"x": [_short(distances[step]) for step in steps], "y": [_short(rewards[step]) for step in steps]}
-    return {"kl": kl.name, "reward": reward.name, "steps": steps, **columns}
+    points = {"steps": steps, "x": [x[step] for step in steps], "y": [y[step] for step in steps]}
+    return {"kl": kl.name, "reward": reward.name, **points}
 
 
 def _rank(name: str) -> tuple[int, list[tuple[int, str]]]:

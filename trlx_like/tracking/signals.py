@@ -27,13 +27,15 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Reading:
-    """The value of a signal in the last rounds and in the first round, and its bound."""
+    """The value of a signal in the last rounds, its bound, and a sentence with the numbers.
+
+    A value that is NaN says that the run does not log what the signal needs.
+    """
 
     found: bool
-    start: float
-    now: float
+    value: float
     bound: str
-    words: str  # a sentence with the numbers
+    words: str
 
 
 class History:
@@ -67,88 +69,73 @@ class History:
         return f"{name} went from {self.start(name):.3g} to {self.now(name):.3g}"
 
 
-def reward_against_kl(history: History) -> Reading | None:
+def reward_against_kl(history: History) -> Reading:
     """Measure how surprising the outputs are to the reference: -log p = KL + entropy, relative to the first round."""
     kl, entropy, scale = "policy/kl_per_token", "policy/entropy", 1.0
     if math.isnan(history.start(kl)):  # Online DPO logs both for whole responses
         kl, entropy = "objective/kl", "objective/entropy"
         length = "rollout/length_mean"
         scale = history.start(length) / (history.now(length) or math.nan)
-    own = history.start(entropy)
-    now = (history.now(kl) + history.now(entropy)) * scale / own if own else math.nan
-    if math.isnan(now):
-        return None
+    value = (history.now(kl) + history.now(entropy)) * scale / (history.start(entropy) or math.nan)
     parts = f"{kl} {history.now(kl):.2g}, {entropy} {history.now(entropy):.2g}"
-    words = f"the reference finds the outputs {now:.1f} times as surprising as its own ({parts})"
-    return Reading(now >= SURPRISE, 1.0, now, f"{SURPRISE:g}", f"{words}; {history.moved('rollout/score_mean')}")
+    words = f"the reference finds the outputs {value:.1f} times as surprising as its own ({parts})"
+    return Reading(value >= SURPRISE, value, f"{SURPRISE:g}", f"{words}; {history.moved('rollout/score_mean')}")
 
 
-def length_drift(history: History) -> Reading | None:
+def length_drift(history: History) -> Reading:
     """Measure the change of the length, and how far the reward is explained by length alone."""
     name = "rollout/length_mean"
-    start, now = history.start(name), history.now(name)
-    if math.isnan(now) or not start:
-        return None
-    factor, correlation = now / start, history.now("rollout/length_reward_correlation")
+    factor = history.now(name) / (history.start(name) or math.nan)
+    correlation = history.now("rollout/length_reward_correlation")
     paid = factor if correlation > 0 else 1 / factor if factor else math.inf
     by_length = abs(correlation) >= CORRELATION and paid >= DRIFT
     far = not 1 / FACTOR < factor < FACTOR
-    words = history.moved(name)
-    if not math.isnan(correlation):
-        words += f", and within a round the reward has a correlation of {correlation:.2f} with length"
-    bound = f"x {FACTOR:g}, or x {DRIFT:g} at a correlation of {CORRELATION:g}"
-    return Reading(by_length or far, start, now, bound, words)
+    explained = f", and within a round the reward has a correlation of {correlation:.2f} with length"
+    words = history.moved(name) + explained * (not math.isnan(correlation))
+    return Reading(by_length or far, factor, f"x {FACTOR:g}, or x {DRIFT:g} at a correlation of {CORRELATION:g}", words)
 
 
-def one_component(history: History) -> Reading | None:
+def one_component(history: History) -> Reading:
     """Measure whether one reward function gains more than all together, so that the others lose."""
     names = [name for name in history.first if name.startswith("rollout/reward/") and name.endswith("/mean")]
     weights = history.weights if history.weights and len(history.weights) == len(names) else [1.0] * len(names)
-    gains = {
-        name: weight * (history.now(name) - history.start(name)) for name, weight in zip(names, weights, strict=True)
-    }
-    total = sum(gains.values())
-    if len(names) < 2 or math.isnan(total):
-        return None
-    best = max(gains, key=gains.__getitem__)
-    share = gains[best] / total if total > 0 else 0.0
-    matters = gains[best] >= history.start("rollout/score_std") / 2  # smaller gains are noise
+    gains = [weight * (history.now(name) - history.start(name)) for name, weight in zip(names, weights, strict=True)]
+    total = sum(gains) if len(names) > 1 else math.nan
+    if math.isnan(total):
+        return Reading(False, math.nan, "", "")
+    gain, best = max(zip(gains, names, strict=True), key=lambda pair: pair[0])
+    share = gain / total if total > 0 else 0.0
+    matters = gain >= history.start("rollout/score_std") / 2  # smaller gains are noise
     label = best.removeprefix("rollout/reward/").removesuffix("/mean")
-    others = total - gains[best]
-    words = f"{label} brought {gains[best]:+.2g} to a reward that moved by {total:+.2g}, the others {others:+.2g}"
-    return Reading(share >= SHARE and matters, 0.0, share, f"{SHARE:g}", words)
+    words = f"{label} brought {gain:+.2g} to a reward that moved by {total:+.2g}, the others {total - gain:+.2g}"
+    return Reading(share >= SHARE and matters, share, f"{SHARE:g}", words)
 
 
-def duplicate_outputs(history: History) -> Reading | None:
+def duplicate_outputs(history: History) -> Reading:
     """Measure how many prompts of a round get the same output."""
     name = "rollout/top_output_fraction"
     start, now = history.start(name), history.now(name)
-    if math.isnan(start) or math.isnan(now):
-        return None
     words = f"one output makes up {now:.0%} of a round, over different prompts ({name}; {start:.0%} at the start)"
-    return Reading(now >= COMMONEST and now >= 2 * start, start, now, f"{COMMONEST:g}", words)
+    value = math.nan if math.isnan(start) else now
+    return Reading(now >= COMMONEST and now >= 2 * start, value, f"{COMMONEST:g}", words)
 
 
-def entropy_collapse(history: History) -> Reading | None:
+def entropy_collapse(history: History) -> Reading:
     """Measure whether exploration ends although outputs are still rewarded differently."""
     name, spread = "policy/entropy", "rollout/score_std"
-    start, now = history.start(name), history.now(name)
-    if math.isnan(now) or math.isnan(history.now(spread)) or not start:
-        return None
-    found = now <= ENTROPY * start and history.now(spread) >= SPREAD * history.start(spread)
+    left = history.now(name) / (history.start(name) or math.nan)
+    found = left <= ENTROPY and history.now(spread) >= SPREAD * history.start(spread)
     differ = "the rewards of a round differ as before: " if found else ""
     words = f"{history.moved(name)} nats a token, {differ}{history.moved(spread)}"
-    return Reading(found, start, now, f"{ENTROPY:g} x start", words)
+    return Reading(found, math.nan if math.isnan(history.now(spread)) else left, f"{ENTROPY:g} x start", words)
 
 
-def truncated_outputs(history: History) -> Reading | None:
+def truncated_outputs(history: History) -> Reading:
     """Measure how many outputs are cut off at max_new_tokens, among all that were sampled."""
     name = "rollout/finished_fraction"
     start, now = 1 - history.start(name), 1 - history.now(name)
-    if math.isnan(now):
-        return None
     words = f"{now:.0%} of the outputs are cut off at max_new_tokens ({start:.0%} at the start)"
-    return Reading(now >= TRUNCATED and now >= start + RISE, start, now, f"{TRUNCATED:g}", words)
+    return Reading(now >= TRUNCATED and now >= start + RISE, now, f"{TRUNCATED:g}", words)
 
 
 # What to try: a text, and the options that do it. A run is told of the options that its configuration has.
@@ -156,7 +143,7 @@ Remedy = tuple[str, ...]
 KL_PENALTY: Remedy = ("a KL penalty", "method.init_kl_coef", "method.beta")
 ENTROPY_BONUS: Remedy = ("an entropy bonus", "method.ent_coef")
 
-SIGNALS: dict[str, tuple[Callable[[History], Reading | None], tuple[Remedy, ...]]] = {
+SIGNALS: dict[str, tuple[Callable[[History], Reading], tuple[Remedy, ...]]] = {
     "reward against KL": (
         reward_against_kl,
         (

@@ -6,12 +6,10 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trlx_like.tracking.base import IMAGE
 from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.pictures import smaller
-from trlx_like.tracking.values import plain
+from trlx_like.tracking.values import plain, spaced
 
 PICTURES = 4_000_000  # at most so many bytes of pictures are in the page
 BUDGET = 1_500_000  # at most about so many bytes of rows are in the page
@@ -88,7 +86,7 @@ def _fitting(steps: list[int], sizes: dict[int, int], budget: int) -> tuple[list
     if total <= budget:
         return steps, 1.0
     many = max(min(len(steps), 8), int(budget / total * len(steps)))
-    kept = [steps[place] for place in np.unique(np.linspace(0, len(steps) - 1, many).round().astype(int))]
+    kept = spaced(steps, many)
     return kept, min(1.0, budget / sum(sizes[step] for step in kept))
 
 

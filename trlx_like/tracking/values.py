@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from trlx_like.errors import RewardError
+
+T = TypeVar("T")
 
 
 def number(name: str, value: Any) -> float:
@@ -44,6 +46,12 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # tensors and arrays
         return plain(value.tolist())
     return str(value)
+
+
+def spaced(items: Sequence[T], count: int) -> list[T]:
+    """Return at most `count` evenly spaced items, including the first and the last."""
+    last = len(items) - 1
+    return list(items) if last < count else [items[round(place * last / (count - 1))] for place in range(count)]
 
 
 def shorten(text: str, length: int) -> str:

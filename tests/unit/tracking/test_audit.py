@@ -144,7 +144,7 @@ def test_it_remembers_what_was_found_and_shows_the_last_rounds() -> None:
     rows += [{**row, "step": row["step"] + 16} for row in run_of({}, rounds=5)]
     verdict = audit_rows(rows).verdicts["truncated outputs"]
     assert verdict.state == "found at step 9"
-    assert verdict.reading is not None and verdict.reading.now == 0.0
+    assert verdict.reading is not None and verdict.reading.value == 0.0
 
 
 def test_truncation_shows_where_the_reward_abstains_on_it() -> None:

@@ -116,3 +116,9 @@ def test_reward_against_kl(tmp_path: Path) -> None:
     assert (evaluated["kl"], evaluated["reward"], evaluated["y"]) == ("losses/kl", "reward/mean", [0.0, 2.0, 4.0])
     many = points(*({kl: step / 1000, score: 1.0} for step in range(5000)))
     assert (len(many["steps"]), many["steps"][0], many["steps"][-1]) == (400, 0, 4999)
+
+
+def test_a_run_of_an_older_version_is_still_read(tmp_path: Path) -> None:
+    row = {"step": 1, "rollout/score_mean": 0.5, "rollout/trained_fraction": 0.75, "reward/mean": 0.5}
+    found = {chart["title"] for group in report(make_run(tmp_path, [row])).data["groups"] for chart in group["charts"]}
+    assert found == set(row) - {"step"}
