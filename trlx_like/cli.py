@@ -1,8 +1,9 @@
 """The command `trlx-like`.
 
-Exit codes: 0 done, 1 our fault (a traceback), 2 the user's (a sentence), 3 the run stopped itself since sampler and
-learner disagree, 4 `audit` has found something, 130 and 143 interrupted. What needs torch is
-imported inside the commands, so that help, and a mistake in a YAML file, come at once.
+Exit codes: 0 success; 1 an error in this library (a traceback); 2 an error that the user can correct (one sentence);
+3 a run that stopped itself because its sampler and its learner disagree; 4 `audit` found signs of reward hacking; 130
+and 143 interrupted by Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and
+errors in a YAML file appear at once.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ REGISTRIES = {
 KINDS = [*REGISTRIES, "presets"]
 
 FINDINGS = 4
-"""Exit code of `audit` where a run shows signs of reward hacking."""
+"""Exit code of `audit` if a run shows signs of reward hacking."""
 
 
 class _Commands(TyperGroup):
-    """Commands that tell the user's mistakes in a sentence, and take `--traceback` wherever in the line it stands."""
+    """Commands that report a user's error in one sentence, and accept `--traceback` anywhere in the line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switch = ["--traceback"] if "--traceback" in args else []
@@ -73,27 +74,28 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Tune language models by reinforcement learning and preference learning.",
+    help="Tune language and diffusion models by reinforcement learning and preference learning.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with the configuration.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Put an option over the file's: train.seed=1. May be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override an option of the file, such as train.seed=1. Repeatable."
+    ),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="PLUGIN", help="Load a module, .py file or entry point first. May be repeated."),
+    typer.Option("--plugin", metavar="PLUGIN", help="Load a module, a .py file or an entry point first. Repeatable."),
 ]
 
 
 def main() -> None:
-    """The program. Does not return."""
+    """Run the command line and exit with its exit code."""
     # Files that a YAML names may import their neighbours, as they may under `python -m trlx_like`.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -108,8 +110,10 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Show it.")] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where a mistake came to light.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error, too.")] = False,
 ) -> None:
     """Options of every command."""
 
@@ -120,10 +124,12 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    processes: Annotated[int, typer.Option("--num-processes", min=1, help="Processes that train together here.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint, if any.")] = False,
+    processes: Annotated[int, typer.Option("--num-processes", min=1, help="Number of processes on this machine.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
+    ] = False,
 ) -> None:
-    """Train as a YAML file says."""
+    """Train a model as a YAML file describes."""
     changes = [*(overrides or []), *(["train.resume_from_checkpoint=auto"] if resume else [])]
     read = api.read_config(config, plugins=plugins or (), overrides=changes)
     if processes == 1 or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
@@ -140,9 +146,9 @@ def train(
 
 @app.command()
 def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Check a YAML file and what it names.
+    """Check a YAML file, and the data and functions that it names.
 
-    Reads its data and imports its functions, but calls none, uses no network and loads no model.
+    Reads the data and imports the functions, but calls none of them, loads no model and uses no network.
     """
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     data = _check_sources(read)
@@ -159,7 +165,7 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
 
 
 def _check_sources(config: TRLConfig) -> list[str]:
-    """What data and functions there are, in words. ConfigError with a line for each that cannot be used."""
+    """Describe the data and functions that are named; raise a ConfigError with one line for each that is unusable."""
     from trlx_like.pipelines.sources import check_source, load_function
     from trlx_like.rewards.judges import check_judge
     from trlx_like.rewards.make import check_reward, names_reward_model
@@ -197,10 +203,17 @@ def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(metavar=f"[{'|'.join(KINDS)}]", help="One kind; else all.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar=f"[{'|'.join(KINDS)}]",
+            help="One kind of name; all kinds if left out.",
+            autocompletion=lambda: KINDS,
+        ),
+    ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """List the names that a YAML file can choose from."""
+    """List the names that a YAML file can use."""
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"{PROGRAM} list ({kind!r}) must be one of {', '.join(KINDS)}.")
     for plugin in plugins or []:
@@ -218,13 +231,20 @@ def _registered(kind: str) -> list[str]:
 
 @app.command()
 def show_config(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"A preset ({', '.join(PRESETS)}) or a YAML file.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help=f"A preset ({', '.join(PRESETS)}) or a YAML file.",
+            autocompletion=lambda: list(PRESETS),
+        ),
+    ],
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
-    """Show a preset or a YAML file in full.
+    """Print a preset or a YAML file with all its options.
 
-    Writes YAML with every option, its value and what it means.
+    Prints YAML with the value and the meaning of every option.
     """
     for plugin in plugins or []:
         load_plugin(plugin)
@@ -242,7 +262,7 @@ def show_config(
 
 
 def _commented(config: TRLConfig, text: str) -> Iterator[str]:
-    """YAML of the configuration with what each option means above it."""
+    """Yield the lines of the YAML, each option below a comment with its meaning."""
     docs: dict[str, str] = {}
     for line in text.split("\n"):
         section, option = re.match(r"(\w+):", line), re.match(r"  (\w+):", line)
@@ -256,7 +276,7 @@ def _commented(config: TRLConfig, text: str) -> Iterator[str]:
 
 
 def _meanings(section: type[Section]) -> dict[str, str]:
-    """The docstring under each field. Pydantic would read the source of all of them on every import."""
+    """Return the docstring of each field. Pydantic would read the source of all sections on every import."""
     meanings = {}
     for part in reversed([part for part in section.__mro__ if issubclass(part, Section)]):
         try:
@@ -272,9 +292,9 @@ def _meanings(section: type[Section]) -> dict[str, str]:
 
 @app.command()
 def doctor() -> None:
-    """Show versions, devices and what is missing.
+    """Print versions, devices and missing packages.
 
-    Also the extra that brings each missing package.
+    Prints for each missing package how to install it.
     """
     from trlx_like.doctor import report
 
@@ -284,19 +304,22 @@ def doctor() -> None:
 @app.command()
 def generate(
     model: Annotated[
-        str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best), a checkpoint, or any model.")
+        str,
+        typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best checkpoint), a checkpoint, or any model."),
     ],
-    prompts: Annotated[list[str], typer.Option("--prompt", help="Text to continue. May be repeated.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a continuation, at most.")] = 40,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Tokens to choose from; 0: all.")] = 0,
-    beta: Annotated[float | None, typer.Option(help="Weight of the advantage, for a model of ILQL; 1 there.")] = None,
-    number: Annotated[int, typer.Option("--num", min=1, help="Continuations of each prompt.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Makes the same text again.")] = None,
+    prompts: Annotated[list[str], typer.Option("--prompt", help="Text to continue. Repeatable.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Greatest number of new tokens.")] = 40,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 takes the most likely token.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all.")] = 0,
+    beta: Annotated[float | None, typer.Option(help="Weight of the advantage of an ILQL model, by default 1.")] = None,
+    number: Annotated[int, typer.Option("--num", min=1, help="Number of continuations per prompt.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None,
 ) -> None:
     """Continue prompts with a trained model.
 
-    Prints each prompt with its continuation, an empty line between them.
+    Prints each prompt with its continuation, separated by empty lines.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "top_k": top_k}
@@ -307,7 +330,7 @@ def generate(
 
 
 def _weights(name: str) -> str:
-    """The folder or hub name of the model that a run, a checkpoint or a model's own name stands for."""
+    """Return the folder or hub name of the model that a run folder, a checkpoint or a model's name stands for."""
     from trlx_like.checkpoint import MANIFEST, CheckpointStore
 
     folder = Path(name).expanduser()
@@ -331,7 +354,7 @@ def _weights(name: str) -> str:
 
 
 def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
-    """Prompts with their continuations, on a line of their own if an encoder reads the prompt.
+    """Return each prompt with its continuation; that of an encoder-decoder model is on a line of its own.
 
     A prompt that is too long for the model loses its beginning.
     """
@@ -372,7 +395,7 @@ def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: in
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Make the page report.html of a run again."""
+    """Write the page report.html of a run again."""
     from trlx_like.tracking import write_report
 
     if run.is_dir() and not (run / "metrics.jsonl").is_file():
@@ -384,7 +407,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
     """Look for signs of reward hacking in a run.
 
-    Exits with 0 where there are none, and with 4 where there are.
+    Exits with 0 if there are none, and with 4 if there are some.
     """
     from trlx_like.tracking import show_audit
 

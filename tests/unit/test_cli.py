@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import trlx_like
 from tests.tiny import save_tiny
 from tests.unit.cli_support import TOKENS, TRAIN, ppo_file, run, said, write_yaml
-from trlx_like.cli import KINDS
+from trlx_like.cli import KINDS, app
 from trlx_like.config import TRLConfig
 from trlx_like.presets import PRESETS, default_ppo_config
 
@@ -171,6 +172,22 @@ def test_the_names_of_every_kind(here: Path, plugin: Path) -> None:
         assert said(0, "list", kind).splitlines() == names.split(", ")
     assert "EchoTrainer" in said(0, "list", "trainers", "--plugin", plugin).splitlines()
     assert said(2, "list", "planets") == f"trlx-like list ('planets') must be one of {', '.join(KINDS)}.\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("tr", ["train"]), ("show", ["show-config"]), ("list tra", ["trainers", "trackers"]), ("show-config pp", ["ppo"])],
+)
+def test_the_shell_completes(typed: str, completed: list[str]) -> None:
+    words = ["trlx-like", *typed.split()]
+    completing = {
+        "_TRLX_LIKE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    result = CliRunner().invoke(app, prog_name="trlx-like", env=completing)
+    assert sorted(result.output.split()) == sorted(completed)
+    assert "--install-completion" in said(0, "--help")
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
