@@ -76,6 +76,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 if __name__ == "__main__":
-    from environment import TEST_EXTRAS, Environment, run
+    from environment import Environment, run
 
-    sys.exit(run([Environment().ensure(TEST_EXTRAS), "-m", "mkdocs", "build", "--strict"], NO_MKDOCS_2_WARNING="1"))
+    sys.exit(run([Environment().ensure(["docs"]), "-m", "mkdocs", "build", "--strict"], NO_MKDOCS_2_WARNING="1"))
