@@ -1,4 +1,4 @@
-"""The one call: read the configuration, load plugins, choose the trainer, hand over the data, learn."""
+"""`train`, the one call: it reads the configuration, loads plugins, makes the trainer and trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences", "eval_preferences")
-"""The arguments of `train` that are data: a trainer takes those that its `uses` names."""
+"""The arguments of `train` that are data. A trainer accepts those that its `uses` names."""
 
 
 def train(
@@ -46,24 +46,40 @@ def train(
     callbacks: Sequence[Any] = (),
     dataset: Any = None,
 ) -> BaseRLTrainer[Any]:
-    """Trains a model and returns the trainer.
+    """Train a model and return its trainer.
 
-    config: a TRLConfig, a dict, or the path of a YAML file; without one the preset that fits the other arguments.
-    reward_fn: called with keywords, those that it accepts of samples, prompts, outputs, tokenizer and the prompts' own
-        keys; returns one number a sample, one a response token, or None to leave it out. Or a reward model, its folder,
-        "module:function", or a list of these, added up with `reward.weights`.
-    prompts, eval_prompts: strings, messages, or dicts with either under "prompt" and whatever the reward function is to
-        see. metric_fn: like reward_fn, for evaluation only; returns a dict from a name to numbers.
-    samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output". rewards: of them.
-    preferences, eval_preferences: rows with "chosen" and "rejected", and "prompt" and "margin" if they have them.
-    tools: what the chat template shows of tools with all messages: functions, or JSON schemas.
-    judge: says which response is better: a judge, a reward function, a registered name, or a mapping with its options.
-    stop_sequences: strings at which a response ends, which the reward function does not see. logit_mask: bool [V, V],
-        whether the second token may follow the first (True = allowed).
-    model_path: replaces `model.model_path`: a folder, a hub name, a PretrainedConfig or a loaded model. tokenizer:
-        likewise `tokenizer.tokenizer_path`. plugins: modules, .py files or entry points. callbacks: `Callback`s.
+    Data and functions that are not passed are taken from the section `data` of the configuration.
 
-    What is not given is taken from the section `data`. Raises a `TrlxError` for what the user can mend.
+    Args:
+        config: a `TRLConfig`, a dict or the path of a YAML file; if left out, the preset that fits the other arguments.
+        reward_fn: a function that scores samples. It is called with those of the keywords samples, prompts, outputs,
+            tokenizer and the prompts' own keys that it accepts, and returns one number per sample, or one per response
+            token, or None for a sample to leave out. Or a reward model, its folder, "module:function", or a list of
+            these, which are added up with `reward.weights`.
+        prompts: strings, messages, or dicts that have either under "prompt" and further keys for the reward function.
+        eval_prompts: prompts of evaluations, likewise; if left out, the first `train.batch_size` prompts.
+        metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
+        samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
+        rewards: for each sample one number, or a list of one per output or per token of the outputs.
+        preferences: rows with "chosen" and "rejected", and optionally "prompt" and "margin".
+        eval_preferences: held-out preferences, likewise.
+        judge: what decides which of two responses is better: a judge, a reward function, a registered name, or a
+            mapping of a name and options.
+        tools: functions or JSON schemas that the chat template shows with all messages.
+        stop_sequences: strings that end a response; the reward function does not see them.
+        logit_mask: bool [V, V], True where the second token may follow the first.
+        model_path: a folder, a hub name, a PretrainedConfig or a loaded model, in place of `model.model_path`.
+        tokenizer: a tokenizer, in place of `tokenizer.tokenizer_path`.
+        plugins: modules, .py files or entry points to load first.
+        callbacks: `Callback`s to call during training.
+        dataset: refused, with the arguments that take its place.
+
+    Returns:
+        The trainer, with the trained `model` and its `tokenizer`, and with `generate`, `evaluate`, `save_pretrained`.
+        Its class is that of `train.trainer`, such as `PPOTrainer`.
+
+    Raises:
+        TrlxError: for every mistake that the user can correct.
     """
     given = locals()
     data = {name: given[name] for name in DATA}
@@ -98,7 +114,17 @@ def read_config(
     data: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> TRLConfig:
-    """The complete configuration. The caller's object is not changed."""
+    """Return the complete configuration that `train` would use. The caller's object is not changed.
+
+    Args:
+        config, model_path, plugins, reward_fn, judge, tools: as in `train`.
+        data: the arguments of `train` that are data; with reward_fn and judge they choose a preset if config is None.
+        overrides: "key=value" settings that replace options of a YAML file.
+
+    Raises:
+        ConfigError: for a configuration that cannot run.
+        RegistryError: for a plugin that cannot be loaded.
+    """
     ensure_logging()
     for plugin in plugins:
         load_plugin(plugin)
@@ -136,7 +162,16 @@ def make_trainer(
     callbacks: Sequence[Any] = (),
     **data: Any,
 ) -> BaseRLTrainer[Any]:
-    """The trainer that `train` would run, ready to `learn`, `generate` or `step`."""
+    """Make the trainer that `train` would run, ready for `learn` or `generate`.
+
+    Args:
+        config: the complete configuration.
+        reward_fn, metric_fn, judge, stop_sequences, logit_mask, tokenizer, callbacks: as in `train`.
+        data: the arguments of `train` that are data.
+
+    Raises:
+        TrlxError: for every mistake that the user can correct.
+    """
     from trlx_like.pipelines.sources import load_function, load_rows
     from trlx_like.rewards.make import make_reward
     from trlx_like.trainers.run import require
@@ -179,7 +214,7 @@ def make_trainer(
 
 
 def _judge(spec: Any, option: str) -> Any:
-    """What `judge` or `data.judge` stands for."""
+    """Make the judge that `judge` or `data.judge` describes."""
     from trlx_like.rewards.judges import JUDGES, make_judge
     from trlx_like.rewards.make import names_reward_model
 
@@ -189,7 +224,7 @@ def _judge(spec: Any, option: str) -> Any:
 
 
 def check(config: TRLConfig) -> None:
-    """Looks up everything that the configuration names, without loading a model. Raises what `train` would raise."""
+    """Look up everything that the configuration names without loading a model; raise what `train` would raise."""
     import torch
 
     from trlx_like.models.loading import check_model
@@ -216,9 +251,9 @@ def check(config: TRLConfig) -> None:
 
 
 def ensure_logging() -> None:
-    """Shows the library's log lines on stderr, unless the program has set up logging itself.
+    """Print the library's log on stderr, unless the program has set up logging itself.
 
-    Of several processes the others show their warnings only.
+    Ranks other than 0 print warnings only.
     """
     library = logging.getLogger("trlx_like")
     if library.handlers or logging.getLogger().handlers:
@@ -230,7 +265,7 @@ def ensure_logging() -> None:
 
 
 def _refuse_unused(trainer_class: Any, given: Mapping[str, Any]) -> None:
-    """Data that the trainer would ignore is a mistake of the user's."""
+    """Raise a ConfigError for data that the trainer would ignore."""
     unused = [name for name, value in given.items() if value is not None and name not in trainer_class.uses]
     if unused:
         raise ConfigError(

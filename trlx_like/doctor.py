@@ -19,12 +19,12 @@ from packaging.requirements import Requirement
 import trlx_like
 
 PACKAGE = "trlx-like"
-# Extras that do not switch anything on: one is the sum of the others, one is for working on this library.
-NOT_OPTIONAL = {"all", "dev"}
+# Extras that switch nothing on: the sum of the others, and two for working on this library.
+NOT_OPTIONAL = {"all", "dev", "docs"}
 
 
 def report() -> str:
-    """The report as text, a fact a line. Nothing in it raises: a machine where something is broken is the point."""
+    """Return the report, one fact per line. It never raises: it is meant for machines with something broken."""
     return "\n".join([*_machine(), *_packages(), *_devices(), *_place()])
 
 
@@ -35,7 +35,7 @@ def _machine() -> Iterator[str]:
 
 
 def _packages() -> Iterator[str]:
-    """Required packages with their versions, then the optional ones by extra."""
+    """Yield the required packages with their versions, then the optional ones by extra."""
     try:
         requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or []]
         extras = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
@@ -54,7 +54,7 @@ def _packages() -> Iterator[str]:
 
 
 def _state(requirement: Requirement, extra: str = "") -> str:
-    """The version if it is there and fits, else what to do."""
+    """Return the version of a package if it fits, otherwise how to install it."""
     install = (
         f'pip install "{PACKAGE}[{extra}]"' if extra else f'pip install "{requirement.name}{requirement.specifier}"'
     )

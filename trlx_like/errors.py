@@ -1,8 +1,7 @@
-"""The exceptions a user can meet. Each says which option or argument is wrong, what it was, and what would be right.
+"""The exceptions that a user can correct. Each names the option or argument, its value, and what would be right.
 
-They are kinds by who can answer: the user can answer all of these. `exit_code` is what the command line ends with: 2
-for a mistake of the user's, another where a program has to tell. Anything else that is raised is our fault and is left
-to show its traceback.
+`exit_code` is the exit code of the command line: 2 for a mistake of the user, another number if a calling program has
+to tell the case apart. Any other exception is an error in this library, and shows its traceback.
 """
 
 from __future__ import annotations
@@ -11,32 +10,32 @@ from typing import ClassVar
 
 
 class TrlxError(Exception):
-    """Base of every error that the user can answer."""
+    """Base class of every error that the user can correct."""
 
     exit_code: ClassVar[int] = 2
 
 
 class ConfigError(TrlxError):
-    """A configuration that cannot run: unknown key, wrong type, impossible value, options that contradict."""
+    """A configuration that cannot run: an unknown key, a wrong type, an impossible value, contradictory options."""
 
 
 class RegistryError(TrlxError):
-    """A name that nothing is registered under, or that is taken; a plugin that cannot be loaded."""
+    """A name that is not registered, or already taken, or a plugin that cannot be loaded."""
 
 
 class DataError(TrlxError):
-    """Prompts, samples or files that cannot be trained on. Names the row."""
+    """Prompts, samples or files that cannot be trained on; the message names the row."""
 
 
 class RewardError(TrlxError):
-    """A reward or metric function that raised or returned something that cannot be used."""
+    """A reward or metric function that raised an exception or returned something unusable."""
 
 
 class CheckpointError(TrlxError):
-    """A checkpoint that is missing, damaged, or belongs to another run."""
+    """A checkpoint that is missing, damaged, or of another run."""
 
 
 class SamplerError(TrlxError):
-    """What samples is not what learns. The run stopped itself before it learned from that, and is saved as it was."""
+    """A sampler whose log-probabilities differ from the learner's. The run stopped before learning, and is saved."""
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""`module:function` and `path/to/file.py:function`: how a YAML file names something written in Python."""
+"""Imports of what a YAML file names as `module:function` or `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trlx_like.errors import ConfigError, TrlxError
 
 
 def is_python_name(value: object) -> bool:
-    """True of `module:attribute` and `file.py:attribute` (and not of a path such as `C:\\models`)."""
+    """Return whether a value is `module:attribute` or `file.py:attribute`, and not a path such as `C:\\models`."""
     if not isinstance(value, str) or ":" not in value:
         return False
     place, _, attribute = value.rpartition(":")
@@ -24,7 +24,7 @@ def is_python_name(value: object) -> bool:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module that a Python file makes, run once a process: it may be the running script or imported already."""
+    """Import a Python file and return its module. The running script, or a file imported before, is not run again."""
     path = path.expanduser().resolve()
     for module in list(sys.modules.values()):
         if _is_from(module, path):
@@ -44,7 +44,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def import_module(name: str) -> ModuleType:
-    """A module by its dotted name, looked for in the current folder too, as a script there would find it."""
+    """Import a module by its dotted name, also from the current folder, as a script there would."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -57,7 +57,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def import_name(name: str, option: str) -> Any:
-    """What `module:attribute` or `file.py:attribute` stands for. `option` is the one that an error names."""
+    """Return what `module:attribute` or `file.py:attribute` names. Errors name `option`."""
     place, _, attribute = os.path.expanduser(name).rpartition(":")
     if not is_python_name(name):
         raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
@@ -80,14 +80,14 @@ def install_hint(extra: str) -> str:
 
 
 def raised(error: Exception) -> str:
-    """What somebody's code raised, and where."""
+    """Describe an exception that a user's code raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [] if isinstance(error, (SyntaxError, ImportError)) else frames[-1:]
     return f"{type(error).__name__}: {error}" + "".join(f" ({frame.filename}:{frame.lineno})" for frame in own)
 
 
 def file_modules() -> dict[str, str]:
-    """The files that `import_file` has run, by the names of their modules."""
+    """Return the files that `import_file` has imported, by the names of their modules."""
     named = [(name, module) for name, module in list(sys.modules.items()) if len(name.rpartition("_")[2]) == 12]
     files = {name: getattr(module, "__file__", None) for name, module in named}
     return {name: file for name, file in files.items() if file and name == _file_name(Path(file))}

@@ -1,7 +1,7 @@
-"""Names to things: every choice a configuration makes is a look-up here, so every one can be a plugin.
+"""Registries of trainers, methods, optimizers and all else that a configuration chooses by name; plugins add to them.
 
-A `Registry` knows a thing either as an object or as a lazy `"module:attribute"` that is imported when it is
-first asked for. `load_plugin` runs the user's file or module, whose decorators then register what it brings.
+A `Registry` holds each item either as an object or as a lazy `"module:attribute"`, which is imported by the first
+`get`. `load_plugin` imports a user's file or module, whose decorators register what it adds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLUGIN_GROUP = "trlx_like.plugins"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `name` is most likely a typo of, or None when none is close."""
+    """Return the one of `names` that `name` is most likely a typo of, or None if none is close."""
     spelled = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
     return spelled[close[0]] if close else None
@@ -38,10 +38,13 @@ class _Entry:
 
 
 class Registry(Generic[T]):
-    """Things of one `kind` by name. Names are case-insensitive; a taken name is not given away.
+    """Hold the items of one kind by case-insensitive names; a name can be registered only once.
 
-    `lazy` maps a name to the "module:attribute" that is imported on `get`, `aliases` another name to a name,
-    and `gone` a name, or a prefix ending in "*", to the sentence that tells its users what to do.
+    Args:
+        kind: what the items are, for error messages.
+        lazy: maps names to the "module:attribute" that is imported on `get`.
+        aliases: maps further names to names.
+        gone: maps a name that is no longer available, or a prefix ending in "*", to a sentence that says what to do.
     """
 
     def __init__(
@@ -62,17 +65,23 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: Item, *, aliases: Iterable[str] = ()) -> Item: ...
     def register(self, name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
-        """Decorator: `@register`, `@register("name")` or `@register("name", aliases=["other"])`.
+        """Register the decorated item: `@register`, `@register("name")` or `@register("name", aliases=["other"])`.
 
-        Raises `RegistryError` if the name or an alias is taken by something else. The same class or function
-        of the same module, as after a reload, replaces itself.
+        The same class or function of the same module, as after a reload, replaces itself.
+
+        Args:
+            name: the name; if left out, that of the class or function.
+            aliases: further names.
+
+        Raises:
+            RegistryError: if the name or an alias is taken by another item.
         """
         if name is not None and not isinstance(name, str):
             return self._add(name.__name__, name, aliases)
         return lambda item: self._add(name or item.__name__, item, aliases)
 
     def get(self, name: str) -> T:
-        """What is registered under `name`. Raises `RegistryError`, naming near misses and what exists."""
+        """Return the item registered under `name`. Raises a RegistryError that suggests the nearest name."""
         entry = self._entries[self.canonical(name).lower()]
         if entry.value is None:
             module, _, attribute = entry.source.partition(":")
@@ -80,7 +89,7 @@ class Registry(Generic[T]):
         return cast(T, entry.value)
 
     def canonical(self, name: str) -> str:
-        """The registered spelling of a name or alias, found without an import. Raises as `get` does."""
+        """Return the registered spelling of a name or alias without an import. Raises as `get` does."""
         if not isinstance(name, str):
             raise RegistryError(f"the name of a {self.kind} is text, got {name!r}.")
         key = self._resolved(name)
@@ -95,7 +104,7 @@ class Registry(Generic[T]):
         raise RegistryError(f"unknown {self.kind} {name!r}.{guess} Known: {', '.join(self.names()) or 'none'}.")
 
     def names(self) -> list[str]:
-        """Every name as it was registered, sorted, without aliases."""
+        """Return all names as they were registered, sorted, without aliases."""
         return sorted((entry.name for entry in self._entries.values()), key=str.lower)
 
     def __contains__(self, name: object) -> bool:
@@ -120,9 +129,13 @@ class Registry(Generic[T]):
 
 
 def load_plugin(name: str) -> None:
-    """Import a plugin once: a path to a .py file, an entry point in `trlx_like.plugins`, or a dotted module.
+    """Import a plugin once.
 
-    Raises `RegistryError` naming the plugin and the cause if it is not found or raises while it is imported.
+    Args:
+        name: the path of a .py file, an entry point of the group `trlx_like.plugins`, or a dotted module.
+
+    Raises:
+        RegistryError: if it is not found or raises an exception during the import; names the plugin and the cause.
     """
     if not isinstance(name, str) or not name:
         raise RegistryError(f"a plugin is a module, a .py file or an entry point name, got {name!r}.")

@@ -53,7 +53,7 @@ OTHERS: dict[str, set[str]] = {
     "errors": set(),
     "imports": set(),
     "registry": set(),
-    "config": {"pydantic", "pydantic_core", "yaml"},
+    "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},
     "functional": {"torch"},
     "data": {"torch"},
     "__init__": set(),

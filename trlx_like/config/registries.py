@@ -31,9 +31,14 @@ def register_method(name: str | None = None, *, aliases: Iterable[str] = ()) -> 
 @overload
 def register_method(name: Method, *, aliases: Iterable[str] = ()) -> Method: ...
 def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
-    """Decorator that makes a `MethodConfig` subclass available as `method.name`.
+    """Make the decorated subclass of `MethodConfig` available as `method.name`.
 
-    Raises `RegistryError` for another kind of class and for a name that is taken.
+    Args:
+        name: the name; if left out, that of the class.
+        aliases: further names.
+
+    Raises:
+        RegistryError: for another kind of class, and for a name that is taken.
     """
     if name is not None and not isinstance(name, str):
         return register_method()(name)
@@ -54,9 +59,14 @@ def register_trainer(name: str | None = None, *, aliases: Iterable[str] = ()) ->
 @overload
 def register_trainer(name: Trainer, *, aliases: Iterable[str] = ()) -> Trainer: ...
 def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
-    """Decorator that makes a trainer class available as `train.trainer`.
+    """Make the decorated trainer class available as `train.trainer`.
 
-    Raises `RegistryError` for something that is no class and for a name that is taken.
+    Args:
+        name: the name; if left out, that of the class.
+        aliases: further names.
+
+    Raises:
+        RegistryError: for something that is not a class, and for a name that is taken.
     """
     if name is not None and not isinstance(name, str):
         return register_trainer()(name)
@@ -71,7 +81,7 @@ def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
 
 
 def method_class(name: str) -> type[MethodConfig]:
-    """The section class of a method. Raises `RegistryError`."""
+    """Return the class of the section `method` for a method's name. Raises a RegistryError."""
     method = METHODS.get(name)
     _refuse_dataclass(method)
     return method
