@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from trlx_like.cli import _meanings
 from trlx_like.config import METHODS, MethodConfig, Section, TRLConfig
 from trlx_like.config.problems import expected
+from trlx_like.config.schema import meanings
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
@@ -31,10 +31,7 @@ def filled(page: str) -> str:
 
 def sections() -> dict[str, type[Section]]:
     """What a table can be of: the sections by name, and the configurations of the package's own methods."""
-    found: dict[str, type[Section]] = {}
-    for name, field in TRLConfig.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found[name] = field.annotation
+    found = TRLConfig.sections()
     methods = [METHODS.get(name) for name in METHODS.names()]
     found |= {method.__name__: method for method in methods if method.__module__.startswith("trlx_like.")}
     del found["method"]  # which options it has depends on the method
@@ -43,12 +40,12 @@ def sections() -> dict[str, type[Section]]:
 
 def table(section: type[Section]) -> Iterator[str]:
     """The lines of a table in Markdown."""
-    meanings = _meanings(section)
+    about = meanings(section)
     yield "| option | takes | default | meaning |"
     yield "|---|---|---|---|"
     for name, field in section.model_fields.items():
         takes = expected(field.annotation, field.metadata)
-        cells = [f"`{name}`", "anything" if takes == "set" else takes, _default(section, name, field), meanings[name]]
+        cells = [f"`{name}`", "anything" if takes == "set" else takes, _default(section, name, field), about[name]]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

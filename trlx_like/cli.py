@@ -8,17 +8,14 @@ errors in a YAML file appear at once.
 
 from __future__ import annotations
 
-import ast
-import inspect
+import json
 import os
 import re
 import sys
 import tempfile
-import textwrap
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +25,11 @@ from typer.core import TyperGroup
 import trlx_like
 from trlx_like import api
 from trlx_like.config import TRAINERS, Section, TRLConfig
+from trlx_like.config.schema import configuration_schema, meanings
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import is_python_name
 from trlx_like.presets import PRESETS
-from trlx_like.registry import load_plugin
+from trlx_like.registry import Registry, load_plugin
 
 PROGRAM = "trlx-like"
 
@@ -219,14 +217,14 @@ def list_(
     for plugin in plugins or []:
         load_plugin(plugin)
     for wanted in [kind] if kind else KINDS:
-        names = sorted(PRESETS) if wanted == "presets" else _registered(wanted)
+        names = sorted(PRESETS) if wanted == "presets" else _registry(wanted).names()
         typer.echo("\n".join(names) if kind else f"{wanted}: {', '.join(names)}")
 
 
-def _registered(kind: str) -> list[str]:
+def _registry(kind: str) -> Registry[Any]:
     module, _, attribute = REGISTRIES[kind].partition(":")
-    names: list[str] = getattr(import_module(module), attribute).names()
-    return names
+    registry: Registry[Any] = getattr(import_module(module), attribute)
+    return registry
 
 
 @app.command()
@@ -268,26 +266,28 @@ def _commented(config: TRLConfig, text: str) -> Iterator[str]:
         section, option = re.match(r"(\w+):", line), re.match(r"  (\w+):", line)
         if section:
             value = getattr(config, section[1])
-            docs = _meanings(type(value)) if isinstance(value, Section) else {}
-            yield from ["", f"# {_meanings(TRLConfig).get(section[1], '')}"]
+            docs = meanings(type(value)) if isinstance(value, Section) else {}
+            yield from ["", f"# {meanings(TRLConfig).get(section[1], '')}"]
         elif option and option[1] in docs:
             yield f"  # {docs[option[1]]}"
         yield line
 
 
-def _meanings(section: type[Section]) -> dict[str, str]:
-    """Return the docstring of each field. Pydantic would read the source of all sections on every import."""
-    meanings = {}
-    for part in reversed([part for part in section.__mro__ if issubclass(part, Section)]):
-        try:
-            source = textwrap.dedent(inspect.getsource(part))
-        except OSError:  # defined in a shell
-            continue
-        body = getattr(ast.parse(source).body[0], "body", [])
-        for field, words in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
-                meanings[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(words.value)).split())
-    return meanings
+@app.command()
+def schema() -> None:
+    """Print a JSON Schema of the YAML files, with which editors complete and check them.
+
+    Name it in the first line of a file: # yaml-language-server: $schema=trlx_like.schema.json
+    """
+    kinds = {
+        "optimizer.name": "optimizers",
+        "scheduler.name": "schedulers",
+        "sampler.engine": "engines",
+        "train.pipeline": "pipelines",
+        "train.tracker": "trackers",
+    }
+    made = configuration_schema({option: _registry(kind) for option, kind in kinds.items()})
+    typer.echo(json.dumps(made, indent=1, ensure_ascii=False))
 
 
 @app.command()

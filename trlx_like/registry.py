@@ -107,6 +107,10 @@ class Registry(Generic[T]):
         """Return all names as they were registered, sorted, without aliases."""
         return sorted((entry.name for entry in self._entries.values()), key=str.lower)
 
+    def aliases(self) -> list[str]:
+        """Return the other names that `get` understands, sorted."""
+        return sorted(self._aliases, key=str.lower)
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._resolved(name) in self._entries
 

@@ -10,15 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trlx_like.config.problems import Problem, expected, listed, shown
 from trlx_like.registry import nearest
 
-Count = Annotated[int, Ge(1)]
-Share = Annotated[float, Gt(0), Le(1)]
-Above0 = Annotated[float, Gt(0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Above0 = Annotated[float, Field(gt=0)]
 
 # Option -> its type. These are allowed everywhere: they leave the distribution alone, or the loss models them.
 ANYWHERE: dict[str, Any] = {
@@ -34,21 +33,21 @@ ANYWHERE: dict[str, Any] = {
 # evaluation only.
 EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "do_sample": (bool, (True,)),
-    "top_k": (Annotated[int, Ge(0)] | None, (0, None)),
+    "top_k": (Annotated[int, Field(ge=0)] | None, (0, None)),
     "top_p": (Share | None, (1.0, None)),
-    "min_p": (Annotated[float, Ge(0), Le(1)] | None, (None, 0.0)),
+    "min_p": (Annotated[float, Field(ge=0, le=1)] | None, (None, 0.0)),
     "top_h": (Share | None, (None,)),
     "typical_p": (Share | None, (1.0, None)),
-    "epsilon_cutoff": (Annotated[float, Ge(0), Le(1)] | None, (0.0, None)),
-    "eta_cutoff": (Annotated[float, Ge(0), Le(1)] | None, (0.0, None)),
+    "epsilon_cutoff": (Annotated[float, Field(ge=0, le=1)] | None, (0.0, None)),
+    "eta_cutoff": (Annotated[float, Field(ge=0, le=1)] | None, (0.0, None)),
     "repetition_penalty": (Above0 | None, (1.0, None)),
     "encoder_repetition_penalty": (Above0 | None, (1.0, None)),
-    "no_repeat_ngram_size": (Annotated[int, Ge(0)] | None, (0, None)),
-    "encoder_no_repeat_ngram_size": (Annotated[int, Ge(0)] | None, (0, None)),
+    "no_repeat_ngram_size": (Annotated[int, Field(ge=0)] | None, (0, None)),
+    "encoder_no_repeat_ngram_size": (Annotated[int, Field(ge=0)] | None, (0, None)),
     "num_beams": (Count | None, (1, None)),
     "early_stopping": (bool | Literal["never"] | None, (False, None)),
     "length_penalty": (float | None, (1.0, None)),
-    "min_new_tokens": (Annotated[int, Ge(0)] | None, (None, 0)),
+    "min_new_tokens": (Annotated[int, Field(ge=0)] | None, (None, 0)),
     "exponential_decay_length_penalty": (list[Any] | tuple[Any, ...] | None, (None,)),
     "bad_words_ids": (list[list[int]] | None, (None,)),
     "sequence_bias": (list[Any] | dict[Any, Any] | None, (None,)),

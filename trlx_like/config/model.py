@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.problems import Says
 from trlx_like.config.section import Section
@@ -61,6 +61,7 @@ class ModelConfig(Section):
         BeforeValidator(_as_text),
         AfterValidator(_model_source),
         Says("a folder, a hub name, a PretrainedConfig or a loaded model"),
+        WithJsonSchema({"type": "string"}),
     ]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
     model_arch_type: Literal["causal", "seq2seq", "diffusion"] = "causal"
@@ -73,6 +74,7 @@ class ModelConfig(Section):
         Any,
         AfterValidator(_adapter),
         Says("a peft configuration, a mapping of its options with peft_type, or null"),
+        WithJsonSchema({"type": ["object", "null"], "required": ["peft_type"]}),
     ] = None
     """Adapter (LoRA) to train in place of the model: a peft configuration, or a mapping of its options; null: none."""
     model_extra_configs: dict[str, Any] = {}
@@ -93,6 +95,7 @@ class TokenizerConfig(Section):
         BeforeValidator(_as_text),
         AfterValidator(_tokenizer_source),
         Says("a folder, a hub name, a loaded tokenizer or null"),
+        WithJsonSchema({"type": ["string", "null"]}),
     ] = None
     """Folder or hub name of the tokenizer, or a loaded one; null: that of the model."""
     padding_side: Literal["left", "right"] = "left"

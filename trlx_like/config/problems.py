@@ -72,7 +72,8 @@ def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
     if says:
         return says
     if origin is Annotated:
-        return _alternatives(arguments[0], [*metadata, *arguments[1:]])
+        bounds = [bound for item in arguments[1:] for bound in getattr(item, "metadata", [item])]  # of a Field
+        return _alternatives(arguments[0], [*metadata, *bounds])
     if origin is Union or origin is types.UnionType:
         return [words for one in arguments for words in _alternatives(one, metadata)]
     if origin is Literal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -55,21 +55,14 @@ class TRLConfig(Section):
     plugins: list[str] = []
     """Modules, .py files or entry points that are imported before anything is looked up by name."""
 
-    _classes: ClassVar[dict[str, type[Section]]] = {
-        "model": ModelConfig,
-        "tokenizer": TokenizerConfig,
-        "optimizer": OptimizerConfig,
-        "scheduler": SchedulerConfig,
-        "method": MethodConfig,
-        "train": TrainConfig,
-        "data": DataConfig,
-        "reward": RewardFnConfig,
-        "sampler": SamplerConfig,
-        "backend": BackendConfig,
-    }
-
     def __init__(self, **values: Any) -> None:
-        super().__init__(**_sections(values, self._classes))
+        super().__init__(**_sections(values, self.sections()))
+
+    @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """Return the sections by name, with the class of each; that of `method` is the base of all methods."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
     def load_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
@@ -151,7 +144,7 @@ class TRLConfig(Section):
 
     def inert(self) -> list[str]:
         """Dotted keys that were changed from their default but do nothing in this configuration."""
-        return [f"{name}.{key}" for name in self._classes for key in getattr(self, name).inert()]
+        return [f"{name}.{key}" for name in self.sections() for key in getattr(self, name).inert()]
 
     def __str__(self) -> str:
         return json.dumps(plain(self.to_dict()), indent=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from trlx_like.config.method import TextMethodConfig
 from trlx_like.config.problems import Says
@@ -21,5 +21,10 @@ class SFTConfig(TextMethodConfig):
 
     packing: bool = False
     """Put several samples into one row of `train.seq_length` tokens, each attending to itself only."""
-    formatting_func: Annotated[Any, AfterValidator(_function), Says("a function, 'module:function' or null")] = None
+    formatting_func: Annotated[
+        Any,
+        AfterValidator(_function),
+        Says("a function, 'module:function' or null"),
+        WithJsonSchema({"type": ["string", "null"]}),
+    ] = None
     """Function from a sample to the text that is trained on, or "module:function"; null: samples are text."""
