@@ -126,7 +126,8 @@ def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: flo
 
     dapo: sum_i sum_t l / sum_i T_i, so w = 1. Every token counts the same.
     grpo: sum_i (sum_t l / T_i) / responses, so w = tokens / responses / T_i. Every response counts the same.
-    dr_grpo: sum_i (sum_t l / max_length) / responses, so w = tokens / responses / max_length. Length has no influence.
+    dr_grpo: sum_i (sum_t l / max_length) / responses, so w = tokens / responses / max_length.
+    With dr_grpo the length of a response does not change the weight of its tokens.
 
     Source: Yu et al. 2025, arXiv:2503.14476, eq. 8; Shao et al. 2024, arXiv:2402.03300, eq. 3; Liu et al. 2025,
     arXiv:2503.20783, sec. 3.2.

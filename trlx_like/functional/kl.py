@@ -17,7 +17,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate KL(pi || pi_ref) from sampled tokens without bias: d. Single estimates may be negative.
+    """Estimate KL(pi || pi_ref) from sampled tokens without bias: log pi - log pi_ref. May be negative.
 
     Source: Schulman 2020, joschu.net/blog/kl-approx.html, k1; the penalty of Ziegler et al. 2019,
     arXiv:1909.08593, eq. 2. Shapes: logprobs of the policy and ref_logprobs of the reference [*] -> [*].
@@ -26,7 +26,7 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Penalise the distance of log-probabilities from the reference: |d|.
+    """Penalise the distance of log-probabilities from the reference: |log pi - log pi_ref|.
 
     Source: TRL 0.11 `PPOTrainer._kl_penalty`, kind "abs". Shapes: logprobs of the policy and ref_logprobs of the
     reference [*] -> [*].
@@ -35,7 +35,7 @@ def kl_abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_mse(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate KL(pi || pi_ref) from sampled tokens with low variance: d^2 / 2. It is biased and never negative.
+    """Estimate KL(pi || pi_ref) from sampled tokens with low variance: (log pi - log pi_ref)^2 / 2. It is biased.
 
     Source: Schulman 2020, joschu.net/blog/kl-approx.html, k2. Shapes: logprobs of the policy and ref_logprobs of the
     reference [*] -> [*].
@@ -45,6 +45,8 @@ def kl_mse(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Estimate KL(pi || pi_ref) from sampled tokens without bias and never negative: e^-d - 1 + d.
+
+    Here d = log pi - log pi_ref.
 
     Source: Schulman 2020, joschu.net/blog/kl-approx.html, k3. Shapes: logprobs of the policy and ref_logprobs of the
     reference [*] -> [*].

@@ -2,8 +2,8 @@
 
 Notation: c and r are the chosen and the rejected completion of a prompt. d = log pi(y|x) - log pi_ref(y|x) is the
 log-ratio of one completion, summed over its tokens. beta d is its implicit reward (Rafailov et al. 2023,
-arXiv:2305.18290, sec. 4). A margin m is the implicit reward of c minus that of r. ls is log sigmoid. All shapes are
-[B] -> [B], one entry per pair.
+arXiv:2305.18290, sec. 4). A margin m is the implicit reward of c minus that of r. All shapes are [B] -> [B], one
+entry per pair.
 
 `functional.sequences` computes the inputs: sums over tokens, lengths and weights.
 """
@@ -25,7 +25,10 @@ MAX_EXPONENT = 20.0
 def divergence_score(log_ratio: Tensor, kind: Divergence = "reverse_kl", coef: float = 0.5) -> Tensor:
     """Compute the score f'(e^d) of a completion for the f-divergence that keeps the policy near the reference.
 
-    reverse_kl: d. forward_kl: 1 - e^-d. js_divergence: log 2 + ls(d). alpha_divergence: (e^((a - 1) d) - 1) / (a - 1).
+    Here d is the log-ratio of policy and reference, summed over the completion's tokens.
+
+    reverse_kl: d. forward_kl: 1 - e^-d. js_divergence: log 2 + log sigmoid(d).
+    alpha_divergence: (e^((a - 1) d) - 1) / (a - 1).
 
     Source: Wang et al. 2023, arXiv:2309.16240, table 1, up to a constant that cancels in a difference of scores. Their
     alpha is 1 - a.
@@ -56,7 +59,7 @@ def divergence_score(log_ratio: Tensor, kind: Divergence = "reverse_kl", coef: f
 
 
 def sigmoid_loss(margin: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Compute the DPO loss, optionally with label smoothing (cDPO): -(1 - e) ls(m) - e ls(-m).
+    """Compute the DPO loss, optionally with label smoothing: -(1 - e) log sigmoid(m) - e log sigmoid(-m).
 
     On margins of rewards per token it is the loss "sigmoid_norm"; on `sorted_margin` it is "aot".
 
@@ -64,7 +67,7 @@ def sigmoid_loss(margin: Tensor, label_smoothing: float = 0.0) -> Tensor:
     eq. 3 (cDPO).
 
     Args:
-        margin: m of each pair. [B]
+        margin: m, the implicit reward of the chosen completion minus that of the rejected one. [B]
         label_smoothing: e, the assumed probability that a preference label is wrong.
 
     Returns:
@@ -74,14 +77,14 @@ def sigmoid_loss(margin: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
 
 def robust_loss(margin: Tensor, label_smoothing: float) -> Tensor:
-    """Compute the robust DPO loss: (-(1 - e) ls(m) + e ls(-m)) / (1 - 2e).
+    """Compute the robust DPO loss: (-(1 - e) log sigmoid(m) + e log sigmoid(-m)) / (1 - 2e).
 
     Its expectation over labels that are wrong with probability e is the DPO loss on correct labels.
 
     Source: Chowdhury et al. 2024, arXiv:2403.00409, eq. 12.
 
     Args:
-        margin: m of each pair. [B]
+        margin: m, the implicit reward of the chosen completion minus that of the rejected one. [B]
         label_smoothing: e, the probability that a preference label is wrong; below 1/2.
 
     Returns:
@@ -127,7 +130,7 @@ def exo_pair_loss(margin: Tensor, label_smoothing: float) -> Tensor:
     Source: Ji et al. 2024, arXiv:2402.00856, eq. 16.
 
     Args:
-        margin: m of each pair. [B]
+        margin: m, the implicit reward of the chosen completion minus that of the rejected one. [B]
         label_smoothing: e; above 0, since the loss grows without bound as e approaches 0.
 
     Returns:
@@ -138,7 +141,7 @@ def exo_pair_loss(margin: Tensor, label_smoothing: float) -> Tensor:
 
 
 def nca_pair_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
-    """Compute the NCA loss of two rewards: -ls(c) - (ls(-c) + ls(-r)) / 2.
+    """Compute the NCA loss of two rewards: -log sigmoid(c) - (log sigmoid(-c) + log sigmoid(-r)) / 2.
 
     Unlike DPO's loss it depends on the level of each reward, not only on their difference.
 
@@ -149,9 +152,10 @@ def nca_pair_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
 
 
 def bco_pair_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
-    """Compute the BCO loss, that of a binary classifier of chosen against rejected: -ls(c) - ls(-r).
+    """Compute the BCO loss, that of a binary classifier: -log sigmoid(c) - log sigmoid(-r).
 
-    Source: Jung et al. 2024, arXiv:2404.04656 (BCO). Shapes: implicit rewards c and r, each [B] -> [B].
+    Source: Jung et al. 2024, arXiv:2404.04656 (BCO). Shapes: implicit rewards c (chosen) and r
+    (rejected), each [B] -> [B].
 
     Difference: the paper subtracts a running mean from both rewards; like TRL, this does not.
     """
@@ -182,7 +186,8 @@ def apo_zero_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
     It raises the chosen reward and lowers the rejected one. It is meant for chosen texts that are better than the
     model's own.
 
-    Source: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7. Shapes: implicit rewards c and r, each [B] -> [B].
+    Source: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7. Shapes: implicit rewards c (chosen) and r
+    (rejected), each [B] -> [B].
     """
     return 1 - chosen_reward.sigmoid() + rejected_reward.sigmoid()
 
@@ -192,20 +197,21 @@ def apo_down_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
 
     It lowers both rewards, the rejected one more. It is meant for chosen texts that are worse than the model's own.
 
-    Source: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8. Shapes: implicit rewards c and r, each [B] -> [B].
+    Source: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8. Shapes: implicit rewards c (chosen) and r
+    (rejected), each [B] -> [B].
     """
     return chosen_reward.sigmoid() + 1 - (chosen_reward - rejected_reward).sigmoid()
 
 
 def discopop_loss(margin: Tensor, tau: float = 0.05) -> Tensor:
-    """Compute the DiscoPOP loss, logistic for negative and exponential for positive margins: -(1 - w) ls(m) + w e^-m.
+    """Compute the DiscoPOP loss, logistic below and exponential above 0: -(1 - w) log sigmoid(m) + w e^-m.
 
     Here w = sigmoid(m / tau).
 
     Source: Lu et al. 2024, arXiv:2406.08414, eq. 5.
 
     Args:
-        margin: m of each pair. [B]
+        margin: m, the implicit reward of the chosen completion minus that of the rejected one. [B]
         tau: Width of the transition from one to the other.
 
     Returns:

@@ -92,7 +92,7 @@ def vocabulary_size(lm: PreTrainedModel) -> int:
 
 
 def last_hidden_module(lm: PreTrainedModel) -> nn.Module:
-    """Return the module whose output's `last_hidden_state` is the input of the language model head."""
+    """Return the module that every forward pass runs, and whose `last_hidden_state` the head turns into logits."""
     decoder: nn.Module = lm.get_decoder()
     return decoder
 
