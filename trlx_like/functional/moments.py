@@ -18,7 +18,7 @@ class RunningMoments:
         self.m2 = 0.0
 
     def update(self, count: float, mean: float, m2: float) -> None:
-        """Add a batch, given its statistics.
+        """Add a batch of values, given their count, mean and sum of squared deviations.
 
         Args:
             count: How many values the batch has. 0 changes nothing.

@@ -146,7 +146,7 @@ def nca_pair_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
     Unlike DPO's loss it depends on the level of each reward, not only on their difference.
 
     Source: Chen et al. 2024, arXiv:2402.05369, NCA for two responses with rewards of 1 and 0. Shapes: implicit rewards
-    c and r, each [B] -> [B].
+    c (chosen) and r (rejected), each [B] -> [B].
     """
     return -logsigmoid(chosen_reward) - 0.5 * (logsigmoid(-chosen_reward) + logsigmoid(-rejected_reward))
 

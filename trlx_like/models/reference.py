@@ -56,7 +56,7 @@ class FrozenCopy:
         self.head = lm_head(self.lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
-        """Run the second model."""
+        """Compute the last hidden states with the second model. [B, T, H]"""
         return run_base(self.lm, inputs)[0]
 
     def modules(self) -> list[nn.Module]:
@@ -82,7 +82,7 @@ class FrozenTop:
         self.head = lm_head(lm, self.output)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
-        """Run the copied blocks on the recorded inputs."""
+        """Compute the last hidden states with the copied blocks. [B, T, H]"""
         assert branch is not None
         hidden: Tensor = self.top(branch)
         return hidden
@@ -143,7 +143,7 @@ class FrozenAdapter:
         self._head = lm_head(lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
-        """Run the model with the adapter's first weights in place."""
+        """Compute the last hidden states with the adapter's first weights in place. [B, T, H]"""
         with self.weights.in_place():
             return run_base(self.lm, inputs)[0]
 

@@ -89,10 +89,10 @@ class Schedule(ABC):
 
 
 class DDIMSchedule(Schedule):
-    """DDIM with noise (Song et al. 2020).
+    """The denoising steps of DDIM, with noise (Song et al. 2020).
 
-    Each step leads to the noise level at which the next one starts. The step of diffusers assumes a level N/S lower,
-    which differs with timestep spacing "linspace".
+    Each step leads to the noise level at which the next one starts. The step of diffusers always goes down by N/S of
+    the N training timesteps, which is not where the next one starts with timestep spacing "linspace".
 
     Args:
         scheduler: A diffusers scheduler whose settings `DDIMScheduler.from_config` accepts.
