@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--window-size=1300,900", "--remote-debugging-pipe"),
 )
+SECONDS = 180  # without a word from the browser
 
 
 class Tab:
@@ -75,8 +77,9 @@ class Tab:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            part = os.read(self._read, 1 << 16)
-            assert part, "the browser is gone"
+            ready, _, _ = select.select([self._read], [], [], SECONDS)
+            part = os.read(self._read, 1 << 16) if ready else b""
+            assert part, "the browser is gone" if ready else f"the browser did not answer for {SECONDS} seconds"
             self._buffer += part
         text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
