@@ -1,1 +1,1 @@
-"""Data on its way in: prompts, dialogues, files, and the token ids that are made of them once."""
+"""Reading prompts, samples and preferences, and encoding them once as token ids."""

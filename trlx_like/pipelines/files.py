@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,35 +18,29 @@ from typing import Any
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import install_hint
 
+Line = int | None  # of a row, from 1; None in a file without lines
+
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8-sig")
 
 
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    """Iterate over the lines that are not blank, with their numbers. Only \\n ends a line, not U+2028 and the like."""
+def _txt(path: Path, option: str) -> Iterator[tuple[Line, str]]:
+    """Read the lines that are not blank. Only \\n ends a line, not U+2028 and the like, which may be part of text."""
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if line.strip():
             yield number, line.removesuffix("\r")
 
 
-def _txt(path: Path, option: str) -> tuple[list[Any], list[int]]:
-    rows = list(_lines(path))
-    return [line for _, line in rows], [number for number, _ in rows]
-
-
-def _jsonl(path: Path, option: str) -> tuple[list[Any], list[int]]:
-    values, lines = [], []
-    for number, line in _lines(path):
+def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
+    for number, line in _txt(path, option):
         try:
-            values.append(json.loads(line))
+            yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{option}: {path}:{number} is not JSON: {error}.") from None
-        lines.append(number)
-    return values, lines
 
 
-def _json(path: Path, option: str) -> tuple[list[Any], None]:
+def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
     try:
         values = json.loads(_text(path))
     except json.JSONDecodeError as error:
@@ -55,43 +49,37 @@ def _json(path: Path, option: str) -> tuple[list[Any], None]:
         raise DataError(f"{option}: {path} is nested too deeply.") from None
     if not isinstance(values, list):
         raise DataError(f"{option}: {path} must hold a list of rows, not {described(values)}.")
-    return values, None
+    yield from ((None, value) for value in values)
 
 
-def _csv(path: Path, option: str, dialect: str = "excel") -> tuple[list[Any], list[int]]:
+def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line, dict[str, str]]]:
     """Read a table whose cells are text, since CSV does not tell what a number or a missing cell is."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), dialect, strict=True)
-    values, lines = [], []
     try:
         columns = next(reader, [])
         if len(set(columns)) < len(columns) or not all(columns):
             raise DataError(f"{option}: {path}:1 must name every column once, not {', '.join(map(repr, columns))}.")
-        for cells in reader:
-            if cells and len(cells) != len(columns):
-                raise DataError(
-                    f"{option}: {path}:{reader.line_num} has {len(cells)} cells for {len(columns)} columns."
-                )
-            if cells:
-                values.append(dict(zip(columns, cells, strict=True)))
-                lines.append(reader.line_num)
+        for cells in filter(None, reader):
+            if len(cells) != len(columns):
+                found = f"{len(cells)} cells for {len(columns)} columns"
+                raise DataError(f"{option}: {path}:{reader.line_num} has {found}.")
+            yield reader.line_num, dict(zip(columns, cells, strict=True))
     except csv.Error as error:
         raise DataError(f"{option}: {path}:{reader.line_num} is not CSV: {error}.") from None
-    return values, lines
 
 
-def _parquet(path: Path, option: str) -> tuple[list[Any], None]:
+def _parquet(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
         raise missing_packages(option, "a .parquet file", error) from error
     try:
-        rows: list[Any] = parquet.read_table(path).to_pylist()
+        yield from ((None, row) for row in parquet.read_table(path).to_pylist())
     except ArrowInvalid as error:
         raise DataError(f"{option}: {path} is not a Parquet file: {error}") from error
-    return rows, None
 
 
-READERS: dict[str, Callable[[Path, str], tuple[list[Any], list[int] | None]]] = {
+READERS: dict[str, Callable[[Path, str], Iterator[tuple[Line, Any]]]] = {
     ".txt": _txt,
     ".jsonl": _jsonl,
     ".json": _json,
@@ -99,7 +87,7 @@ READERS: dict[str, Callable[[Path, str], tuple[list[Any], list[int] | None]]] = 
     ".tsv": partial(_csv, dialect="excel-tab"),
     ".parquet": _parquet,
 }
-"""By suffix: a function of a path and an option (for errors) that returns the rows, and their lines if it has any."""
+"""By suffix: a function of a path and an option (for errors) that iterates over rows and their lines."""
 
 
 def described(value: Any) -> str:

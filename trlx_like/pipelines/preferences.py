@@ -51,7 +51,7 @@ class SamePreferences:
         for pair in preferences:
             digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
             masks = pair.assistant_masks
-            digest.update(b"" if masks is None else bytes([*masks[0], *masks[1]]))
+            digest.update(b"" if masks is None else b"assistant_masks" + bytes([*masks[0], *masks[1]]))
         self.state = {"pairs": len(preferences), "sha256": digest.hexdigest()}
 
     def state_dict(self) -> dict[str, Any]:

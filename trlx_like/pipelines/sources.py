@@ -40,10 +40,11 @@ class _Rows:
 
     source: str
     values: list[Any]
-    lines: list[int] | None = None  # of each row, in a text file; counted from 1
+    lines: list[int | None] | None = None  # of each row, in a text file; counted from 1
 
     def place(self, row: int) -> str:
-        return f"{self.source}[{row}]" if self.lines is None else f"{self.source}:{self.lines[row]}"
+        line = self.lines and self.lines[row]
+        return f"{self.source}:{line}" if line else f"{self.source}[{row}]"
 
 
 def load_rows(spec: Any, option: str) -> list[Any]:
@@ -128,7 +129,7 @@ def _is_python(place: str) -> bool:
 def _read_file(spec: str, option: str) -> _Rows:
     path = Path(os.path.expanduser(spec))
     try:
-        values, lines = READERS[path.suffix.lower()](path, option)
+        rows = list(READERS[path.suffix.lower()](path, option))
     except FileNotFoundError:
         raise ConfigError(f"{option} ({spec!r}): there is no such file in {Path.cwd()}.") from None
     except IsADirectoryError:
@@ -137,7 +138,7 @@ def _read_file(spec: str, option: str) -> _Rows:
         raise DataError(f"{option}: {spec} is not UTF-8 text (byte {error.start}).") from None
     except OSError as error:
         raise ConfigError(f"{option} ({spec!r}) cannot be read: {error}") from error
-    return _Rows(spec, _without_column(values), lines)
+    return _Rows(spec, _without_column([value for _, value in rows]), [line for line, _ in rows])
 
 
 # Functions and datasets.

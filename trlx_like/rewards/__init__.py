@@ -1,4 +1,4 @@
-"""Rewards: calling the user's functions, and checking what they return."""
+"""Calling the user's reward and metric functions, and checking what they return."""
 
 from trlx_like.rewards.call import RewardFn, call_metric, call_reward
 

@@ -16,9 +16,9 @@ from trlx_like.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 AGAIN = 1.0
-"""Seconds after which a function that swallowed the first alarm gets another one."""
+"""Seconds between alarms, for a function that caught the first one."""
 STUCK = 5.0
-"""Seconds past its limit after which a function is said to be out of reach."""
+"""Seconds past its limit after which a warning says that a function cannot be interrupted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Deadline:
 
 
 class TimeUp(BaseException):
-    """Interrupts a function that has used up its time. It is no Exception, which the function itself might catch."""
+    """The exception that interrupts a function whose time is up; no `Exception`, which the function might catch."""
 
 
 def check_alarm() -> None:
