@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -107,14 +107,6 @@ class PromptPipeline:
     def __getitem__(self, rows: Sequence[int]) -> PromptBatch:
         """Return a batch of the chosen rows."""
         return PromptBatch(self.ids, self.metadata)[rows]
-
-    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[PromptBatch]:
-        """Iterate once over all prompts in batches of `size`, in the given order or shuffled by `generator`."""
-        order = list(range(len(self)))
-        if generator is not None:
-            order = torch.randperm(len(self), generator=generator).tolist()
-        for start in range(0, len(order), size):
-            yield self[order[start : start + size]]
 
 
 class Prompts(Protocol[Batch_co]):

@@ -145,10 +145,6 @@ class RewardRunner:
             return Scores(self.function.combined(list(rewards.values())), rewards, len(faults))
         return Scores(next(iter(rewards.values())), {}, len(faults))
 
-    def score(self, columns: Columns, metadata: Sequence[Mapping[str, Any]], **more: Any) -> Scores:
-        """Score a batch now: `submit` and `result` in one."""
-        return self.result(self.submit(columns, metadata, **more))
-
     def close(self) -> None:
         """End the workers, busy ones too. They are started again when they are needed."""
         pool, self._pool = self._pool, None

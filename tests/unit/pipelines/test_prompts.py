@@ -83,16 +83,6 @@ def test_errors_name_the_row(prompts: Any, message: str) -> None:
         pipeline(prompts)
 
 
-def test_batches_of_a_pass() -> None:
-    made = numbered(7)
-    assert [numbers(batch) for batch in made.batches(3)] == [[0, 1, 2], [3, 4, 5], [6]]
-    shuffled = [numbers(batch) for batch in made.batches(3, torch.Generator().manual_seed(1))]
-    assert [len(batch) for batch in shuffled] == [3, 3, 1]
-    flat = [n for batch in shuffled for n in batch]
-    assert sorted(flat) == list(range(7)) and flat != list(range(7))
-    assert shuffled == [numbers(batch) for batch in made.batches(3, torch.Generator().manual_seed(1))]
-
-
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.lists(st.integers(0, 11), min_size=1, max_size=8), st.integers(0, 50))
 def test_a_stream_gives_every_prompt_once_a_pass(count: int, takes: list[int], seed: int) -> None:

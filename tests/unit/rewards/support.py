@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ Runners = Callable[..., RewardRunner]
 
 
 def scores_of(runner: RewardRunner, given: Mapping[str, Any] = GIVEN, **more: Any) -> Scores:
-    return runner.score(given, [{} for _ in given["outputs"]], **more)
+    return score(runner, given, [{} for _ in given["outputs"]], **more)
+
+
+def score(runner: RewardRunner, given: Mapping[str, Any], metadata: Sequence[Mapping[str, Any]], **more: Any) -> Scores:
+    return runner.result(runner.submit(given, metadata, **more))
 
 
 def faults(folder: Path) -> list[dict[str, Any]]:

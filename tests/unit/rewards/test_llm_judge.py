@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.contract.recipes import make
+from tests.unit.rewards.support import score
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards import llm_judge
@@ -269,7 +270,7 @@ def test_it_works_in_a_process_of_its_own(server: Server) -> None:
     """The server is in this one."""
     runner = RewardRunner(GroupReward(judge_of(server), 2), RewardFnConfig(workers=1))
     given = {"samples": ["x"] * 4, "prompts": ["p", "p", "q", "q"], "outputs": ["aaa", "b", "c", "dd"]}
-    assert runner.score(given, [{}] * 4).rewards == [1.0, 0.0, 0.0, 1.0]
+    assert score(runner, given, [{}] * 4).rewards == [1.0, 0.0, 0.0, 1.0]
     runner.close()
     assert len(server.requests) == 4
 

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.recipes import count_letters
 from tests.tiny import tiny_config, tiny_tokenizer
 from tests.unit.models.test_reward_model import sharp
+from tests.unit.rewards.support import score
 from tests.unit.rewards.test_models import OUTPUTS, PROMPTS, call
 from tests.unit.rewards.test_weighted import length
 from trlx_like.config import RewardFnConfig
@@ -67,7 +68,7 @@ def test_a_reward_model_in_another_process_is_the_same(tmp_path: Path) -> None:
         assert (copy.batch_size, copy.max_length) == (form.batch_size, form.max_length)
         assert copy(**texts) == form(**texts)
     runner = RewardRunner(RewardModel(tmp_path / "judge"), RewardFnConfig(workers=1))
-    assert runner.score(texts, [{}] * 5).rewards == RewardModel(tmp_path / "judge")(**texts)
+    assert score(runner, texts, [{}] * 5).rewards == RewardModel(tmp_path / "judge")(**texts)
     runner.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiny import tiny_tokenizer
 from tests.unit.rewards import faulty
-from tests.unit.rewards.support import GIVEN, RIGHT, Runners, scores_of
+from tests.unit.rewards.support import GIVEN, RIGHT, Runners, score, scores_of
 from tests.unit.rewards.test_worker import runs
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards.runner import OUTPUT_FILE
@@ -72,7 +72,7 @@ def test_closing_at_any_time(seconds: float, runner: Runners, tmp_path: Path) ->
     time.sleep(seconds)
     own.close()
     (tmp_path / "open").touch()
-    assert own.score(GIVEN, [{"gate": str(tmp_path)}] * 3).rewards == RIGHT
+    assert score(own, GIVEN, [{"gate": str(tmp_path)}] * 3).rewards == RIGHT
 
 
 def test_batches_are_scored_while_this_process_goes_on(runner: Runners, tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_what_cannot_go_to_a_worker(runner: Runners, tmp_path: Path) -> None:
             runner(function, workers=1)
     own = runner(faulty.length, workers=1)
     with pytest.raises(RewardError, match="has a key whose value cannot be sent to reward.workers"):
-        own.score(GIVEN, [{"check": inner}] * 3)
+        score(own, GIVEN, [{"check": inner}] * 3)

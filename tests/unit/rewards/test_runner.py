@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageFont
 
 from tests.unit.rewards import faulty
-from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, scores_of
+from tests.unit.rewards.support import GIVEN, MANY, RIGHT, Runners, faults, score, scores_of
 from trlx_like.errors import RewardError
 from trlx_like.rewards.weighted import WeightedRewards
 
@@ -52,7 +52,7 @@ def test_a_fault_is_its_samples_abstention(
     """It is on record with its samples, and the next batch is scored as if nothing had been."""
     own = runner(getattr(faulty, name), workers=workers, on_error="abstain", **options)
     given = {**GIVEN, "samples": ["x"] * 3}
-    scores = own.score(given, [{"goal": row} for row in range(3)], step=7)
+    scores = score(own, given, [{"goal": row} for row in range(3)], step=7)
     assert (scores.rewards, scores.faults) == (rewards, 1)
     (line,) = faults(tmp_path)
     lost = [row for row, reward in enumerate(rewards) if reward is None]
@@ -125,7 +125,7 @@ def test_it_sees_copies(runner: Runners) -> None:
     given = {name: list(column) for name, column in GIVEN.items()}
     metadata = [{"goals": {"name": "x"}} for _ in range(3)]
     for workers in (0, 1):
-        assert runner(faulty.mutates, workers=workers).score(given, metadata).rewards == RIGHT
+        assert score(runner(faulty.mutates, workers=workers), given, metadata).rewards == RIGHT
     assert given == GIVEN and metadata == [{"goals": {"name": "x"}}] * 3
 
 
@@ -144,7 +144,7 @@ def test_what_comes_with_a_prompt_may_be_anything(runner: Runners, tmp_path: Pat
     picture = Image.new("RGB", (4, 5))
     picture.__class__ = Derived
     things = [picture, ImageFont.load_default(), torch.float32, torch.zeros(2, 3)]
-    assert runner(looks, on_error="abstain").score(GIVEN, [{"things": things}] * 3).rewards == [None] * 3
+    assert score(runner(looks, on_error="abstain"), GIVEN, [{"things": things}] * 3).rewards == [None] * 3
     assert seen[0] is not picture and seen[1:3] == things[1:3]
     assert "an image of 4 x 5 pixels" in str(faults(tmp_path)[0]["metadata"][0]["things"])
     assert "torch.float32" in str(faults(tmp_path)[0]["metadata"][0]["things"])
@@ -157,7 +157,7 @@ def test_what_comes_with_a_prompt_may_be_anything(runner: Runners, tmp_path: Pat
 def test_async_functions_are_awaited_together(workers: int, runner: Runners, tmp_path: Path) -> None:
     own = runner(WeightedRewards([faulty.patient, faulty.length, faulty.patient_too]), workers=workers)
     log = tmp_path / "log"
-    scores = own.score(GIVEN, [{"log": str(log)}] * 3)
+    scores = score(own, GIVEN, [{"log": str(log)}] * 3)
     assert scores.rewards == RIGHT and list(scores.components) == ["patient", "length", "patient_too"]
     first, second, *_ = log.read_text().splitlines()
     assert {first, second} == {"patient begins", "patient too begins"}  # neither has ended before the other begins
@@ -193,7 +193,7 @@ def test_async_within_a_running_loop(runner: Runners) -> None:
 def test_columns_need_not_be_text(workers: int, runner: Runners, tmp_path: Path) -> None:
     own = runner(faulty.brightness, workers=workers, on_error="abstain")
     images = [[[0.0, 1.0]], [[0.5, math.nan]]]
-    assert own.score({"images": images, "prompts": ["x", "y"]}, [{}, {}]).rewards == [0.5, None]
+    assert score(own, {"images": images, "prompts": ["x", "y"]}, [{}, {}]).rewards == [0.5, None]
     (line,) = faults(tmp_path)
     assert line["prompts"] == ["y"] and line["images"] == "[[[0.5, nan]]]"
 
@@ -207,13 +207,13 @@ def test_another_answer_each_time_is_asked_for_once(runner: Runners) -> None:
 
 def test_a_record_holds_whatever_came_with_a_prompt(runner: Runners, tmp_path: Path) -> None:
     metadata = [{"goal": {(1, 2): math.inf}, "path": tmp_path}, {"goal": {1: [2]}}, {}]
-    runner(faulty.raises, on_error="abstain").score(GIVEN, metadata)
+    score(runner(faulty.raises, on_error="abstain"), GIVEN, metadata)
     assert faults(tmp_path)[0]["metadata"] == repr(metadata)
-    runner(faulty.raises, on_error="abstain").score(GIVEN, [{"path": tmp_path}, {"goal": {1: [2]}}, {}])
+    score(runner(faulty.raises, on_error="abstain"), GIVEN, [{"path": tmp_path}, {"goal": {1: [2]}}, {}])
     assert faults(tmp_path)[1]["metadata"] == [{"path": repr(tmp_path)}, {"goal": {"1": [2]}}, {}]
 
 
 def test_nothing_to_score(runner: Runners) -> None:
     for workers in (0, 1):
         for function in (faulty.raises, WeightedRewards([faulty.raises, faulty.length])):
-            assert runner(function, workers=workers).score({}, []).rewards == []
+            assert score(runner(function, workers=workers), {}, []).rewards == []

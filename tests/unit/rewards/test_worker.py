@@ -13,7 +13,7 @@ import pytest
 
 import trlx_like
 from tests.unit.rewards import faulty
-from tests.unit.rewards.support import GIVEN, RIGHT, Runners, scores_of
+from tests.unit.rewards.support import GIVEN, RIGHT, Runners, score, scores_of
 from trlx_like.errors import RewardError
 from trlx_like.rewards.make import make_reward
 from trlx_like.rewards.runner import OUTPUT_FILE
@@ -34,7 +34,7 @@ def test_prints_in_this_process_are_the_users(runner: Runners, capfd: pytest.Cap
 def test_a_key_of_a_prompt_that_a_worker_cannot_read(runner: Runners) -> None:
     own = runner(faulty.length, workers=1)
     with pytest.raises(RewardError, match="^A worker cannot read a key of the prompts: ZeroDivisionError: not here"):
-        own.score(GIVEN, [{"x": faulty.Unreadable()}] * 3)
+        score(own, GIVEN, [{"x": faulty.Unreadable()}] * 3)
     assert scores_of(own).rewards == RIGHT
 
 
@@ -73,7 +73,7 @@ def thrice(outputs):
 if __name__ == "__main__":
     refuse_in_worker()  # as train() does
     runner = RewardRunner(make_reward([thrice, "own.py:twice"]), RewardFnConfig(workers=1))
-    scores = runner.score({"outputs": ["a", "bad"]}, [{}, {}])
+    scores = runner.result(runner.submit({"outputs": ["a", "bad"]}, [{}, {}]))
     runner.close()
     print(scores.rewards, scores.components)
 """
