@@ -1,4 +1,4 @@
-"""Experience: what trainers learn from, and the store that keeps it between collecting and learning."""
+"""Experience, the data that trainers learn from, and the store that holds it between collecting and learning."""
 
 from trlx_like.data.experience import Experience, padded
 from trlx_like.data.preference import PreferenceExperience

@@ -1,7 +1,7 @@
-"""One dataclass is both an element in the store and a batch in a loss.
+"""The base of experience: one dataclass is both an element in the store and a batch in a loss.
 
-As an element a field of `T` entries is `[T]`; as a batch it is `[B, T]`, padded on the side that the field declares.
-Which entries are real is never guessed from their value: every padded field names the boolean field that says so.
+A field of `T` entries is `[T]` in an element and `[B, T]` in a batch, padded on the side that the field declares.
+Which entries are real is never guessed from their values: every padded field names its boolean mask.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 def padded(
     side: Literal["left", "right"] = "right", value: float = 0, *, mask: str = "mask", default: Any = MISSING
 ) -> Any:
-    """Declares a field whose length differs between elements.
+    """Declare a field whose length differs between elements.
 
-    side: where a batch pads it. value: what it pads with. mask: the boolean field that is True where this one is real
-    (a mask names itself). default: as in `dataclasses.field`; `None` makes the field optional.
+    Args:
+        side: The side on which a batch pads the field.
+        value: The value to pad with.
+        mask: The boolean field that is True where this field is real. A mask names itself.
+        default: As in `dataclasses.field`; `None` makes the field optional.
     """
     metadata = {"side": side, "value": value, "mask": mask}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
@@ -29,11 +32,11 @@ def padded(
 
 @dataclass
 class Experience:
-    """Base of all experience: fields are tensors, each either `padded(...)` or of one shape in every element."""
+    """Base class of experience. Every field is a tensor, either `padded(...)` or of one shape in all elements."""
 
     @classmethod
     def collate(cls, elements: Sequence[Self]) -> Self:
-        """Pads and stacks elements to a batch. A field that is None in the elements is None in the batch."""
+        """Pad and stack elements to a batch. A field that is None in the elements is None in the batch."""
         columns: dict[str, Tensor | None] = {}
         for column in fields(cls):
             values = [getattr(element, column.name) for element in elements]
@@ -47,7 +50,7 @@ class Experience:
         return cls(**columns)
 
     def split(self) -> list[Self]:
-        """The elements of a batch, their padding removed. The inverse of `collate`."""
+        """Split a batch into its elements, without their padding. The inverse of `collate`."""
         rows = []
         for row in range(len(self)):
             values: dict[str, Tensor | None] = {}
@@ -63,12 +66,12 @@ class Experience:
         return rows
 
     def lengths(self) -> Tensor:
-        """Real entries of each row of a batch, over all its masks. [B]"""
+        """Count the real entries of each row of a batch, over all its masks. [B]"""
         masks = dict.fromkeys(c.metadata["mask"] for c in fields(self) if "mask" in c.metadata)
         return torch.stack([getattr(self, mask).sum(dim=1) for mask in masks]).sum(dim=0)
 
     def trim(self) -> Self:
-        """The batch without the columns that are padding in every row."""
+        """Return the batch without the columns that are padding in every row."""
         values: dict[str, Tensor | None] = {}
         for column in fields(self):
             batch = getattr(self, column.name)
@@ -80,14 +83,15 @@ class Experience:
         return type(self)(**values)
 
     def __len__(self) -> int:
-        """Rows of a batch."""
+        """Return the number of rows of a batch."""
         return len(getattr(self, fields(self)[0].name))
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Self:
-        """The chosen rows of a batch, as a batch."""
+        """Return a batch of the chosen rows."""
         return self._map(lambda value: value[rows])
 
     def to(self, device: torch.device | str) -> Self:
+        """Return a copy on a device."""
         return self._map(lambda value: value.to(device))
 
     def _map(self, function: Any) -> Self:

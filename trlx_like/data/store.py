@@ -1,4 +1,4 @@
-"""The store: experience between collecting and learning."""
+"""The store, which holds experience between collecting and learning."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ E = TypeVar("E", bound=Experience)
 
 
 class RolloutStore(Generic[E]):
-    """Elements of one kind of experience, batched in a shuffled order.
+    """Hold the elements of one kind of experience, and batch them in a shuffled order.
 
     With several processes each holds its own share of the elements.
+
+    Args:
+        experience_class: The class of the elements.
     """
 
     def __init__(self, experience_class: type[E]) -> None:
@@ -24,18 +27,26 @@ class RolloutStore(Generic[E]):
         self.elements: list[E] = []
 
     def push(self, elements: Iterable[E]) -> None:
+        """Add elements."""
         self.elements.extend(elements)
 
     def clear(self) -> None:
+        """Remove all elements."""
         self.elements = []
 
     def __len__(self) -> int:
         return len(self.elements)
 
     def batches(self, batch_size: int, generator: torch.Generator, epochs: int = 1) -> Iterator[E]:
-        """`epochs` passes, each in a new order drawn from `generator`. The last batch of a pass may be short.
+        """Iterate over the elements in shuffled batches.
 
-        A batch is padded to its own longest element, not to the longest of the store.
+        A batch is padded to its own longest element, not to the longest of the store. The last batch of a pass may be
+        short.
+
+        Args:
+            batch_size: Elements per batch.
+            generator: Draws the order of each pass.
+            epochs: Passes over the elements.
         """
         for _ in range(epochs):
             order = torch.randperm(len(self.elements), generator=generator).tolist()
@@ -44,7 +55,7 @@ class RolloutStore(Generic[E]):
                 yield self.experience_class.collate([self.elements[row] for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
-        """All elements, each field as one flat tensor and the shapes to cut it by."""
+        """Return all elements, each field as one flat tensor with the shapes of the elements."""
         columns: dict[str, Any] = {}
         for column in fields(self.experience_class) if self.elements else ():
             values = [getattr(element, column.name) for element in self.elements]
@@ -55,6 +66,7 @@ class RolloutStore(Generic[E]):
         return {"count": len(self.elements), "columns": columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the elements by those that were saved."""
         columns: dict[str, list[Any]] = {}
         for column in fields(self.experience_class):
             saved = state["columns"].get(column.name)
