@@ -98,6 +98,10 @@ def alarm(limit: Limit | None, name: str | None) -> Iterator[None]:
         try:
             signal.setitimer(signal.ITIMER_REAL, limit.seconds, AGAIN)
             yield
+        except BaseExceptionGroup as group:
+            if group.subgroup(TimeUp) is None:
+                raise
+            raise TimeUp from group  # it was raised in a task group of an async function
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
@@ -77,3 +78,18 @@ def test_what_cannot_be_interrupted_is_named(
     with caplog.at_level(logging.WARNING, logger="trlx_like"):
         assert scores_of(runner(deaf, time_limit=0.1)).rewards == [0.0] * 3
     assert "deaf has run for 0.1 s longer than reward.time_limit (0.1 s) and cannot be interrupted" in caplog.text
+
+
+def test_the_alarm_reaches_through_a_task_group() -> None:
+    async def blocks() -> None:
+        while True:
+            time.sleep(0.01)
+
+    async def several() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(blocks())
+
+    with pytest.raises(TimeUp), alarm(Limit(0.1, "reward.time_limit", 0.1), None):
+        asyncio.run(several())
+    with pytest.raises(ExceptionGroup, match="other"), alarm(Limit(9.0, "reward.time_limit", 9.0), None):
+        raise ExceptionGroup("other", [ValueError()])

@@ -22,7 +22,7 @@ from trlx_like.rewards import llm_judge
 from trlx_like.rewards.judges import GroupReward, make_judge
 from trlx_like.rewards.judging import judged
 from trlx_like.rewards.llm_judge import MAX_BYTES, LLMJudge
-from trlx_like.rewards.runner import RewardRunner
+from trlx_like.rewards.runner import RewardRunner, Scores
 
 Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
 
@@ -273,6 +273,21 @@ def test_it_works_in_a_process_of_its_own(server: Server) -> None:
     assert score(runner, given, [{}] * 4).rewards == [1.0, 0.0, 0.0, 1.0]
     runner.close()
     assert len(server.requests) == 4
+
+
+def test_a_time_limit_ends_its_requests(server: Server) -> None:
+    """At once: nobody waits until the server has answered."""
+
+    def slow(text: str) -> str:
+        time.sleep(5)
+        return "A"
+
+    server.reply = slow
+    runner = RewardRunner(GroupReward(judge_of(server), 2), RewardFnConfig(time_limit=0.2, on_error="abstain"))
+    started = time.monotonic()
+    given = {"samples": ["x"] * 2, "prompts": ["p"] * 2, "outputs": ["aaa", "b"]}
+    assert score(runner, given, [{}] * 2) == Scores([None, None], {}, 1)
+    assert time.monotonic() - started < 4
 
 
 def test_online_dpo_learns_from_it(server: Server, tmp_path: Path) -> None:
