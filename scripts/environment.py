@@ -171,10 +171,10 @@ def python_version() -> str:
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def execute_quietly(command: Sequence[str], folder: Path) -> tuple[int, str]:
-    """Exit code and output (both streams) of a command; nothing is shown."""
+def execute_quietly(command: Sequence[str], folder: Path, **variables: str) -> tuple[int, str]:
+    """Return the exit code and the output (both streams) of a command; nothing is shown."""
     # A user's own pip setting `user = true` is refused by pip inside a virtual environment.
-    environment = {**os.environ, "PIP_USER": "0"}
+    environment = {**os.environ, "PIP_USER": "0", **variables}
     done = subprocess.run(
         command,
         cwd=folder,

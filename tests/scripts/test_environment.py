@@ -196,7 +196,7 @@ def test_the_real_commands_make_an_environment_that_runs_the_package(environment
     assert os.path.samefile(output.strip(), environment.folder)
 
 
-@pytest.mark.parametrize("name", ["environment.py", "demo.py", "test.py", "check.py"])
+@pytest.mark.parametrize("name", ["environment.py", "demo.py", "test.py", "check.py", "package.py"])
 def test_what_runs_before_an_install_uses_the_standard_library_only(name: str) -> None:
     imported = set()
     script = SCRIPTS / name
