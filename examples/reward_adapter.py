@@ -1,6 +1,6 @@
 """One model as policy, reference, value function and reward model: two adapters and two heads on one frozen base.
 
-    python -m examples.reward_adapter [--rounds 12] [--directory runs/reward_adapter]
+    python examples/reward_adapter.py [--rounds 12] [--directory runs/reward_adapter]
 
 A reward model learns, from pairs of words, that vowels are better, and is saved as an adapter. PPO then trains another
 adapter on the same base. Each round it samples with that adapter, scores with the reward adapter, and compares with the
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any folder
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
