@@ -71,6 +71,16 @@ class Engine(Protocol):
         Prompts are on the training device, and results must be there too. Processes call this independently of each
         other and a different number of times, so it must not wait for other processes.
 
+        The result is `trlx_like.data.Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`:
+
+        - `prompt`, `prompt_mask`: as they were given.
+        - `response` [B, R] int64: padded on the right to the longest one. Each has at least one token, and ends
+          with its first EOS (included), with the token that completes a stop string, or after `max_new_tokens`.
+        - `mask` [B, R] bool: True on the response tokens, the EOS included.
+        - `sampling_logprobs` [B, R] float32: the log-probability of each token when it was sampled, temperature
+          and `allowed` applied. It is compared with the learner's in every round. It may be None for greedy
+          decoding, and for options that change the distribution.
+
         Args:
             prompt: Prompt token ids, padded on the left. [B, P] int64
             prompt_mask: True on real prompt tokens. Never infer it from the ids, as the pad token may be the EOS.
@@ -83,15 +93,7 @@ class Engine(Protocol):
             stop: Strings that end a response. One that only occurs in the prompt ends nothing.
 
         Returns:
-            `trlx_like.data.Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`:
-
-            - `prompt`, `prompt_mask`: as they were given.
-            - `response` [B, R] int64: padded on the right to the longest one. Each has at least one token, and ends
-              with its first EOS (included), with the token that completes a stop string, or after `max_new_tokens`.
-            - `mask` [B, R] bool: True on the response tokens, the EOS included.
-            - `sampling_logprobs` [B, R] float32: the log-probability of each token when it was sampled, temperature
-              and `allowed` applied. It is compared with the learner's in every round. It may be None for greedy
-              decoding, and for options that change the distribution.
+            The responses, as described above.
         """
         ...
 
