@@ -20,16 +20,20 @@ from trlx_like.trainers.callbacks import Callback
 # Attributes that change and need no saving.
 NOT_STATE = {
     ".callbacks",  # the caller's
-    ".canary.before",  # of the last round, for the words of an error
-    ".clock",  # seconds of this process
-    ".tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
-    ".totals",  # set anew by every step
+    ".agreement.canary.before",  # of the last round, for the words of an error
+    ".run.clock",  # seconds of this process
+    ".run.tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
+    ".run.folder.resumed",  # of this process
+    ".run.stop_request",  # of this process
+    ".run.state",  # what is saved
+    ".store.epoch",  # told again when a resumed run skips the batches that it has done
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
-    ".outputs",  # of the round
-    ".run.resumed",  # of this process
+    ".rollouts.samples",  # of the round, for its metrics
+    ".rollouts.faults",
     ".sampler.engine.lm",  # brought up to date before it is used
-    ".stop_request",  # of this process
+    ".by_hand.sampler",  # the same
+    ".rollouts.scoring",  # looked at as the trainer's own
 }
 # Gone by every step boundary: what is seen of it between two steps is a step half done.
 BETWEEN_STEPS = {"._pending"}
@@ -46,7 +50,11 @@ def contents(trainer: Any) -> dict[str, Any]:
             saved.add(id(kept.item))
         if isinstance(kept.item, nn.Module):
             saved |= {id(part) for part in (*kept.item.modules(), *kept.item.parameters(), *kept.item.buffers())}
-    return dict(_walk(trainer, "", saved, names))
+    # Every part holds the run, which is looked at once.
+    return {
+        **dict(_walk(trainer, "", saved | {id(trainer.run)}, names)),
+        **dict(_walk(trainer.run, ".run", saved, names)),
+    }
 
 
 def _walk(value: Any, place: str, seen: set[int], names: set[tuple[int, str]]) -> Iterator[tuple[str, Any]]:

@@ -66,15 +66,22 @@ def traces(only: str) -> dict[str, list[list[str]]]:
 
 
 def difference(before: list[list[str]], after: list[list[str]]) -> str | None:
-    """Describe the first step at which two traces differ, with the relative difference of loss and gradient norm."""
+    """Describe how two traces differ: the largest relative differences, and the steps with other parameters."""
     if len(before) != len(after):
         return f"{len(before)} steps before, {len(after)} after"
-    for step, (old, new) in enumerate(zip(before, after, strict=True), 1):
-        if old != new:
-            pairs = [(float.fromhex(a), float.fromhex(b)) for a, b in zip(old[:2], new[:2], strict=True)]
-            apart = [abs(a - b) / max(abs(a), 1e-12) for a, b in pairs]
-            return f"step {step}: loss off by {apart[0]:.1e}, gradient norm by {apart[1]:.1e} (relative)"
-    return None
+    if before == after:
+        return None
+    pairs = list(zip(before, after, strict=True))
+    apart = [max(_relative(old[column], new[column]) for old, new in pairs) for column in (0, 1)]
+    moved = [step for step, (old, new) in enumerate(pairs, 1) if old[2] != new[2]]
+    where = f"parameters from step {moved[0]} on" if moved else "no parameter"
+    return f"loss off by {apart[0]:.1e} and gradient norm by {apart[1]:.1e} at most (relative), {where}"
+
+
+def _relative(old: str, new: str) -> float:
+    """The relative difference of two hexadecimal floats."""
+    before, after = float.fromhex(old), float.fromhex(new)
+    return abs(before - after) / max(abs(before), 1e-12)
 
 
 def main() -> int:

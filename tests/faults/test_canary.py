@@ -168,7 +168,7 @@ def test_the_ratio_sees_what_the_checksum_takes_for_right(
     """
     engine = {"sampler.engine": f"faulty: {fault}"}
     trainer = make("PPOTrainer", tmp_path, **ADAPTER, **ROUNDS, **engine, **{"optimizer.kwargs": {"lr": 0.03}})
-    monkeypatch.setattr(trainer.canary, "weights", lambda *_: None)
+    monkeypatch.setattr(trainer.agreement.canary, "weights", lambda *_: None)
     with pytest.raises(SamplerError, match=r"the learner disagree about what was sampled: the ratio .* 0\.001"):
         trainer.learn()
 

@@ -7,7 +7,7 @@ and its checks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,15 @@ from trlx_like.config.problems import Problem
 from trlx_like.config.section import Section
 
 if TYPE_CHECKING:
-    from trlx_like.config.trl import TRLConfig
+    from trlx_like.config.model import ModelConfig
+    from trlx_like.config.train import TrainConfig
+
+
+class Sections(Protocol):
+    """The other sections of a configuration, as a method's checks may look at them."""
+
+    model: ModelConfig
+    train: TrainConfig
 
 
 class MethodConfig(Section):
@@ -36,7 +44,7 @@ class MethodConfig(Section):
         default = vars(cls).get("registered_name") or cls.__name__
         return {"name": default, **values} if isinstance(values, dict) else values
 
-    def conflicts_with(self, config: TRLConfig) -> Iterable[Problem]:
+    def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         """What does not go together with other sections. Override."""
         return ()
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from trlx_like.algorithms import ALGORITHMS
-from trlx_like.config.method import MethodConfig
+from trlx_like.config.section import Section
 from trlx_like.errors import RegistryError
 from trlx_like.registry import Registry
 
-Method = TypeVar("Method", bound=type[MethodConfig])
+Method = TypeVar("Method", bound=type[Section])
 Trainer = TypeVar("Trainer", bound=type[Any])
 
-METHODS: Registry[type[MethodConfig]] = Registry(
+METHODS: Registry[type[Any]] = Registry(
     "method", {row.method: f"trlx_like.config.methods.{row.name}:{row.method}" for row in ALGORITHMS}
 )
 
@@ -44,11 +44,11 @@ def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
         return register_method()(name)
 
     def add(method: Method) -> Method:
-        if not (isinstance(method, type) and issubclass(method, MethodConfig)):
+        if not (isinstance(method, type) and issubclass(method, Section) and method.section == "method"):
             raise RegistryError(f"register_method needs a subclass of MethodConfig, got {method!r}.")
         _refuse_dataclass(method)
         METHODS.register(name, aliases=aliases)(method)
-        method.registered_name = name or method.__name__
+        setattr(method, "registered_name", name or method.__name__)  # noqa: B010
         return method
 
     return add
@@ -80,7 +80,7 @@ def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
     return add
 
 
-def method_class(name: str) -> type[MethodConfig]:
+def method_class(name: str) -> type[Any]:
     """Return the class of the section `method` for a method's name. Raises a RegistryError."""
     method = METHODS.get(name)
     _refuse_dataclass(method)

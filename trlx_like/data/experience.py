@@ -6,7 +6,7 @@ Which entries are real is never guessed from their values: every padded field na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -81,6 +81,23 @@ class Experience:
                 batch = batch[:, batch.shape[1] - longest :] if left else batch[:, :longest]
             values[column.name] = batch
         return type(self)(**values)
+
+    def microbatches(self, size: int | None) -> Iterator[tuple[Tensor, Self]]:
+        """Cut a batch into parts of at most `size` rows of similar length, shortest first, to save padding.
+
+        Args:
+            size: rows of a part; None: the whole batch is one part.
+
+        Yields:
+            The numbers of a part's rows in this batch [n], and the part, without columns that are padding in all of it.
+        """
+        if size is None or size >= len(self):
+            yield torch.arange(len(self)), self
+            return
+        order = self.lengths().argsort(stable=True)
+        for start in range(0, len(self), size):
+            rows = order[start : start + size]
+            yield rows, self[rows].trim()
 
     def __len__(self) -> int:
         """Return the number of rows of a batch."""

@@ -25,6 +25,7 @@ class RolloutStore(Generic[E]):
     def __init__(self, experience_class: type[E]) -> None:
         self.experience_class = experience_class
         self.elements: list[E] = []
+        self.epoch = 0  # number of the pass, from 0, that the last batch of `batches` belongs to
 
     def push(self, elements: Iterable[E]) -> None:
         """Add elements."""
@@ -48,7 +49,7 @@ class RolloutStore(Generic[E]):
             generator: Draws the order of each pass.
             epochs: Passes over the elements.
         """
-        for _ in range(epochs):
+        for self.epoch in range(epochs):
             order = torch.randperm(len(self.elements), generator=generator).tolist()
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]

@@ -2,6 +2,9 @@
 
 from trlx_like.distributed.accumulate import GradientAccumulator
 from trlx_like.distributed.setup import launch, make_accelerator
-from trlx_like.distributed.world import World
+from trlx_like.distributed.world import Statistics, World
 
-__all__ = ["GradientAccumulator", "World", "launch", "make_accelerator"]
+Group = World
+"""The older name of `World`."""
+
+__all__ = ["GradientAccumulator", "Group", "Statistics", "World", "launch", "make_accelerator"]

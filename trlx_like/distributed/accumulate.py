@@ -31,19 +31,20 @@ class GradientAccumulator:
         """Adds the gradients of one micro-batch. `loss` is divided by the units of the global batch already."""
         self.world.accelerator.backward(loss)
 
-    def finish(self) -> float:
-        """Sums the gradients over processes and clips them; returns their norm before clipping."""
+    def finish(self) -> Tensor:
+        """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
         if self.world.size > 1:
             self._exchange()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if not gradients:
-            return 0.0
+            return torch.zeros(())
         if (scaler := self.world.accelerator.scaler) is not None:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale yet where there was nothing to go backward from
         if self.max_norm is None:
             self.world.accelerator.unscale_gradients()
-            return float(torch.nn.utils.get_total_norm(gradients))
-        return float(self.world.accelerator.clip_grad_norm_(self.parameters, self.max_norm))
+            return torch.nn.utils.get_total_norm(gradients)
+        norm: Tensor = self.world.accelerator.clip_grad_norm_(self.parameters, self.max_norm)
+        return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
         """Steps on what `finish` left, if it is accepted. In fp16 gradients that overflowed are dropped, and said."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,8 +13,29 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, distributed as dist
 
 from trlx_like.errors import ConfigError
+from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Count, mean and spread of numbers from all processes."""
+
+    count: float
+    mean: float
+    m2: float
+    """Sum of squared distances from the mean."""
+
+    @property
+    def var(self) -> float:
+        """Variance with n - 1 in the denominator; 0 for fewer than two numbers."""
+        return float(unbiased_variance(torch.tensor(self.count), torch.tensor(self.m2)))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, the root of `var`."""
+        return float(self.var**0.5)
 
 
 class World:
@@ -41,6 +63,17 @@ class World:
             for name, value in part.items():
                 total[name] += value
         return dict(total)
+
+    def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
+        """Return count, mean and spread of the values under the mask, over all processes.
+
+        Args:
+            values: numbers [*]; those outside the mask change nothing.
+            mask: bool [*]; a process may have none.
+        """
+        own = torch.stack(masked_stats(values.double(), mask)).tolist()
+        merged = combine_stats(torch.tensor(self.gather([own]), dtype=torch.float64))
+        return Statistics(*(float(value) for value in merged))
 
     def part(self, total: int, name: str) -> int:
         """What falls to each process of a number that the option `name` gives. ConfigError if it does not divide."""

@@ -121,13 +121,13 @@ def leave_one_out(scores: Tensor, mask: Tensor) -> Tensor:
     return group_centered(scores, mask) * count / (count - 1).clamp(min=1)
 
 
-def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: float, max_length: int) -> Tensor:
-    """Compute weights w_t of tokens so that sum_t w_t l_t / tokens is the chosen average of the token losses l_t.
+def token_weights(mask: Tensor, kind: LossType, *, max_length: int) -> Tensor:
+    """Compute weights w_t of tokens so that sum_t w_t l_t, divided by a count, is the chosen average of the losses l_t.
 
-    dapo: sum_i sum_t l / sum_i T_i, so w = 1. Every token counts the same.
-    grpo: sum_i (sum_t l / T_i) / responses, so w = tokens / responses / T_i. Every response counts the same.
-    dr_grpo: sum_i (sum_t l / max_length) / responses, so w = tokens / responses / max_length.
-    With dr_grpo the length of a response does not change the weight of its tokens.
+    dapo: sum_i sum_t l / sum_i T_i, so w = 1, divided by the tokens. Every token counts the same.
+    grpo: sum_i (sum_t l / T_i) / responses, so w = 1 / T_i, divided by the responses. Every response counts the same.
+    dr_grpo: sum_i (sum_t l / max_length) / responses, so w = 1 / max_length, divided by the responses. With
+    dr_grpo the length of a response does not change the weight of its tokens.
 
     Source: Yu et al. 2025, arXiv:2503.14476, eq. 8; Shao et al. 2024, arXiv:2402.03300, eq. 3; Liu et al. 2025,
     arXiv:2503.20783, sec. 3.2.
@@ -135,8 +135,6 @@ def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: flo
     Args:
         mask: True on the response tokens, T_i of them in row i. [B, R] bool
         kind: Which average.
-        tokens: Number of response tokens in the global batch.
-        responses: Number of responses in the global batch.
         max_length: The longest response that generation allows; used by dr_grpo only.
 
     Returns:
@@ -145,8 +143,7 @@ def token_weights(mask: Tensor, kind: LossType, *, tokens: float, responses: flo
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1).float()  # [B, 1]
     if kind == "dapo":
         return torch.ones_like(lengths)
-    per = lengths if kind == "grpo" else torch.full_like(lengths, max_length)
-    return tokens / max(responses, 1.0) / per
+    return 1 / (lengths if kind == "grpo" else torch.full_like(lengths, max_length))
 
 
 def overlong_punishment(lengths: Tensor, max_length: int, cache: int) -> Tensor:

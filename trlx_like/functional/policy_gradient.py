@@ -97,6 +97,24 @@ def clip_fraction(logprobs: Tensor, old_logprobs: Tensor, cliprange: float) -> T
     return ((ratio - 1).abs() > cliprange).to(ratio.dtype)
 
 
+def ratio_metrics(logprobs: Tensor, old_logprobs: Tensor, cliprange: float | None = None) -> dict[str, Tensor]:
+    """The metrics of a probability ratio, by name: approx_kl, r, |r - 1|, and whether |r - 1| > c.
+
+    Source: `approx_kl`, `probability_ratio` and `clip_fraction` of this file. Shapes: both [*] -> each [*], without
+    gradient. The last one is left out without a range.
+    """
+    logprobs, old_logprobs = logprobs.detach(), old_logprobs.detach()
+    ratio = probability_ratio(logprobs, old_logprobs)
+    metrics = {
+        "policy/approx_kl": approx_kl(logprobs, old_logprobs),
+        "policy/ratio": ratio,
+        "policy/ratio_deviation": (ratio - 1).abs(),
+    }
+    if cliprange is not None:
+        metrics["policy/clip_fraction"] = clip_fraction(logprobs, old_logprobs, cliprange)
+    return metrics
+
+
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float | None) -> Tensor:
     """Compute PPO's clipped value loss: max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2.
 

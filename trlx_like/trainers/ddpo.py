@@ -9,12 +9,12 @@ micro-batch, so the activations of one step are alive. With `advantages: group` 
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.ddpo import DDPOConfig
@@ -22,7 +22,7 @@ from trlx_like.data.diffusion import DenoisingExperience
 from trlx_like.errors import ConfigError
 from trlx_like.functional.diffusion import gaussian_kl
 from trlx_like.functional.group_advantages import group_centered, group_ties, scaled
-from trlx_like.functional.policy_gradient import approx_kl, clip_fraction, clipped_surrogate, probability_ratio
+from trlx_like.functional.policy_gradient import clipped_surrogate, ratio_metrics
 from trlx_like.functional.prompt_statistics import PromptStatistics, normalized
 from trlx_like.models import Fingerprint, has_adapter
 from trlx_like.models.diffusion import DiffusionModel
@@ -33,8 +33,9 @@ from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts, Trajectories, as_pictures
 from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
-from trlx_like.trainers.ddpo_images import ShownImages, evaluate_images, image_rows
-from trlx_like.trainers.scoring import Row, Tally
+from trlx_like.trainers.context import Row
+from trlx_like.trainers.ddpo_images import ShownImages, evaluation_rows, image_rows, show_evaluation
+from trlx_like.trainers.scoring import whole
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             self.state.register("prompts", self.prompts)
 
     def _prepare_model(self) -> None:
-        """Adapter, number formats, device, reference, and what saves memory."""
+        """Set up adapter, number formats, device, reference, and what saves memory."""
         model, config = self.model, self.config
         if config.model.peft_config is not None:
             model.add_adapter(config.model.peft_config)
@@ -96,7 +97,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         model.slice_vae(self.method.vae_slicing)
 
     def schedule(self) -> Schedule:
-        """The denoising steps, by the pipeline's own scheduler."""
+        """Make the schedule of denoising steps from the pipeline's own scheduler."""
         method, scheduler = self.method, self.model.pipeline.scheduler
         if self.model.family.flow:
             return FlowSchedule(scheduler, method.num_inference_steps, method.noise_level)
@@ -110,27 +111,32 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     # A round.
 
     def make_experience(self) -> Metrics:
-        method, made = self.method, list[DenoisingExperience]()
-        prompts, rewards, shown = list[str](), list[float | None](), ShownImages(self)
-        self.scoring.tally = Tally()
+        made: list[DenoisingExperience] = []
+        prompts: list[str] = []
+        rewards: list[float | None] = []
+        shown = ShownImages(self.run, self.method.grid_interval)
         for images, experience, scores in self.scored_images():
+            self.rollouts.add_images(scores)
             made += experience.split()
             prompts += images.captions.texts
-            rewards += cast(list[float | None], scores.rewards)
+            rewards += map(whole, scores.rewards)
             shown.add(images, scores)
-        counts = self.scoring.round_metrics()
-        limit = method.adv_clip
-        found = self.advantages(prompts, rewards)
-        advantages = [None if advantage is None else min(max(advantage, -limit), limit) for advantage in found]
-        for element, advantage in zip(made, advantages, strict=True):
-            if advantage is not None:
-                element.advantages.fill_(advantage)
-                self.push_to_store([element])
-        shown.log(advantages)
-        return self.rollout_metrics(rewards) | counts
+        self.rollouts.check()
+        scored = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
+        values = torch.tensor([reward or 0.0 for reward in rewards], dtype=torch.float64)
+        advantages, kept = self.advantages(prompts, values, scored)
+        advantages = advantages.clamp(-self.method.adv_clip, self.method.adv_clip)
+        for row in kept.nonzero().flatten().tolist():
+            made[row].advantages.fill_(advantages[row])
+            self.push_to_store([made[row]])
+        self.rollouts.keep(kept.tolist())
+        shown.log([a if keep else None for a, keep in zip(advantages.tolist(), kept.tolist(), strict=True)])
+        if not self.world.sum([len(self.store)])[0]:
+            logger.warning("Nothing of this round can be learned from, and it passes without a step.")
+        return {}
 
     def scored_images(self) -> Iterator[tuple[Trajectories, DenoisingExperience, Scores]]:
-        """A round's images of this process, chunk by chunk, with what is learned from them and what they got."""
+        """Yield a round's images of this process, chunk by chunk, with their experience and scores."""
         method = self.method
 
         def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
@@ -142,22 +148,22 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
         count = method.num_samples // method.num_generations
         assert self.reward_fn is not None
-        for (images, experience), scores in self.scoring.chunks(self.reward_fn, count, method.chunk_size, draw, rows):
+        for (images, experience), scores in self.rollouts.chunks(self.reward_fn, count, method.chunk_size, draw, rows):
             yield images, experience, scores
 
     def own(self, captions: Captions) -> Captions:
-        """This process's share of prompts that all processes hold."""
+        """Return this process's share of prompts that all processes hold."""
         return captions[self.world.share(list(range(len(captions))))]
 
     def make_images(self, captions: Captions) -> Trajectories | None:
-        """An image to each prompt; None without any, as a process may be in the last chunk."""
+        """Draw one image to each prompt; None without prompts, as a process may be in the last chunk."""
         if not len(captions):
             return None
-        with self.clock("generate"), self.accelerator.autocast():
+        with self.run.forward("generate"):
             return self.sampler.sample(captions, self.device)
 
     def experience(self, images: Trajectories) -> DenoisingExperience:
-        """Images with the order in which their steps are learned from, and no advantage yet."""
+        """Give each image a random order in which its steps are learned from, and no advantage yet."""
         drawn = self.sampler.schedule.stochastic_steps
         order = torch.stack([drawn[torch.randperm(len(drawn))] for _ in images.latents])
         return DenoisingExperience(
@@ -168,50 +174,44 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             advantages=torch.zeros(len(order)),
         )
 
-    def advantages(self, prompts: list[str], rewards: list[float | None]) -> list[float | None]:
-        """Of this process's images, compared with those of all processes. None: the image is left out.
+    def advantages(self, prompts: list[str], rewards: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare the rewards of this process's images with those of all processes.
 
-        An image without a reward is, and with "group" those of a group of equal rewards.
+        Args:
+            prompts: of each image.
+            rewards: of each image [N] float64.
+            scored: whether it has a reward [N] bool.
+
+        Returns:
+            Advantages [N] float64, and which images are learned from [N] bool: those with a reward, and with
+            `advantages: group` only those of groups whose rewards differ.
         """
-        shares = self.world.gather([list(zip(prompts, rewards, strict=True))])
-        everything = [(prompt, reward) for share in shares for prompt, reward in share if reward is not None]
-        texts, values = [prompt for prompt, _ in everything], [reward for _, reward in everything]
+        table = list(zip(prompts, rewards.tolist(), scored.tolist(), strict=True))
+        shares = self.world.gather([table])
+        texts = [prompt for share in shares for prompt, _, has in share if has]
+        values = [reward for share in shares for _, reward, has in share if has]
         if self.method.advantages == "group":
-            return self._group_advantages(rewards, values)
+            return self._group_advantages(rewards, scored, values)
         by_prompt = self.method.advantages == "prompt"
-        found = iter(self.prompt_statistics.advantages(texts, values) if by_prompt else normalized(values))
-        of_all = [[None if reward is None else next(found) for _, reward in share] for share in shares]
-        return of_all[self.world.rank]
+        found = self.prompt_statistics.advantages(texts, values) if by_prompt else normalized(values)
+        before = sum(has for share in shares[: self.world.rank] for *_, has in share)
+        own = torch.tensor(found[before : before + int(scored.sum())], dtype=torch.float64)
+        return torch.zeros_like(rewards).masked_scatter(scored, own), scored
 
-    def _group_advantages(self, rewards: list[float | None], everything: list[float]) -> list[float | None]:
+    def _group_advantages(self, rewards: Tensor, scored: Tensor, everything: list[float]) -> tuple[Tensor, Tensor]:
         """(r - group mean) / (deviation of all + 1e-4); a group stays on one process."""
-        given = [[0.0 if r is None else r, float(r is not None)] for r in rewards]
-        table = torch.tensor(given, dtype=torch.float64).reshape(-1, self.method.num_generations, 2)
-        scores, mask = table[..., 0], table[..., 1] > 0
+        scores, mask = (column.reshape(-1, self.method.num_generations) for column in (rewards, scored))
         spread = float(torch.tensor(everything, dtype=torch.float64).std(unbiased=False))
-        values = scaled(group_centered(scores, mask), spread).flatten().tolist()
-        kept = (mask & ~group_ties(scores, mask)).flatten().tolist()
-        return [value if keep else None for value, keep in zip(values, kept, strict=True)]
-
-    def rollout_metrics(self, rewards: list[float | None]) -> Metrics:
-        """Of the images of a round, over all processes."""
-        given = [reward for reward in self.world.gather(list(rewards)) if reward is not None]
-        learned = self.world.sum([len(self.store)])[0]
-        if not learned:
-            logger.warning("Nothing of this round can be learned from, and it passes without a step.")
-        return {
-            "rollout/score_mean": statistics.fmean(given),
-            "rollout/score_std": statistics.pstdev(given),
-            "rollout/trained_fraction": learned / self.method.num_samples,
-        }
+        advantages = scaled(group_centered(scores, mask), spread)
+        return advantages.flatten(), (mask & ~group_ties(scores, mask)).flatten()
 
     # The loss.
 
     def microbatches(self, batch: DenoisingExperience) -> Iterator[DenoisingExperience]:
-        """One denoising step of some images at a time. Each pass takes the next steps of an image's own order."""
+        """Yield one denoising step of some images at a time. Each pass takes the next steps of an image's own order."""
         steps = batch.order.shape[1]
         taken = max(1, int(steps * self.method.timestep_fraction))
-        done = self.progress.position * self.passes // max(self.round_steps or 1, 1)  # passes
+        done = self.store.epoch
         size = self.config.train.minibatch_size or len(batch)
         for start in range(0, len(batch), size):
             rows = batch[start : start + size].to(self.device)
@@ -230,40 +230,43 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             policy_loss = clipped_surrogate(step.logprob, old, advantages, method.cliprange)
         else:
             policy_loss = -advantages * step.logprob
-        loss, ratio = policy_loss, probability_ratio(step.logprob, old)
-        metrics = {
-            "losses/policy_loss": policy_loss,
-            "policy/approx_kl": approx_kl(step.logprob, old),
-            "policy/clip_fraction": clip_fraction(step.logprob, old, method.cliprange),
-            "policy/ratio": ratio,
-            "policy/ratio_deviation": (ratio - 1).abs(),
-        }
+        loss = policy_loss
+        metrics = {"losses/policy_loss": policy_loss, **ratio_metrics(step.logprob, old, method.cliprange)}
         if method.beta:
             kl = gaussian_kl(step.mean, self.sampler.reference_mean(x, t, batch), step.std)
             loss = loss + method.beta * kl
             metrics["losses/kl"] = kl
         return LossOutput(loss.sum(), {name: value.detach().sum() for name, value in metrics.items()})
 
-    def after_step(self, metrics: Metrics) -> None:
-        """On fresh experience the policy that learns must be the policy that sampled: every ratio is 1."""
-        deviation = metrics["policy/ratio_deviation"]
-        if self.progress.position == 1 and deviation > self.method.cliprange:
+    def accept(self, metrics: Metrics) -> bool:
+        """Warn if rounding alone takes fresh experience out of the clip range; more than rounding is refused."""
+        deviation, limit = metrics["policy/ratio_deviation"], self.method.cliprange
+        if self.progress.fresh and deviation > limit:
             logger.warning(
                 "policy/ratio_deviation is %.2g on fresh experience, where it should be 0, and above method.cliprange "
                 "(%g): the sampler and the learner round differently. Give them batches of one size "
                 "(sampler.batch_size, train.minibatch_size), or more precise numbers (backend.mixed_precision).",
                 deviation,
-                self.method.cliprange,
+                limit,
             )
+        return super().accept(metrics)
 
     # Evaluation, images by hand, export.
 
     def evaluate(self) -> Metrics:
-        return evaluate_images(self)
+        """Draw the evaluation prompts, every time from the same noise, and rate the images."""
+        if self.eval_prompts is None:
+            return {}
+        torch.manual_seed(self.config.train.seed + self.world.rank)
+        captions, size = self.own(self.eval_prompts), self.method.chunk_size
+        chunks = (self.make_images(captions[start : start + size]) for start in range(0, len(captions), size))
+        seen, shown = evaluation_rows([images for images in chunks if images is not None], self.method.image_type)
+        self.scoring.rate(self.reward_fn, self.metric_fn, seen, shown)
+        return show_evaluation(self.run, self.world.join(shown))
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Any]) -> list[Any]:
-        """PIL images to prompts, drawn as those that are trained on."""
+        """Draw PIL images to prompts, as those that are trained on are drawn."""
         self.model.eval()
         images = self.make_images(read_captions(prompts))
         assert images is not None

@@ -7,7 +7,6 @@ prefers the chosen completion of each pair. No reward model, no sampling. Docume
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs, pair_loss
-from trlx_like.trainers.evaluation import evaluate_text, texts
+from trlx_like.trainers.evaluation import texts
+from trlx_like.trainers.optimise import Term
 from trlx_like.trainers.text import TextTrainer
 
 
@@ -37,7 +37,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     offline = True
     uses = frozenset({"preferences", "eval_preferences", "eval_prompts"})
     needs = ("preferences",)
-    counted = ("chosen_tokens", "tokens")
     method: DPOConfig
 
     def build(self, tokenizer: Any = None) -> None:
@@ -73,20 +72,26 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         live = not (method.precomputes or method.reference_free)
         out = self.model(batch.completions(), reference=live, statistics=True)
         pairs = self.pairs(batch, out)
-        terms = {name: pair_loss(name, pairs, method) for name in method.weights if name != "sft"}  # each [B]
+        losses = {name: pair_loss(name, pairs, method) for name in method.weights if name != "sft"}  # each [B]
         if method.use_weighting:
             weights = self.pair_weights(batch, out)
-            terms = {name: weights * term for name, term in terms.items()}
+            losses = {name: weights * loss for name, loss in losses.items()}
+        sums = {name: (loss.sum(), "pairs") for name, loss in losses.items()}
         if "sft" in method.weights:
             logprobs, _ = batch.sides(out.logprobs)
-            terms["sft"] = -sequence_sums(logprobs, batch.scored[0]) * self._per("chosen_tokens")
-        loss = torch.stack([weight * terms[name].sum() for name, weight in method.weights.items()]).sum()
-        losses = {f"losses/{name}": term.sum() for name, term in terms.items()}
-        return LossOutput(loss, {**losses, **self.watched(batch, out, pairs)})
+            sums["sft"] = (-sequence_sums(logprobs, batch.scored[0]).sum(), "chosen_tokens")
+        terms = {name: (weight * sums[name][0], sums[name][1]) for name, weight in method.weights.items()}
+        metrics = {f"losses/{name}": term for name, term in sums.items()}
+        return LossOutput(terms, {**metrics, **self.metrics(batch, out, pairs)})
 
-    def counts(self, batch: PreferenceExperience) -> dict[str, float]:
+    def units(self, batch: PreferenceExperience) -> dict[str, float]:
         chosen, rejected = (float(scored.sum()) for scored in batch.scored)
-        return {"chosen_tokens": chosen, "tokens": chosen + rejected}
+        return {
+            "pairs": len(batch),
+            "chosen_tokens": chosen,
+            "rejected_tokens": rejected,
+            "tokens": chosen + rejected,
+        }
 
     def after_step(self, metrics: Metrics) -> None:
         if self.method.sync_ref_model and self.progress.step % self.method.ref_model_sync_steps == 0:
@@ -126,14 +131,12 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         return first * second
 
     @torch.no_grad()
-    def watched(self, batch: PreferenceExperience, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
-        """Metrics: sums over pairs, or over tokens but scaled so that the mean over pairs is that over tokens."""
+    def metrics(self, batch: PreferenceExperience, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor | Term]:
+        """Sum what is logged beside the loss over pairs, or over the tokens of one side or of both."""
         assert out.statistics is not None
         chosen, rejected = (self.method.beta * ratio for ratio in pairs.ratios)
         mean_logits = batch.sides(out.statistics.mean_logit)
         right, _ = batch.sides(out.statistics.is_likeliest.float())
-        counts = self.totals["tokens"] - self.totals["chosen_tokens"]
-        per_rejected = self.totals["units"] / max(counts, 1.0)
         return {
             "rewards/chosen": chosen.sum(),
             "rewards/rejected": rejected.sum(),
@@ -141,81 +144,63 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             "rewards/accuracies": (chosen > rejected).float().sum(),
             "logps/chosen": pairs.chosen.sum(),
             "logps/rejected": pairs.rejected.sum(),
-            "logits/chosen": mean_logits[0].sum() * self._per("chosen_tokens"),
-            "logits/rejected": mean_logits[1].sum() * per_rejected,
-            "entropy": out.statistics.entropy.sum() * self._per("tokens"),
-            "mean_token_accuracy": right.sum() * self._per("chosen_tokens"),
+            "logits/chosen": (mean_logits[0].sum(), "chosen_tokens"),
+            "logits/rejected": (mean_logits[1].sum(), "rejected_tokens"),
+            "entropy": (out.statistics.entropy.sum(), "tokens"),
+            "mean_token_accuracy": (right.sum(), "chosen_tokens"),
         }
-
-    def _per(self, name: str) -> float:
-        """Turns a sum that the loop divides by the pairs into one that is divided by what `counted` names."""
-        return self.totals["units"] / max(self.totals[name], 1.0)
 
     # The reference.
 
     def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
-        """This process's share of pairs, with the reference's log-probabilities if these are computed once."""
+        """Turn this process's share of pairs into experience, with reference log-probabilities if these are kept."""
         elements = [
             PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
             for pair in self.world.share(preferences)
         ]
-        return self.observe(elements) if self.method.precomputes else elements
+        return self.with_reference(elements) if self.method.precomputes else elements
 
     @torch.no_grad()
-    def observe(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
-        """Adds the reference's log-probabilities. The policy itself is the reference unless there is another."""
+    def with_reference(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
+        """Add the reference's log-probabilities. The policy itself is the reference unless there is another."""
         other = self.config.model.ref_model_path is not None
         if other:
             self.load_reference()
-        seen = list(elements)
-        size = self.config.train.minibatch_size or self.local_batch_size
+        found = list(elements)
+        size = self.run.microbatch_size
         order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # of like length, to save padding
         for start in range(0, self.world.max(math.ceil(len(order) / size)) * size, size):
-            self.check_stop()
+            self.run.check_stop()
             rows = order[start : start + size]
             if not rows:
                 continue
             part = PreferenceExperience.collate([elements[row] for row in rows]).to(self.device)
-            with self.clock("observe"), self.accelerator.autocast():
+            with self.run.forward("logprobs"):
                 out = self.model(part.completions(), reference=other)
             part.ref_chosen, part.ref_rejected = part.sides(out.ref_logprobs if other else out.logprobs)
             for row, element in zip(rows, part.to("cpu").split(), strict=True):
-                seen[row] = element
+                found[row] = element
         self.model.drop_reference()
-        return seen
+        return found
 
     # Evaluation.
 
     def evaluate(self) -> Metrics:
-        """What the policy writes, and the metrics of training on the pairs that are held out, as `eval/<name>`."""
+        """Measure what the policy writes, and on held-out pairs what a step would log, as `eval/<name>`."""
         start = self.progress.step == 0  # the policy is its own reference
         if start and self.method.generate_during_eval:
-            self.reference_texts = texts(self, self._reference_sampler(), self.method.gen_kwargs)
+            self.reference_texts = texts(self._reference_sampler(), self.eval_batches(), self.method.gen_kwargs)
         if start or not self.method.precomputes:
             self.eval_store.clear()
             self.eval_store.push(self.experience(self.eval_preferences))
-        return evaluate_text(self, self.method.gen_kwargs, self.reference_texts) | self._evaluated_pairs()
-
-    def _evaluated_pairs(self) -> Metrics:
-        elements = self.eval_store.elements
-        size = self.config.train.minibatch_size or self.local_batch_size
-        rows = [elements[start : start + size] for start in range(0, len(elements), size)]
-        parts = [PreferenceExperience.collate(part).to(self.device) for part in rows]
-        self.totals = self._totals(parts)
-        sums: defaultdict[str, float] = defaultdict(float)
-        for part in parts:
-            with self.accelerator.autocast():
-                output = self.loss(part)
-            for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
-                sums[name] += float(value)
-        return {f"eval/{name}": value / self.totals["units"] for name, value in self.world.sum_by_name(sums).items()}
+        return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(self.eval_store.elements)
 
     def _reference_sampler(self) -> TextSampler:
         path = self.config.model.ref_model_path
         if path is None:
             self.sync_sampler()
             return self.sampler
-        lm = load_model(path, self.config.model).to(self.device).eval()
+        lm = load_model(path, self.config.model).to(self.device).eval()  # type: ignore[arg-type]
         return self.sampler_of(self.engine_for(lm))
 
     def _encoded(self, name: str) -> list[Preference]:

@@ -25,5 +25,5 @@ class GRPOTrainer(GroupTrainer):
         if self.method.scale_rewards == "group":
             compared = scaled(compared, group_stds(scores, mask))
         elif self.method.scale_rewards == "batch":
-            compared = scaled(compared, self.statistics(scores, mask).std)
+            compared = scaled(compared, self.world.statistics(scores, mask).std)
         return compared[mask][:, None].expand_as(batch.old_logprobs)

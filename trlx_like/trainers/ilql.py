@@ -56,7 +56,6 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
     offline = True
     uses = frozenset({"samples", "rewards", "eval_prompts"})
     needs = ("samples", "rewards")
-    counted = ("tokens",)
     heads_kind = "ILQLHeads"
     method: ILQLConfig
 
@@ -87,9 +86,15 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         rewards: Sequence[Any] | None = None,
         max_length: int | None = None,
     ) -> Metrics:
-        """Fills the store with this process's share of rewarded samples: by default, of those given to `train`.
+        """Fill the store with this process's share of rewarded samples, by default those given to `train`.
 
-        rewards: of each sample a float, one an output, or one an output token. max_length: in tokens.
+        Args:
+            samples: texts or dialogues.
+            rewards: for each sample one number, one for each output, or one for each output token.
+            max_length: tokens after which a sample is cut; None: `train.seq_length`.
+
+        Returns:
+            Metrics of the data.
         """
         if samples is not None:
             self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
@@ -121,16 +126,16 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
             )
             for q in heads.qs
         ]
-        # A mean over all tokens is a sum over actions with another denominator.
-        per = 1.0 if method.awac_per == "action" else self.totals["units"] / max(self.totals["tokens"], 1.0)
-        terms = {
-            "losses/q_loss": torch.stack([td_loss(q, targets) for q, _ in scored]).sum(dim=0),
-            "losses/v_loss": expectile_loss(returns, now, method.tau),
-            "losses/cql_loss": torch.stack([conservative for _, conservative in scored]).sum(dim=0),
-            "losses/awac_loss": -out.logprobs[action] * weights * per,
+        losses = {
+            "q_loss": torch.stack([td_loss(q, targets) for q, _ in scored]).sum(dim=0),
+            "v_loss": expectile_loss(returns, now, method.tau),
+            "cql_loss": torch.stack([conservative for _, conservative in scored]).sum(dim=0),
+            "awac_loss": -out.logprobs[action] * weights,
         }
-        scales = (1.0, 1.0, method.cql_scale, method.awac_scale)
-        loss = torch.stack([scale * term.sum() for scale, term in zip(scales, terms.values(), strict=True)]).sum()
+        scales = {"cql_loss": method.cql_scale, "awac_loss": method.awac_scale}
+        unit = {"awac_loss": "tokens" if method.awac_per == "token" else "actions"}
+        terms = {name: (scales.get(name, 1.0) * loss.sum(), unit.get(name, "actions")) for name, loss in losses.items()}
+        metrics = {f"losses/{name}": (loss.detach().sum(), unit.get(name, "actions")) for name, loss in losses.items()}
         watched = {
             "values/mean": now,
             "values/advantage": target_q - now,
@@ -139,13 +144,11 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
             "qvalues/target_mean": target_q,
             "qvalues/awac_weight": weights,
         }
-        return LossOutput(loss, {name: term.detach().sum() for name, term in (terms | watched).items()})
+        metrics |= {name: (value.detach().sum(), "actions") for name, value in watched.items()}
+        return LossOutput(terms, metrics)
 
-    def units(self, batch: ILQLExperience) -> float:
-        return float(batch.action.sum())
-
-    def counts(self, batch: ILQLExperience) -> dict[str, float]:
-        return {"tokens": float(batch.mask.sum())}
+    def units(self, batch: ILQLExperience) -> dict[str, float]:
+        return {"actions": float(batch.action.sum()), "tokens": float(batch.mask.sum())}
 
     def after_step(self, metrics: Metrics) -> None:
         if self.progress.step % self.method.steps_for_target_q_sync == 0:

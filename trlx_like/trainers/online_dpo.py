@@ -7,8 +7,8 @@ of DPO on the best and the worst of each prompt. Documented in docs/algorithms/o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from trlx_like.models.policy import PolicyOutput
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.judges import GroupReward, WinRate, make_judge
-from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs
 from trlx_like.trainers.online import OnlineTextTrainer, whole
@@ -42,18 +41,6 @@ class JudgedPair(PreferenceExperience):
 
     scores: Tensor | None = None  # [B, 2] float, after `missing_eos_penalty`
     finished: Tensor | None = None  # [B, 2] float: 1 for a response that ended by itself
-
-
-@dataclass
-class Tally:
-    """What this process's share of a round's responses is like."""
-
-    scores: list[float] = field(default_factory=list)  # of those that have one
-    lengths: list[int] = field(default_factory=list)  # in tokens
-    finished: list[bool] = field(default_factory=list)
-    roles: list[str | None] = field(default_factory=list)  # in a pair: chosen or rejected
-    ties: int = 0  # prompts whose best response is no better than the worst
-    unjudged: int = 0  # prompts with fewer than two responses that have a score
 
 
 class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
@@ -82,51 +69,51 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     def make_experience(self) -> Metrics:
         method = self.method
         self.beta = method.beta_of(self.prompts.next_epoch)
-        tally = Tally()
-        shown = ShownSamples(self, method.n_generations_per_prompt)
+        roles: list[str | None] = []  # of each sample: "chosen", "rejected", or None outside of pairs
+        without = {"ties": 0, "unjudged": 0}  # prompts of which there is no pair, by the reason
+        shown = ShownSamples(self.run, method.n_generations_per_prompt)
         for samples, rewards in self.all_samples(method.num_prompts or self.config.train.batch_size, method.chunk_size):
             shown.add(samples, rewards)
-            scores = self.penalized(rewards, samples.finished)
-            tally.scores += [score for score in scores if score is not None]
-            tally.lengths += samples.completion.mask.sum(dim=1).tolist()
-            tally.finished += samples.finished
-            self.push_to_store(list(self.pairs_of(samples, scores, tally)))
-        shown.log(pair=tally.roles, kl=self.divergence(shown.completions))
-        return self.rollout_metrics(tally)
+            scores, size = self.penalized(rewards, samples.finished), method.n_generations_per_prompt
+            responses = samples.completion.to("cpu").split()
+            for start in range(0, len(responses), size):
+                rows = range(start, start + size)
+                judged = {row: score for row in rows if (score := scores[row]) is not None}
+                pair = best_and_worst(judged)
+                if pair is None:
+                    without["ties" if len(judged) > 1 else "unjudged"] += 1
+                    roles += [None] * size
+                    continue
+                best, worst = pair
+                ended = [float(samples.finished[row]) for row in pair]
+                self.push_to_store([_pair(responses[best], responses[worst], [judged[row] for row in pair], ended)])
+                roles += [{best: "chosen", worst: "rejected"}.get(row) for row in rows]
+        self.rollouts.keep([role is not None for role in roles])
+        shown.log(pair=roles, kl=self.divergence(shown.completions))
+        return self.pair_metrics(without)
 
-    @torch.no_grad()
     def divergence(self, completions: Sequence[Completion]) -> list[float]:
-        """k3 estimate of KL(policy || reference) of each response, in nats."""
-        found: list[float] = []
-        size = self.config.train.minibatch_size or self.local_batch_size
-        for start in range(0, len(completions), size):
-            part = Completion.collate(completions[start : start + size]).to(self.device)
-            with self.clock("observe"), self.accelerator.autocast():
-                out = self.model(part, reference=True)
+        """Estimate KL(policy || reference) of each response in nats, by k3."""
+        if not completions:
+            return []
+        found = torch.zeros(len(completions))
+        for rows, part, out in self.score_batch(
+            Completion.collate(completions), self.run.microbatch_size, reference=True
+        ):
             assert out.ref_logprobs is not None
-            found += sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).tolist()
-        return found
+            found[rows] = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).cpu()
+        return found.tolist()
 
-    def rollout_metrics(self, tally: Tally) -> Metrics:
-        """Of the responses of a round, over all processes."""
-        pairs, ties, unjudged = self.world.sum([len(self.store), tally.ties, tally.unjudged])
+    def pair_metrics(self, without: Mapping[str, int]) -> Metrics:
+        """Count pairs and prompts without one, over all processes."""
+        pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
         if not pairs and self.round_steps != 0:  # of many such rounds in a row it is said once
             logger.warning(
                 "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
                 "round passes without a step, as will others like it.",
                 ties + unjudged,
             )
-        scores = torch.tensor(self.world.gather(tally.scores), dtype=torch.float64)
-        lengths, finished = self.world.gather(tally.lengths), self.world.gather(tally.finished)
-        return {
-            "rollout/score_mean": float(scores.mean()),
-            "rollout/score_std": float(scores.std()) if len(scores) > 1 else 0.0,
-            "rollout/length_mean": sum(lengths) / len(lengths),
-            "rollout/finished_fraction": sum(finished) / len(finished),
-            "rollout/pairs": pairs,
-            "rollout/ties": ties,
-            "rollout/unjudged": unjudged,
-        }
+        return {"rollout/pairs": pairs, "rollout/ties": ties, "rollout/unjudged": unjudged}
 
     def take_prompts(self, count: int) -> PromptBatch:
         """This process's share of the next `count` prompts, each as often as it is to be answered."""
@@ -137,30 +124,10 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return self.reward_fn if self.judge is None else self.judged
 
     def penalized(self, rewards: Sequence[Reward], finished: Sequence[bool]) -> list[float | None]:
-        """Scores of responses, less `missing_eos_penalty` where they do not end by themselves."""
+        """Subtract `missing_eos_penalty` from the scores of responses that do not end by themselves."""
         penalty = self.method.missing_eos_penalty or 0.0
-        rows = zip(rewards, finished, strict=True)
-        return [None if reward is None else whole(reward) - (not ended) * penalty for reward, ended in rows]
-
-    def pairs_of(self, samples: TextSamples, scores: Sequence[float | None], tally: Tally) -> Iterator[JudgedPair]:
-        """The best and the worst response to each prompt; none of a prompt whose best is no better than its worst."""
-        size = self.method.n_generations_per_prompt
-        responses = samples.completion.to("cpu").split()
-        for start in range(0, len(responses), size):
-            tally.roles += [None] * size
-            judged = [(score, row) for row in range(start, start + size) if (score := scores[row]) is not None]
-            if len(judged) < 2:
-                tally.unjudged += 1
-                continue
-            # Of several that are equally good the one that was made first.
-            best, worst = max(judged, key=lambda s: s[0]), min(judged, key=lambda s: s[0])
-            if best[0] == worst[0]:
-                tally.ties += 1
-                continue
-            ended = [float(samples.finished[row]) for _, row in (best, worst)]
-            for (_, row), role in ((best, "chosen"), (worst, "rejected")):
-                tally.roles[row - start - size] = role
-            yield _pair(responses[best[1]], responses[worst[1]], [best[0], worst[0]], ended)
+        rows = zip(map(whole, rewards), finished, strict=True)
+        return [None if score is None else score - (not ended) * penalty for score, ended in rows]
 
     # The loss.
 
@@ -174,10 +141,10 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         margin = chosen - rejected
         sigmoid = self.method.loss_type == "sigmoid"
         losses = sigmoid_loss(self.beta * margin) if sigmoid else ipo_loss(margin, self.beta)
-        return LossOutput(losses.sum(), self.watched(batch, out, pairs))
+        return LossOutput(losses.sum(), self.metrics(batch, out, pairs))
 
     @torch.no_grad()
-    def watched(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
+    def metrics(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
         """Metrics, summed over pairs. What is of single responses is the mean of a pair's two."""
         assert out.ref_logprobs is not None and batch.scores is not None and batch.finished is not None
         chosen, rejected = (self.beta * ratio for ratio in pairs.ratios)
@@ -211,6 +178,20 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         rows = [] if self.eval_pipeline is None else self.eval_pipeline.metadata
         if judge is not None and rows and all(isinstance(row.get(REFERENCE_KEY), str) for row in rows):
             self.metric_fn = WinRate(judge, key=REFERENCE_KEY, also=self.metric_fn)
+
+
+def best_and_worst(scores: Mapping[int, float]) -> tuple[int, int] | None:
+    """Return the rows of the best and the worst response to a prompt, of equals the first.
+
+    Args:
+        scores: by the row of each response that has one.
+
+    Returns:
+        None if there are fewer than two scores, or all are equal.
+    """
+    if len(set(scores.values())) < 2:
+        return None
+    return max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
 
 
 def _pair(best: Completion, worst: Completion, scores: list[float], finished: list[float]) -> JudgedPair:

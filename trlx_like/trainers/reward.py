@@ -6,7 +6,7 @@ are not part of this, so it builds on the loop alone. What is trained here is us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
-        self.seen: list[float] = []  # rewards of this process in the running step
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.world.share(self.pairs))
@@ -86,12 +85,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
-        output, rewards = self._scored(batch)
-        self.seen += rewards.tolist()
-        return output
-
-    def _scored(self, batch: PreferencePair) -> tuple[LossOutput, Tensor]:
-        """Loss and metrics summed over the pairs, and the rewards of all answers [2B]."""
         rewards = self.model(*batch.both())
         chosen, rejected = rewards.chunk(2)
         loss = bradley_terry_loss(chosen, rejected, batch.margin)
@@ -101,35 +94,13 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             "rewards/margins": chosen - rejected,
             "rewards/mean": (chosen + rejected) / 2,
         }
-        return LossOutput(loss.sum(), {name: value.sum() for name, value in metrics.items()}), rewards.detach()
-
-    def after_step(self, metrics: Metrics) -> None:
-        seen, self.seen = self.seen, []
-        every = self.world.gather([min(seen), max(seen)] if seen else [])
-        metrics |= {"rewards/min": min(every), "rewards/max": max(every)}
+        extremes = {"rewards/min": (rewards.min(), "min"), "rewards/max": (rewards.max(), "max")}
+        return LossOutput(loss.sum(), {name: value.sum() for name, value in metrics.items()} | extremes)
 
     def evaluate(self) -> Metrics:
-        """The metrics of a step for the pairs that are held out, as `eval/<name>`."""
-        sums: dict[str, float] = {}
-        seen: list[float] = []
-        for batch in self._eval_batches():
-            with self.accelerator.autocast():
-                output, rewards = self._scored(batch)
-            seen += rewards.tolist()
-            for name, value in {"losses/total_loss": output.loss, **output.metrics}.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        if not self.eval_pairs:
-            return {}
-        every = self.world.gather(seen)
-        means = {name: value / len(self.eval_pairs) for name, value in self.world.sum_by_name(sums).items()}
-        metrics = {**means, "rewards/min": min(every), "rewards/max": max(every)}
-        return {f"eval/{name}": value for name, value in metrics.items()}
-
-    def _eval_batches(self) -> Iterator[PreferencePair]:
-        rows = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))  # of like length
-        size = self.config.train.minibatch_size or self.config.train.batch_size
-        for start in range(0, len(rows), size):
-            yield PreferencePair.collate(rows[start : start + size]).to(self.device)
+        """Measure on the pairs that are held out what a step would log, as `eval/<name>`."""
+        by_length = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))
+        return self.evaluate_held_out(by_length)
 
     def save_pretrained(self, directory: str | Path, *, merged: bool = True) -> None:
         """A folder that plain `AutoModelForSequenceClassification` and `AutoTokenizer` load.

@@ -38,41 +38,32 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
 
     @property
     def temperature(self) -> float:
-        """1, whatever the responses were sampled at: they are imitated like any text."""
+        """1, whatever temperature the responses were sampled at: they are imitated like any text."""
         return 1.0
 
     def make_experience(self) -> Metrics:
         step = self.progress.round % self.method.n_improve_steps
-        grown = self.grow_pool() if step == 0 else {}
-        return grown | self.select(step)
+        if step == 0:
+            self.grow_pool()
+        return self.select(step)
 
-    def grow_pool(self) -> Metrics:
-        """New responses to every prompt, scored. The pool is the same on all processes, and changes at once or not."""
+    def grow_pool(self) -> None:
+        """Sample and score new responses to every prompt. The pool is the same on all processes."""
         pipeline, times = self.prompts.pipeline, self.method.n_generations_per_prompt
         prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
         made: list[ScoredResponse] = []
-        finished: list[bool] = []
-        shown = ShownSamples(self, group_size=None)
+        shown = ShownSamples(self.run, group_size=None)
         for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):
             shown.add(samples, rewards)
-            rows = zip(samples.completion.to("cpu").split(), samples.outputs, rewards, strict=True)
+            rows = zip(samples.completion.to("cpu").split(), samples.outputs, map(whole, rewards), strict=True)
             made += [
-                ScoredResponse(e.prompt.tolist(), e.response.tolist(), text, whole(reward)) for e, text, reward in rows
+                ScoredResponse(e.prompt.tolist(), e.response.tolist(), text, score or 0.0) for e, text, score in rows
             ]
-            finished += samples.finished
-        made, finished = self.world.gather(made), self.world.gather(finished)
-        self.pool.extend(made)
+        self.pool.extend(self.world.gather(made))
         shown.log()
-        scores = torch.tensor([response.score for response in made], dtype=torch.float64)
-        return {
-            "rollout/score_mean": float(scores.mean()),
-            "rollout/score_std": float(scores.std()) if len(scores) > 1 else 0.0,
-            "rollout/length_mean": sum(len(response.response) for response in made) / len(made),
-            "rollout/finished_fraction": sum(finished) / len(finished),
-        }
 
     def select(self, step: int) -> Metrics:
-        """Fills the store with what is good enough in the `step`-th round since the pool has grown."""
+        """Fill the store with the responses above the threshold of the `step`-th round since the pool has grown."""
         method = self.method
         percentile = percentile_at(step, method.start_percentile, method.end_percentile, method.n_improve_steps)
         scores = self.pool.scores()

@@ -35,5 +35,5 @@ class RLOOTrainer(GroupTrainer):
         last = batch.mask.sum(dim=1, keepdim=True).clamp(min=1) - 1
         rewards = rewards.scatter_add(1, last, scores[:, None].to(rewards))
         returns = discounted_returns(rewards, batch.mask, 1.0)
-        spread = self.statistics(returns, batch.mask)
+        spread = self.world.statistics(returns, batch.mask)
         return whiten(returns, batch.mask, returns.new_tensor(spread.mean), returns.new_tensor(spread.var))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -32,20 +32,16 @@ class Progress:
     best: float | None = None  # best value of the metric that `train.save_best` watches
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the next step is the first on this round's experience."""
+        return self.in_round and self.position == 0
+
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), "tracker": dict(self.tracker)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-
-
-class Saved(Protocol):
-    """What of a trainer goes into a checkpoint."""
-
-    state: TrainState
-    progress: Progress
-
-    def save_pretrained(self, directory: str | Path) -> None: ...
 
 
 class RunFolder:
@@ -57,12 +53,12 @@ class RunFolder:
         self.directory = Path(config.train.checkpoint_dir)
         self.resumed = False
 
-    def announce(self, trainer: str, device: torch.device) -> None:
+    def announce(self, name: str, device: torch.device) -> None:
         """The first line of a run."""
         train, processes = self.config.train, self.world.size
         if self.world.main:
             logger.info(
-                f"{trainer}: {processes} process{'es' * (processes > 1)} on {device.type}, "
+                f"{name}: {processes} process{'es' * (processes > 1)} on {device.type}, "
                 f"at most {train.total_steps} steps of {train.batch_size} samples."
             )
 
@@ -131,13 +127,22 @@ class RunFolder:
         self.resumed = True  # a trainer that learns on continues them
         return make_trackers(train.trackers, info, self.world.main)
 
-    def save(self, trainer: Saved, path: str | Path | None = None) -> Path:
-        """Publishes a checkpoint, by default `checkpoint_<step>` in this folder; returns where it is."""
+    def save(
+        self, state: TrainState, export: Callable[[Path], None], step: int, path: str | Path | None = None
+    ) -> Path:
+        """Publish a checkpoint and return its folder.
+
+        Args:
+            state: everything that a resume restores.
+            export: writes the model as plain Hugging Face files into the folder it is given.
+            step: optimiser steps done, which name the folder.
+            path: where the checkpoint goes in place of `checkpoint_<step>` in this folder.
+        """
         width = len(str(self.config.train.total_steps))
-        place = Path(path) if path is not None else self.directory / f"checkpoint_{trainer.progress.step:0{width}d}"
+        place = Path(path) if path is not None else self.directory / f"checkpoint_{step:0{width}d}"
         with self.checkpoints(place.parent).publish(place.name) as folder:
-            trainer.state.save(folder, self.world.rank, self.world.main)
-            trainer.save_pretrained(folder / "hf_model")
+            state.save(folder, self.world.rank, self.world.main)
+            export(folder / "hf_model")
         self._say("Saved %s.", place)
         return place
 

@@ -5,6 +5,7 @@ Documented in docs/algorithms/sft.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer
 
+MOST_NATS = 700.0
+"""Loss of a token up to which its exponential is a number."""
+
 
 @dataclass
 class SFTExperience(Completion):
@@ -39,7 +43,7 @@ class SFTExperience(Completion):
         return self.target
 
     def inputs(self, start: int | None = None) -> dict[str, Tensor]:
-        """Of packed rows without attention mask: positions that start again keep the samples apart."""
+        """Return a model's arguments. Packed rows get no mask: positions that restart keep their samples apart."""
         inputs = super().inputs(start)
         if self.segment is None:
             return inputs
@@ -91,6 +95,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def units(self, batch: SFTExperience) -> float:
         return float(batch.target.sum())
 
+    def after_step(self, metrics: Metrics) -> None:
+        metrics["perplexity"] = math.exp(min(metrics["losses/total_loss"], MOST_NATS))
+
     def _formatted(self, samples: Sequence[Any]) -> Sequence[Any]:
         function = self.method.formatting_func
         if isinstance(function, str):
@@ -99,7 +106,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
 
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:
-    """-log p of the scored tokens of a batch, summed."""
+    """Sum -log p over the scored tokens of a batch."""
     return LossOutput(masked_sum(-model(batch).logprobs, batch.scored))
 
 

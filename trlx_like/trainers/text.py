@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
-from trlx_like.data import Experience
+from trlx_like.data import Completion, Experience
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models import (
-    HEADS_FILE,
     Fingerprint,
     LanguagePolicy,
+    PolicyOutput,
     check_folder,
     checkpoint_activations,
     disable_dropout,
@@ -28,22 +27,21 @@ from trlx_like.models import (
     load_model,
     load_tokenizer,
     load_trained_model,
-    save_model,
     vocabulary_size,
 )
-from trlx_like.pipelines.chat import Message, common_options, encode_prompt
+from trlx_like.models.export import save_policy
+from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
-from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.engines import ENGINES, Engine
 from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
+from trlx_like.trainers.by_hand import ByHand, Query
 from trlx_like.trainers.evaluation import evaluate_text
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
-Query = str | Tensor | Sequence[Message]
-"""A prompt: text, token ids [P], or messages."""
+C = TypeVar("C", bound=Completion)
 
 
 class TextTrainer(BaseRLTrainer[E]):
@@ -51,20 +49,21 @@ class TextTrainer(BaseRLTrainer[E]):
 
     model: LanguagePolicy
     keep_dropout = False
-    """Whether dropout stays on in training. Off where the loss compares with what was sampled."""
+    """Whether dropout stays on in training. It is off if the loss compares with the policy that sampled."""
     heads_kind = "ValueHead"
-    """The heads beside an exported model: `AutoModelForCausalLMWithValueHead` reads these."""
+    """Which class reads the heads beside an exported model: `AutoModelForCausalLMWith<heads_kind>`."""
 
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
         tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
+        self.scoring.tokenizer = tokenizer
         self.read_data()
         self.eval_pipeline: PromptPipeline | None = None
         self._add_prompts()
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_trained_model(model)
         if has_adapter(lm):  # the model beside it is not in checkpoints
-            lm.to(self.device)
+            lm.to(self.device)  # type: ignore[arg-type]
             self.world.same_weights([*lm.parameters(), *lm.buffers()])
             self.state.register("base", Fingerprint([lm], "what the adapter is for"))
         if not self.keep_dropout:
@@ -81,9 +80,10 @@ class TextTrainer(BaseRLTrainer[E]):
             allowed=self._allowed(lm.config.vocab_size),
         )
         self.sampler = self.sampler_of(self.make_engine())
+        self.by_hand = ByHand(tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
 
     def sampler_of(self, engine: Engine) -> TextSampler:
-        """What samples with an engine, by the configuration."""
+        """Make a sampler that generates with an engine, as the configuration says."""
         return TextSampler(
             engine,
             self.tokenizer,
@@ -100,20 +100,20 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @property
     def chat_options(self) -> dict[str, Any]:
-        """What the chat template is told with all messages."""
+        """Options that the chat template gets with all messages."""
         return common_options(self.config.tokenizer.chat_template_kwargs)
 
     # What an algorithm adds.
 
     def read_data(self) -> None:
-        """Reads and checks what is learned from, with the tokenizer, before a model is loaded."""
+        """Read and check the training data with the tokenizer, before a model is loaded."""
 
     def make_engine(self) -> Engine:
-        """The engine that generates."""
+        """Make the engine that generates."""
         return self.engine_for(self.model.lm)
 
     def engine_for(self, lm: PreTrainedModel) -> Engine:
-        """An engine by the configuration for any language model. ConfigError for options that it does not take."""
+        """Make the configured engine for a language model. ConfigError for options that it does not take."""
         name, options = self.config.sampler.engine, self.config.sampler.kwargs
         try:
             engine: Engine = ENGINES.get(name)(lm, self.tokenizer, self.model.allowed, **options)
@@ -122,27 +122,28 @@ class TextTrainer(BaseRLTrainer[E]):
         return engine
 
     def sync_sampler(self) -> None:
-        """What generates gets the present weights."""
+        """Give the engine the present weights."""
         with self.clock("sync"):
             self.sampler.engine.sync_weights(self.model.lm)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
-        """Heads on the policy's hidden states, by name."""
+        """Make the heads on the policy's hidden states, by name."""
         return {}
 
     def head_blocks(self) -> dict[str, int]:
-        """For a head's name: how many top blocks it gets as a trained copy of its own."""
+        """Say how many top blocks a head gets as a trained copy of its own, by the head's name."""
         return {}
 
     @property
     def temperature(self) -> float:
-        """The temperature that log-probabilities are taken under: that of what is trained on."""
+        """The temperature that the loss takes log-probabilities at: that of the text that is trained on."""
         return 1.0
 
     def add_reference(self, moving: bool = False) -> None:
-        """The reference: `model.ref_model_path`, or the policy as it is now.
+        """Give the policy its reference: `model.ref_model_path`, or the policy as it is now.
 
-        moving: it will change, so checkpoints have its weights in place of their fingerprint.
+        Args:
+            moving: the reference will change, so checkpoints hold its weights and not only their fingerprint.
         """
         self.load_reference()
         modules = self.model.reference_modules()
@@ -150,7 +151,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self.state.register("reference", kept, small=not moving)
 
     def load_reference(self) -> None:
-        """Gives the policy its reference, on the device of this process."""
+        """Load the reference onto the device of this process, without registering it."""
         path = self.config.model.ref_model_path
         self.model.add_reference(None if path is None else load_model(path, self.config.model))
         for module in self.model.reference_modules():
@@ -161,10 +162,10 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @property
     def max_prompt_length(self) -> int:
-        """Return how many tokens a prompt may have, so that it and its response fit into `train.seq_length`.
+        """Most tokens of a prompt such that it and its response fit into `train.seq_length`.
 
         Raises:
-            ConfigError: If responses leave no room for a prompt.
+            ConfigError: if responses leave no room for a prompt.
         """
         longest = max(longest_response(options) for options in (self.method.gen_kwargs, self.experience_kwargs))
         seq_length = self.config.train.seq_length
@@ -175,12 +176,12 @@ class TextTrainer(BaseRLTrainer[E]):
         return seq_length - longest
 
     def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
-        """Prompts to make experience from."""
+        """Set the prompts that experience is made from."""
         self.prompts = PromptStream(pipeline, self.config.train.seed)
         self.state.register("prompts", self.prompts)
 
     def add_eval_pipeline(self, pipeline: PromptPipeline) -> None:
-        """Prompts to evaluate on."""
+        """Set the prompts that are evaluated on."""
         self.eval_pipeline = pipeline
 
     def _add_prompts(self) -> None:
@@ -193,94 +194,100 @@ class TextTrainer(BaseRLTrainer[E]):
                 add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer, **kind))
 
     def take_prompts(self, count: int) -> PromptBatch:
-        """This process's share of the next `count` prompts of the run."""
+        """Return this process's share of the next `count` prompts of the run."""
         return self.share_prompts(self.prompts.take(count))
 
     def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
-        """This process's share of prompts that all processes hold."""
+        """Return this process's share of prompts that all processes hold."""
         return PromptBatch(self.world.share(prompts.ids), self.world.share(prompts.metadata))
 
-    def eval_batches(self) -> Iterator[PromptBatch]:
-        """This process's share of the evaluation prompts, in their order."""
+    def eval_batches(self) -> list[PromptBatch]:
+        """Return this process's share of the evaluation prompts, in order."""
         if self.eval_pipeline is None:
-            return
+            return []
         rows = self.world.share(list(range(len(self.eval_pipeline))))
         size = self.config.sampler.batch_size or self.config.train.batch_size
-        for start in range(0, len(rows), size):
-            yield self.eval_pipeline[rows[start : start + size]]
+        return [self.eval_pipeline[rows[start : start + size]] for start in range(0, len(rows), size)]
 
     def evaluate(self) -> Metrics:
-        return evaluate_text(self, self.method.gen_kwargs)
+        return self.evaluate_prompts()
+
+    def evaluate_prompts(self, reference: Mapping[str, Sequence[str]] | None = None) -> Metrics:
+        """Generate to the evaluation prompts and rate what comes; without prompts return nothing.
+
+        Args:
+            reference: texts of another model to the same prompts, to be shown beside the policy's.
+        """
+        if self.eval_pipeline is None:
+            return {}
+        self.sync_sampler()
+        functions = {"reward_fn": self.reward_fn, "metric_fn": self.metric_fn}
+        options, batches = self.method.gen_kwargs, self.eval_batches()
+        return evaluate_text(self.run, self.scoring, self.sampler, batches, options, **functions, reference=reference)
+
+    @torch.no_grad()
+    def score_batch(self, batch: C, size: int | None, **outputs: Any) -> Iterator[tuple[Tensor, C, PolicyOutput]]:
+        """Run the policy on a batch without gradient, in parts of similar length, to record what it thinks of it.
+
+        Args:
+            size: rows of a part; None: the whole batch at once.
+            outputs: which outputs are wanted, as in `LanguagePolicy.forward`.
+
+        Yields:
+            The rows of each part in the batch [n], the part on the device of this process, and the policy's output.
+        """
+        for rows, part in batch.microbatches(size):
+            part = part.to(self.device)
+            with self.run.forward("logprobs"):
+                output = self.model(part, **outputs)
+            yield rows, part, output
 
     # Generating by hand.
 
     @torch.no_grad()
     def generate(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Responses [R] of token ids to queries (strings, messages, or [P] ids), sampled as experience is."""
-        return self._generated(queries, {**self.experience_kwargs, **gen_kwargs})
+        """Sample responses as experience is sampled.
+
+        Args:
+            queries: prompts as text, messages or token ids [P].
+            gen_kwargs: generation options that replace the configured ones.
+
+        Returns:
+            Token ids [R] of the response to each query.
+        """
+        self.sync_sampler()
+        return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
 
     @torch.no_grad()
     def generate_eval(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Responses [R] of token ids to queries, with the options of evaluation (the first value of a sweep)."""
-        options = {**self.method.gen_kwargs, **{k: v[0] for k, v in swept(self.method.gen_kwargs).items()}}
-        return self._generated(queries, {**options, **gen_kwargs})
+        """Sample responses with the options of evaluation, the first value of a sweep; otherwise as `generate`."""
+        self.sync_sampler()
+        first = {name: values[0] for name, values in swept(self.method.gen_kwargs).items()}
+        return self.by_hand.generate(queries, {**self.method.gen_kwargs, **first, **gen_kwargs})
+
+    def decode(self, ids: Sequence[Tensor]) -> list[str]:
+        """Return the texts of rows of token ids, without special tokens."""
+        return self.by_hand.decode(ids)
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
         """Generation options of what is trained on."""
         return dict(self.method.gen_kwargs)
 
-    def decode(self, ids: Sequence[Tensor]) -> list[str]:
-        """Texts of rows of ids, without special tokens."""
-        return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
-
-    def _generated(self, queries: Sequence[Query], options: Mapping[str, Any]) -> list[Tensor]:
-        batch = PromptBatch([self.query_ids(query) for query in queries], [{} for _ in queries])
-        self.sync_sampler()
-        completion = self.sampler.sample(batch, options).completion
-        return [element.response for element in completion.split()]
-
-    def query_ids(self, query: Query) -> list[int]:
-        """Token ids of a prompt given as text, as messages or as ids."""
-        if isinstance(query, str):
-            return TextEncoder(self.tokenizer, seq2seq=self.seq2seq).opening([query])[0]
-        if not isinstance(query, Tensor):
-            return encode_prompt(query, self.tokenizer, place="the query", **self.chat_options).ids
-        ids: list[int] = query.reshape(-1).tolist()
-        return ids
-
     # Export.
 
     def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
-        """A folder that plain `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load; heads beside it.
+        """Write a folder that `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load; heads lie beside it.
 
-        Of a model with an adapter it holds the adapter alone; merged: the whole model with the adapter merged into it.
-        Called by every process; the main one writes.
+        Every process calls it; the main one writes.
+
+        Args:
+            merged: merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
         """
         check_folder(self.model.lm, Path(directory), merged)
         if self.world.main:
-            self._write_pretrained(Path(directory), merged)
+            save_policy(self.model, self.tokenizer, Path(directory), merged=merged, heads_class=self.heads_kind)
         self.world.barrier()
-
-    def _write_pretrained(self, directory: Path, merged: bool) -> None:
-        save_model(self.model.lm, directory, merged)
-        self.tokenizer.save_pretrained(directory)
-        heads = {
-            f"{part}.{name}": value.contiguous()
-            for part in ("heads", "head_tops")
-            for name, value in getattr(self.model, part).state_dict().items()
-        }
-        if heads:
-            save_file(heads, directory / HEADS_FILE)
-            (directory / "README.md").write_text(self._heads_readme(), encoding="utf-8")
-
-    def _heads_readme(self) -> str:
-        name = "AutoModelForSeq2SeqLM" if self.seq2seq else "AutoModelForCausalLM"
-        return (
-            f"The language model of this folder loads by itself with `transformers.{name}.from_pretrained`.\n"
-            f"The heads that were trained on it are in `{HEADS_FILE}`; "
-            f"`trlx_like.{name}With{self.heads_kind}.from_pretrained` loads both.\n"
-        )
 
     # Checks.
 

@@ -112,22 +112,23 @@ def test_token_weights_golden() -> None:
     mask = torch.tensor([[True, False, False], [True, True, True]])
     losses = torch.tensor([[4.0, 0, 0], [1, 2, 3]])
     for kind, expected in (("dapo", 2.5), ("grpo", 3.0), ("dr_grpo", 1.0)):
-        weights = ga.token_weights(mask, kind, tokens=4, responses=2, max_length=5)
-        assert ((weights * losses).sum() / 4).item() == pytest.approx(expected)
+        weights = ga.token_weights(mask, kind, max_length=5)
+        count = 4 if kind == "dapo" else 2
+        assert ((weights * losses).sum() / count).item() == pytest.approx(expected)
 
 
 @QUICK
 @given(batches(1), st.sampled_from(["dapo", "grpo", "dr_grpo"]), st.data())
 def test_a_batch_in_parts_has_the_loss_of_the_whole(batch: Batch, kind: ga.LossType, data: st.DataObject) -> None:
     batch = batch.rows(batch.mask.any(dim=1))
-    tokens, responses = float(batch.mask.sum()), float(len(batch.mask))
-    if not responses:
+    count = float(batch.mask.sum() if kind == "dapo" else len(batch.mask))
+    if not count:
         return
     cut = data.draw(st.integers(0, len(batch.mask)))
     total = 0.0
     for part in (batch.rows(slice(0, cut)), batch.rows(slice(cut, None))):
-        weights = ga.token_weights(part.mask, kind, tokens=tokens, responses=responses, max_length=7)
-        total += float((weights * part.fields[0])[part.mask].sum()) / tokens
+        weights = ga.token_weights(part.mask, kind, max_length=7)
+        total += float((weights * part.fields[0])[part.mask].sum()) / count
     expected = twin.loss([row[mask].tolist() for row, mask in zip(batch.fields[0], batch.mask, strict=True)], kind, 7)
     assert total == pytest.approx(expected, rel=1e-5, abs=1e-5)
 

@@ -124,8 +124,7 @@ def test_preferences_are_between_what_the_assistant_says(tmp_path: Path) -> None
     assert [said[place] for place in own] == ["Y", "o", "<|im_end|>", "4", "<|im_end|>"]
     start = batch.prompt.shape[1]
     by_hand = sum(float(logprobs[start + place - 1, batch.chosen[0, place]]) for place in own)
-    trainer.totals = {"units": 1.0, **trainer.counts(batch)}
-    assert trainer.totals == {"units": 1.0, "chosen_tokens": 5.0, "tokens": 8.0}
+    assert trainer.units(batch) == {"pairs": 1, "chosen_tokens": 5.0, "rejected_tokens": 3.0, "tokens": 8.0}
     assert float(trainer.loss(batch).metrics["logps/chosen"]) == pytest.approx(by_hand, rel=1e-5)
 
 
@@ -152,7 +151,7 @@ def test_a_template_of_the_configuration_and_what_it_is_told(tmp_path: Path) -> 
     for element in trainer.store.elements:
         text = trainer.tokenizer.decode(element.prompt)
         assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    query = trainer.query_ids(ASKED)
+    query = trainer.by_hand.ids(ASKED)
     assert query == next(
         e.prompt.tolist() for e in trainer.store.elements if "Be brief" in trainer.decode([e.prompt])[0]
     )

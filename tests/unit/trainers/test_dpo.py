@@ -122,9 +122,8 @@ def test_dropout_is_off_unless_asked_for(tmp_path: Path) -> None:
         trainer = make("DPOTrainer", tmp_path, **WHOLE, **changes)
         trainer.make_experience()
         batch = PreferenceExperience.collate(trainer.store.elements)
-        trainer.totals = trainer._totals([batch])
         trainer.model.train()
-        assert (trainer.loss(batch).loss == trainer.loss(batch).loss) != asked
+        assert (trainer.loss(batch).sums("pairs") == trainer.loss(batch).sums("pairs")) != asked
 
 
 # Data and evaluation.
@@ -158,12 +157,15 @@ def test_held_out_pairs_are_measured_as_those_of_training(tmp_path: Path) -> Non
     assert evaluated[0]["eval/losses/sigmoid"] == pytest.approx(math.log(2), abs=1e-5)
     assert evaluated[-1]["eval/rewards/margins"] > evaluated[0]["eval/rewards/margins"]
     batch = PreferenceExperience.collate(trainer.store.elements)
-    trainer.totals = trainer._totals([batch])
     with torch.no_grad():
         output = trainer.loss(batch)
-    assert evaluated[-1]["eval/losses/total_loss"] == pytest.approx(float(output.loss) / 5, rel=1e-5)
-    for name, value in output.metrics.items():
-        assert evaluated[-1][f"eval/{name}"] == pytest.approx(float(value) / 5, rel=1e-4, abs=1e-5)
+    counts = trainer.units(batch)
+    assert counts["pairs"] == 5 and counts["tokens"] == counts["chosen_tokens"] + counts["rejected_tokens"]
+    total = sum(float(value) / counts[unit] for unit, value in output.sums("pairs").items())
+    assert evaluated[-1]["eval/losses/total_loss"] == pytest.approx(total, rel=1e-5)
+    for name, metric in output.metrics.items():
+        value, unit = metric if isinstance(metric, tuple) else (metric, "pairs")
+        assert evaluated[-1][f"eval/{name}"] == pytest.approx(float(value) / counts[unit], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("other", [True, False])

@@ -47,7 +47,8 @@ def collected(name: str, folder: Path, score: Any = count_letters, **changes: An
     """A trainer with a round of experience, its reward function, and what there was to log."""
     record = Record(score)
     trainer = make(name, folder, reward_fn=record, **{**ROUND, **changes})
-    return trainer, record, trainer.make_experience()
+    made = trainer.make_experience()
+    return trainer, record, {**made, **trainer.rollouts.metrics()}
 
 
 def of_responses(trainer: GroupTrainer) -> list[float]:
@@ -100,7 +101,7 @@ def test_the_kl_in_the_reward_is_that_of_the_whole_response(name: str, tmp_path:
     record = Record()
     trainer = make(name, tmp_path, reward_fn=record, **{**ROUND, **changes})
     models = differing_policy(trainer)
-    metrics = trainer.make_experience()
+    metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     pairs = [seen(element, *models) for element in trainer.store.elements]
     kls = [float((policy.logprobs - reference.logprobs).sum()) for policy, reference in pairs]
     net = [score - 0.5 * kl for score, kl in zip(record.scores, kls, strict=True)]
@@ -203,7 +204,7 @@ def test_groups_of_equal_scores_are_replaced(tmp_path: Path) -> None:
     assert metrics["rollout/groups_skipped"] == 2
     assert metrics["rollout/zero_std_fraction"] == 0.5
     assert metrics["rollout/score_mean"] == 1  # of all twelve, those left out as well
-    assert metrics["rollout/trained_fraction"] == 0.5
+    assert metrics["rollout/kept/fraction"] == 0.5
 
 
 def all_equal(outputs: Sequence[str]) -> list[float]:
@@ -263,7 +264,7 @@ def test_truncated_responses_are_compared_with_and_not_learned_from(tmp_path: Pa
     trainer, record, metrics = collected("RLOOTrainer", tmp_path, **{"method.mask_truncated_completions": True})
     whole, _, _ = collected("RLOOTrainer", tmp_path)
     assert 0 < metrics["rollout/finished_fraction"] < 1
-    assert metrics["rollout/trained_fraction"] == pytest.approx(metrics["rollout/finished_fraction"])
+    assert metrics["rollout/kept/fraction"] == pytest.approx(metrics["rollout/finished_fraction"])
     ended = [element.response[-1] % 4 == 0 for element in whole.store.elements]
     expected = [advantage for advantage, kept in zip(of_responses(whole), ended, strict=True) if kept]
     assert of_responses(trainer) == expected
@@ -277,7 +278,7 @@ def test_long_responses_lose_part_of_their_score(tmp_path: Path) -> None:
     assert len(set(scores)) > 1
     expected = twin.rloo([scores[at : at + 3] for at in range(0, 12, 3)])
     assert of_responses(trainer) == pytest.approx(expected, abs=1e-6)
-    assert metrics["rollout/score_mean"] == pytest.approx(twin.mean(scores))
+    assert metrics["rollout/score_mean"] == 1  # as the reward function gave them
 
 
 def round_on(rank: int, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:

@@ -72,14 +72,17 @@ def test_the_loss_is_that_of_single_unpadded_rows(tmp_path: Path, options: dict[
     trainer.make_experience()
     batch = trainer.experience_class.collate(trainer.store.elements)
     assert [[int(i) for i in element.response] for element in trainer.store.elements] == [ids[1:] for ids, *_ in ROWS]
-    trainer.totals = trainer._totals([batch])
-    assert trainer.totals == {"units": 8.0, "tokens": 10.0}
+    assert trainer.units(batch) == {"actions": 8.0, "tokens": 10.0}
     output = trainer.loss(batch)
     want = expected_terms(trainer, ROWS)
-    got = {name: float(output.metrics[f"losses/{name}_loss"]) for name in want}
+    sums = {name: output.metrics[f"losses/{name}_loss"] for name in want}
+    assert {unit for _, unit in sums.values()} == {"actions"}
+    got = {name: float(value) for name, (value, _) in sums.items()}
     assert got == pytest.approx(want, rel=1e-4)
     total = want["q"] + want["v"] + trainer.method.cql_scale * want["cql"] + want["awac"]
-    assert float(output.loss.detach()) == pytest.approx(total, rel=1e-4)
+    assert {unit: float(value) for unit, value in output.sums("actions").items()} == {
+        "actions": pytest.approx(total, rel=1e-4)
+    }
 
 
 def test_a_mean_over_all_tokens_has_another_denominator(tmp_path: Path) -> None:
@@ -90,8 +93,7 @@ def test_a_mean_over_all_tokens_has_another_denominator(tmp_path: Path) -> None:
         trainer = make("ILQLTrainer", tmp_path / per, samples=SAMPLES, rewards=REWARDS, **changes)
         trainer.make_experience()
         batch = trainer.experience_class.collate(trainer.store.elements)
-        trainer.totals = trainer._totals([batch])
-        values.append(float(trainer.loss(batch).metrics["losses/awac_loss"]))
+        values.append(trainer.optimisation.measure([batch], trainer.loss, trainer.units)["losses/awac_loss"])
     assert values[1] == pytest.approx(0.8 * values[0])
 
 
@@ -102,12 +104,11 @@ def test_detached_heads_learn_and_leave_the_model_alone(tmp_path: Path, option: 
     trainer = make("ILQLTrainer", tmp_path, **quiet)
     trainer.make_experience()
     batch = trainer.experience_class.collate(trainer.store.elements)
-    trainer.totals = trainer._totals([batch])
-    trainer.loss(batch).loss.backward()
+    trainer.loss(batch).sums("actions")["actions"].backward()
     assert all(p.grad is None or not p.grad.any() for p in trainer.model.lm.parameters())
     assert all(p.grad is not None and p.grad.any() for p in trainer.values.value.parameters())
     setattr(trainer.method, option, False)
-    trainer.loss(batch).loss.backward()
+    trainer.loss(batch).sums("actions")["actions"].backward()
     assert any(p.grad is not None and p.grad.any() for p in trainer.model.lm.parameters())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from tests.contract.recipes import PROMPTS, count_letters, make
 from trlx_like.errors import ConfigError
-from trlx_like.trainers.online import Statistics
 
 
 class Record:
@@ -83,29 +81,11 @@ def test_experience_has_generation_options_of_its_own(tmp_path: Path) -> None:
 
 def test_queries_are_text_or_ids(tmp_path: Path) -> None:
     trainer = make("PPOTrainer", tmp_path)
-    assert trainer.query_ids("abc") == [2, 3, 4]
-    assert trainer.query_ids(torch.tensor([[2, 3]])) == [2, 3]
+    assert trainer.by_hand.ids("abc") == [2, 3, 4]
+    assert trainer.by_hand.ids(torch.tensor([[2, 3]])) == [2, 3]
     responses = trainer.generate(["abc", torch.tensor([2])])
     assert [response.dim() for response in responses] == [1, 1]
     assert trainer.decode([torch.tensor([2, 3, 0])]) == ["ab"]
-
-
-@pytest.mark.parametrize(
-    ("values", "mask", "expected"),
-    [
-        ([1.0, 2.0, 6.0, 99.0], [1, 1, 1, 0], (3, 3.0, 14.0, 7.0)),
-        ([5.0, 99.0], [1, 0], (1, 5.0, 0.0, 0.0)),
-        ([99.0], [0], (0, 0.0, 0.0, 0.0)),
-    ],
-)
-def test_statistics_by_hand(
-    values: Sequence[float], mask: Sequence[int], expected: tuple[float, ...], tmp_path: Path
-) -> None:
-    """Count, mean, sum of squared distances, and unbiased variance."""
-    found = make("PPOTrainer", tmp_path).statistics(torch.tensor(values), torch.tensor(mask).bool())
-    assert found == Statistics(*expected[:3])
-    assert found.var == expected[3]
-    assert found.std == pytest.approx(expected[3] ** 0.5)
 
 
 @pytest.mark.parametrize("name", ["reward_fn", "prompts"])

@@ -50,7 +50,8 @@ def scripted(folder: Path, size: int, *scores: float | None, **changes: Any) -> 
         "train.batch_size": 1,
     }
     trainer = make("OnlineDPOTrainer", folder, reward_fn=reward, **{**options, **changes})
-    return trainer, reward, trainer.make_experience()
+    made = trainer.make_experience()
+    return trainer, reward, {**made, **trainer.rollouts.metrics()}
 
 
 def texts(trainer: OnlineDPOTrainer) -> list[tuple[str, str]]:
@@ -114,8 +115,7 @@ def test_a_response_without_an_end_pays_a_penalty(tmp_path: Path) -> None:
     seen = {(tuple(e.finished.tolist()), tuple(e.scores.tolist())) for e in trainer.store.elements}
     assert seen <= {((1, 1), (2, 1)), ((0, 0), (-8, -9)), ((1, 0), (2, -9)), ((1, 0), (1, -8))}
     assert ((1, 0), (1, -8)) in seen  # the second has the higher reward
-    share = metrics["rollout/finished_fraction"]
-    assert metrics["rollout/score_mean"] == pytest.approx(1.5 - 10 * (1 - share))
+    assert metrics["rollout/score_mean"] == 1.5  # as the reward function gave them
 
 
 def test_rounds_of_ties_pass_without_a_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

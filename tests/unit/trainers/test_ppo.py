@@ -188,18 +188,18 @@ def test_fresh_experience_has_a_ratio_of_one(minibatch_size: int | None, tmp_pat
 
 
 def test_disagreement_on_fresh_experience_stops_the_run(tmp_path: Path) -> None:
-    """The learner scores at another temperature than the observer: no step is made, and the run is saved."""
+    """The learner scores at another temperature than the one recorded: no step is made, and the run is saved."""
     options = {"train.epochs": 3, "train.batch_size": 5}
     trainer = make("PPOTrainer", tmp_path, **options)
-    observe = trainer.observe
+    record = trainer.record
 
-    def observed(*args: Any) -> Any:
-        elements = observe(*args)
+    def recorded(*args: Any) -> Any:
+        found = record(*args)
         if trainer.progress.round == 2:
             trainer.model.temperature = 0.5
-        return elements
+        return found
 
-    trainer.observe = observed
+    trainer.record = recorded
     with pytest.raises(SamplerError, match=r"^policy/ratio_deviation is 0\.\d+ on fresh experience, above 0\.001"):
         trainer.learn()
     assert trainer.progress.step == 4  # two rounds of two passes

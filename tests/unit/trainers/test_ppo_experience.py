@@ -100,7 +100,8 @@ def test_missing_eos_costs_and_scores_are_clipped(tmp_path: Path) -> None:
     trainer = make("PPOTrainer", tmp_path, **{**PLAIN, **changes})
     batch = PPOExperience.collate([element([0.0, 1.0]), element([0.0, 0.0, 9.0])])
     completion = Completion(batch.prompt, batch.prompt_mask, batch.response, batch.mask)
-    stored = trainer.observe(completion, batch.scores, [False, True])
+    rows, stored = trainer.record(completion, batch.scores, [False, True])
+    assert rows == [0, 1]
     assert [e.scores.tolist() for e in stored] == [[0.0, -2.0], [0.0, 0.0, 2.0]]
 
 
@@ -109,7 +110,7 @@ def test_abstained_samples_are_left_out(tmp_path: Path) -> None:
         return [None, *([1.0] * (len(outputs) - 1))]
 
     trainer = make("PPOTrainer", tmp_path, reward_fn=reward, **PLAIN)  # five rollouts in chunks of three
-    metrics = trainer.make_experience()
+    metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     assert len(trainer.store) == 3
     assert metrics["rollout/score_mean"] == 1.0
     with pytest.raises(RewardError, match="abstained"):
@@ -147,7 +148,6 @@ def test_the_kl_penalty_is_taken_off_each_token(tmp_path: Path) -> None:
     metrics = trainer.add_experience([element([0.0, 1.0], kl=[0.1, 0.2])])
     assert column(trainer, "advantages") == approx([[0.85, 0.9]])
     assert metrics["rollout/return_mean"] == pytest.approx(0.85)
-    assert metrics["rollout/score_mean"] == 1.0
 
 
 def test_in_the_loss_the_penalty_is_not_in_the_reward(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_observations_are_those_of_plain_models(kind: str, minibatch_size: int |
 def test_the_kl_is_exactly_zero_in_the_first_round(unfrozen: int, kind: str, tmp_path: Path) -> None:
     changes = {"model.num_layers_unfrozen": unfrozen, "method.kl_penalty": kind, "train.minibatch_size": 1}
     trainer = make("PPOTrainer", tmp_path, **changes)
-    metrics = trainer.make_experience()
+    metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     assert metrics["policy/kl"] == metrics["policy/kl_per_token"] == 0.0
     assert torch.equal(kls(trainer), torch.zeros_like(kls(trainer)))
 

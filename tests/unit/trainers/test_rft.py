@@ -118,7 +118,7 @@ def test_what_was_sampled_is_what_is_trained_on(tmp_path: Path) -> None:
         return samples
 
     trainer.sampler.sample = watch
-    metrics = trainer.make_experience()
+    metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     stored = [(element.prompt.tolist(), element.response.tolist()) for element in trainer.store.elements]
     assert all(pair in sampled for pair in stored)
     texts = [(tuple(prompt), trainer.decode([torch.tensor(response)])[0]) for prompt, response in stored]

@@ -39,7 +39,7 @@ def test_a_watched_metric_that_is_not_there() -> None:
 
 
 def test_better_is_higher_and_nan_is_never_best(tmp_path: Path) -> None:
-    run = make("SFTTrainer", tmp_path).run
+    run = make("SFTTrainer", tmp_path).run.folder
     progress = Progress()
     answers = [run.is_best(progress, {"reward/mean": value}) for value in (NAN, 1.0, 1.0, NAN, 0.5, 2.0)]
     assert answers == [False, True, False, False, False, True]

@@ -47,7 +47,7 @@ def test_what_a_reward_function_sees(tmp_path: Path) -> None:
     texts = zip(seen["prompts"], seen["outputs"], strict=True)
     assert seen["samples"] == [f"{prompt}<sep>{output}" for prompt, output in texts]
     assert all(element.prompt[-1] == 0 for element in trainer.store.elements)  # EOS, as the tokenizer puts it
-    assert trainer.query_ids("ab") == [2, 3, 0]
+    assert trainer.by_hand.ids("ab") == [2, 3, 0]
 
 
 def test_a_table_of_allowed_tokens_begins_after_the_decoders_start(tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_another_reference_and_a_run_on_an_export(tmp_path: Path) -> None:
     again = make("PPOTrainer", tmp_path / "again", **changes)
     for name, weight in trainer.model.lm.state_dict().items():
         assert torch.equal(again.model.lm.state_dict()[name], weight)
-    assert again.query_ids("ab") == [2, 3, 0]
+    assert again.by_hand.ids("ab") == [2, 3, 0]

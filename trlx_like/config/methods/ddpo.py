@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trlx_like.config.method import MethodConfig
+from trlx_like.config.method import MethodConfig, Sections
 from trlx_like.config.problems import Problem, shown
-
-if TYPE_CHECKING:
-    from trlx_like.config.trl import TRLConfig
 
 
 class DDPOConfig(MethodConfig):
@@ -89,7 +86,7 @@ class DDPOConfig(MethodConfig):
         if self.loss_type == "score_function" and self.inner_epochs > 1:
             yield _problem("inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
 
-    def conflicts_with(self, config: TRLConfig) -> Iterator[Problem]:
+    def conflicts_with(self, config: Sections) -> Iterator[Problem]:
         for name in ("num_layers_unfrozen", "ref_model_path"):
             if config.model.changed(name):
                 value = shown(getattr(config.model, name))

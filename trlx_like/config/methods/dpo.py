@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from trlx_like.config.method import TextMethodConfig
+from trlx_like.config.method import Sections, TextMethodConfig
 from trlx_like.config.problems import Problem, Says, listed
-
-if TYPE_CHECKING:
-    from trlx_like.config.trl import TRLConfig
 
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
@@ -133,7 +130,7 @@ class DPOConfig(TextMethodConfig):
         if self.reference_free and self.sync_ref_model:
             yield _problem("sync_ref_model", "true does not go with method.reference_free: there is no reference.")
 
-    def conflicts_with(self, config: TRLConfig) -> Iterable[Problem]:
+    def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         names = [name for name in self.loss_type if name in SORTED]
         if names and config.train.minibatch_size not in (None, config.train.batch_size):
             given = config.train.minibatch_size

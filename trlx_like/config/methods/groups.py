@@ -36,6 +36,8 @@ class GroupMethodConfig(OnlineTextMethodConfig):
     """Weight of the KL to the reference; 0: none, and no reference is made."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
+    ent_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus, weighted over tokens as the loss is."""
 
     max_sampling_attempts: int | None = Field(default=None, ge=1)
     """Leave out groups of equal scores, drawing prompts up to this many times a round instead; null: keep them."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from trlx_like.config.method import OnlineTextMethodConfig
+from trlx_like.config.method import OnlineTextMethodConfig, Sections
 from trlx_like.config.problems import Problem, Says
-
-if TYPE_CHECKING:
-    from trlx_like.config.trl import TRLConfig
 
 
 def _betas(value: float | list[float]) -> float | list[float]:
@@ -54,7 +51,7 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
         """beta in a pass over the prompts, counted from 0. The last of a list stays."""
         return self.beta[min(epoch, len(self.beta) - 1)] if isinstance(self.beta, list) else self.beta
 
-    def conflicts_with(self, config: TRLConfig) -> Iterable[Problem]:
+    def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         size = config.train.batch_size
         if self.num_prompts is not None and self.num_prompts < size:
             yield Problem(

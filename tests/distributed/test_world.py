@@ -1,0 +1,31 @@
+"""Statistics over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from trlx_like.distributed import Group, Statistics, World
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, 2.0, 6.0, 99.0], [1, 1, 1, 0], (3, 3.0, 14.0, 7.0)),
+        ([5.0, 99.0], [1, 0], (1, 5.0, 0.0, 0.0)),
+        ([99.0], [0], (0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_statistics_by_hand(values: Sequence[float], mask: Sequence[int], expected: tuple[float, ...]) -> None:
+    """Count, mean, sum of squared distances, and unbiased variance."""
+    found = World(Accelerator(cpu=True)).statistics(torch.tensor(values), torch.tensor(mask).bool())
+    assert found == Statistics(*expected[:3])
+    assert found.var == expected[3]
+    assert found.std == pytest.approx(expected[3] ** 0.5)
+
+
+def test_the_older_name() -> None:
+    assert Group is World

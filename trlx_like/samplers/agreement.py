@@ -1,0 +1,120 @@
+"""The rule that the policy that samples is the policy that learns, for text and for images.
+
+Before a round of text is scored, the engine's weights and its log-probabilities are compared with the learner's (the
+canary). On the first step on fresh experience, of text or images, the probability ratio of learner to sampler has to
+be 1 up to rounding. What breaks the rule raises a SamplerError before anything is learned from it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trlx_like.data import Sampled
+from trlx_like.distributed import World
+from trlx_like.errors import SamplerError
+from trlx_like.functional.policy_gradient import probability_ratio
+from trlx_like.models import LanguagePolicy
+from trlx_like.samplers.canary import Canary, some_of, tolerance
+from trlx_like.samplers.engines import Engine
+from trlx_like.samplers.text import TextSamples
+
+MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Agreement:
+    """Refuse to learn from samples that another policy than the learner has drawn.
+
+    Args:
+        world: the processes; all of them refuse if one finds a disagreement.
+        engine: `sampler.engine`, for the message.
+        mixed_precision: `backend.mixed_precision`, which decides how much rounding is allowed.
+    """
+
+    def __init__(self, world: World, engine: str, mixed_precision: str) -> None:
+        self.world = world
+        self.engine = engine
+        self.mixed_precision = mixed_precision
+        self.canary = Canary()
+
+    def tolerance(self, model: nn.Module, sampler: torch.dtype | None = None) -> float:
+        """Return how far the mean ratio may be from 1, by the coarsest number format that takes part."""
+        formats = {parameter.dtype for parameter in model.parameters()}
+        return tolerance({*formats, *(f for f in (MIXED.get(self.mixed_precision), sampler) if f is not None)})
+
+    @torch.no_grad()
+    def check_round(
+        self, engine: Engine, policy: LanguagePolicy, samples: TextSamples | None, *, temperature: float, round_: int
+    ) -> None:
+        """Compare an engine with the policy on what it has just sampled. Every process calls it.
+
+        Args:
+            engine: what generated the samples.
+            policy: what will learn from them.
+            samples: the first chunk of the round; None: this process has none of it.
+            temperature: at which the tokens were drawn.
+            round_: number of the round, for the message.
+
+        Raises:
+            SamplerError: on all processes, if the weights differ on one, or if the ratio is too far from 1 on average.
+        """
+        fault = self.canary.weights(policy.lm, engine)
+        apart, tokens = (0.0, 0)
+        if samples is not None:
+            apart, tokens = _distance(policy, some_of(samples.completion, samples.sampling_logprobs), temperature)
+        seen = self.world.gather([(fault, apart, tokens)])
+        for rank, (found, *_) in enumerate(seen):
+            if found is not None:
+                where = f" on process {rank}" if self.world.size > 1 else ""
+                self._refuse(f"does not hold the weights that are trained{where}: {found}", round_)
+        deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
+        if not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
+            self._refuse(
+                "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
+                f"{deviation:.2g} from 1 on average, above {limit:g}, although their weights are the same",
+                round_,
+            )
+
+    def check_step(self, deviation: float, model: nn.Module) -> None:
+        """Check the first step on fresh experience, before it is made.
+
+        Args:
+            deviation: mean distance of the probability ratio from 1, over the global batch.
+            model: what learns.
+
+        Raises:
+            SamplerError: if the deviation is more than rounding explains.
+        """
+        limit = self.tolerance(model)
+        if not deviation <= limit:  # NaN is not
+            raise SamplerError(
+                f"policy/ratio_deviation is {deviation:.2g} on fresh experience, above {limit:g}: the loss computes "
+                "other log-probabilities than those that the samples were recorded with (dropout, another "
+                "temperature, a model that changes between two forwards, batches of another size in coarse numbers). "
+                "No step was made on this experience; see docs/audit.md."
+            )
+
+    def _refuse(self, what: str, round_: int) -> None:
+        advice = (
+            "sampler.engine: transformers generates with the trained model itself"
+            if self.engine != "transformers"
+            else "something has changed the model between sampling and scoring"
+        )
+        raise SamplerError(
+            f"sampler.engine ({self.engine}) {what}. Nothing of round {round_} was learned from. "
+            f"{advice[0].upper()}{advice[1:]}; see docs/audit.md."
+        )
+
+
+def _distance(policy: LanguagePolicy, few: Sampled, temperature: float) -> tuple[float, int]:
+    """Sum |ratio - 1| over tokens, and count the tokens. RFT may sample in ways that its loss need not model."""
+    if few.sampling_logprobs is None:
+        return 0.0, 0
+    # The loss may score at another temperature than the one that tokens were drawn at, as RFT's does.
+    own, policy.temperature = policy.temperature, temperature
+    try:
+        learner = policy(few, heads=False).logprobs
+    finally:
+        policy.temperature = own
+    ratio = probability_ratio(learner, few.sampling_logprobs)
+    return float((ratio - 1).abs()[few.mask].sum()), int(few.mask.sum())

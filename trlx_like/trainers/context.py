@@ -1,0 +1,94 @@
+"""The run that every part of a trainer is made with: configuration, processes, clock, progress, folder, trackers.
+
+A `Run` is made once, before the model. It knows no trainer, so a part that is constructed with it can be read, tested
+and replaced on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
+from trlx_like.config import TRLConfig
+from trlx_like.distributed import World, make_accelerator
+from trlx_like.tracking import IMAGE, Trackers
+from trlx_like.trainers.clock import Clock
+from trlx_like.trainers.interrupt import Interrupted, StopRequest
+from trlx_like.trainers.run import Progress, RunFolder
+
+Metrics = dict[str, float]
+Row = dict[str, Any]
+"""One sample of a table or of a call of a reward function, by column."""
+
+LAST_COLUMNS = ("length", "finish_reason", IMAGE)
+"""Columns that tables of samples show last: they are much the same for all samples."""
+
+
+class Run:
+    """Hold what all parts of one run share.
+
+    Args:
+        config: the complete configuration.
+        name: name of the trainer class, for log lines and checkpoints.
+
+    Raises:
+        ConfigError: if the batch size cannot be divided over the processes, or the number format is not available.
+    """
+
+    def __init__(self, config: TRLConfig, name: str) -> None:
+        self.config = config
+        self.accelerator = make_accelerator(config.backend)
+        self.device: torch.device = self.accelerator.device
+        self.world = World(self.accelerator)
+        self.local_batch_size = self.world.part(config.train.batch_size, "train.batch_size")
+        seed_everything(config.train.seed)  # random weights are the same on every process
+        self.clock = Clock()
+        self.progress = Progress()
+        self.state = TrainState(meta={"trainer": name})
+        self.folder = RunFolder(config, self.world)
+        self.folder.announce(name, self.device)
+        self.tracker: Trackers | None = None  # open while the trainer learns
+        self.stop_request = StopRequest()
+
+    @property
+    def microbatch_size(self) -> int:
+        """Rows that one forward pass of this process takes: `train.minibatch_size`, or the whole local batch."""
+        return self.config.train.minibatch_size or self.local_batch_size
+
+    def seed(self) -> None:
+        """Restart this process's random number generators from `train.seed` and its rank."""
+        seed_everything(self.config.train.seed + self.world.rank)
+
+    @contextmanager
+    def forward(self, phase: str) -> Iterator[None]:
+        """Compute under autocast and charge the time to a phase."""
+        with self.clock(phase), self.accelerator.autocast():
+            yield
+
+    def check_stop(self) -> None:
+        """Raise Interrupted if a signal has reached any process. Every process has to call it."""
+        code = int(self.world.max(self.stop_request.code))
+        if code:
+            raise Interrupted(code)
+
+    def open_trackers(self) -> None:
+        """Open the trackers, with random numbers of their own: some packages draw some when they are imported."""
+        with isolated_rng(self.config.train.seed):
+            self.tracker = self.folder.open_trackers(self.progress)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of the present step to the trackers."""
+        if metrics and self.tracker is not None:
+            self.tracker.log(metrics, self.progress.step)
+
+    def log_table(self, name: str, rows: Sequence[Row], step: int) -> None:
+        """Send samples to the trackers as a table."""
+        if self.tracker is None or not rows:
+            return
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = sorted(names, key=lambda column: column in LAST_COLUMNS)
+        self.tracker.log_table(name, columns, [[row.get(column) for column in columns] for row in rows], step)

@@ -1,0 +1,199 @@
+"""One optimiser step on a global batch, and the same measurement without a step on held-out data.
+
+A loss is a sum over units (tokens, pairs, denoising steps, ...). It is divided once, by the number of units in all
+micro-batches on all processes, so gradients do not depend on micro-batches, padding or the number of processes. A loss
+of several terms names the unit of each, and each term is divided by the total of its own unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trlx_like.distributed import GradientAccumulator
+from trlx_like.errors import ConfigError
+from trlx_like.optim import make_optimizer, make_scheduler
+from trlx_like.trainers.context import Metrics, Run
+
+E = TypeVar("E")
+Units = float | Mapping[str, float]
+"""How many units a micro-batch has: one number, or several by the names of their units, the main one first."""
+Term = tuple[Tensor, str]
+"""A sum [] and the name of the unit that it is over; "min" and "max" in its place take the extreme of all batches."""
+
+MAIN = "units"
+"""The name of the unit of a trainer whose `units` returns a number."""
+EXTREMES = {"min": min, "max": max}
+COMBINE = {"min": torch.minimum, "max": torch.maximum}
+
+
+@dataclass
+class LossOutput:
+    """Return value of `loss`: sums over units, so that micro-batches and processes add up.
+
+    Attributes:
+        loss: the sum [] over the main unit, or terms by name, each with the unit that it is summed over. The loss is
+            the sum of all terms' means.
+        metrics: values [] to log, each a sum over the main unit, or with the name of another unit beside it.
+    """
+
+    loss: Tensor | Mapping[str, Term]
+    metrics: Mapping[str, Tensor | Term] = field(default_factory=dict)
+
+    def sums(self, main: str) -> dict[str, Tensor]:
+        """Add up the terms that share a unit; `main` is the unit of a plain sum. Each []."""
+        if isinstance(self.loss, Tensor):
+            return {main: self.loss}
+        terms: dict[str, list[Tensor]] = {}
+        for term, unit in self.loss.values():
+            terms.setdefault(unit, []).append(term)
+        return {unit: torch.stack(of_unit).sum() for unit, of_unit in terms.items()}
+
+    def mean(self, totals: Mapping[str, float], main: str) -> Tensor:
+        """Divide each sum by the total of its unit, and add up the means. []"""
+        means = [total / max(totals[unit], 1.0) for unit, total in self.sums(main).items()]
+        return means[0] if len(means) == 1 else torch.stack(means).sum()
+
+
+@dataclass
+class Totals:
+    """Units of a global batch, by name, over all micro-batches and processes."""
+
+    units: Mapping[str, float]
+    main: str
+    stop: bool  # whether a process was asked to stop
+
+
+class MetricSums:
+    """The metrics of one global batch. They stay on the device until `means` reads them all at once."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], Tensor] = {}  # by name and unit, each [] float64
+
+    def add(self, output: LossOutput, main: str) -> None:
+        """Add the loss and the metrics of one micro-batch."""
+        entries: list[tuple[str, Tensor, str]] = [
+            *(("losses/total_loss", total, unit) for unit, total in output.sums(main).items()),
+            *(
+                (name, *(value if isinstance(value, tuple) else (value, main)))
+                for name, value in output.metrics.items()
+            ),
+        ]
+        for name, value, unit in entries:
+            value, before = value.detach().double(), self._sums.get((name, unit))
+            self._sums[name, unit] = value if before is None else COMBINE.get(unit, torch.add)(before, value)
+
+    def means(self, run: Run, totals: Totals, *others: Tensor) -> tuple[Metrics, list[float]]:
+        """Read the sums from the device, add those of all processes, and divide each by the total of its unit.
+
+        Args:
+            others: further numbers [] to read in the same transfer.
+
+        Returns:
+            The metrics by name, and the other numbers of this process.
+        """
+        tensors = [*self._sums.values(), *(other.double() for other in others)]
+        numbers = torch.stack([tensor.to(run.device) for tensor in tensors]).tolist() if tensors else []
+        own = dict(zip(self._sums, numbers, strict=False))
+        every = run.world.gather([own])
+        metrics: Metrics = {}
+        for name, unit in dict.fromkeys(key for part in every for key in part):
+            values = [part[name, unit] for part in every if (name, unit) in part]
+            if unit in EXTREMES:
+                metrics[name] = EXTREMES[unit](values)
+            else:
+                metrics[name] = metrics.get(name, 0.0) + sum(values) / max(totals.units[unit], 1.0)
+        return metrics, numbers[len(own) :]
+
+
+class Optimisation:
+    """Make optimiser steps on a model's trainable parameters, and measure a loss without a step.
+
+    Args:
+        run: the run, whose checkpoints get optimiser and scheduler.
+        model: the network; the parameters with `requires_grad` are trained.
+
+    Raises:
+        ConfigError: if no parameter is trainable.
+    """
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        train = run.config.train
+        self.run, self.model = run, model
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
+        self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
+        self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
+        self.gradients = GradientAccumulator(run.world, trained, train.max_grad_norm)
+        if train.save_optimizer:
+            run.state.register("optimizer", self.optimizer, small=False)
+            run.state.register("scheduler", self.scheduler)
+        if run.accelerator.scaler is not None:
+            run.state.register("scaler", run.accelerator.scaler)
+
+    def step(
+        self,
+        parts: Sequence[E],
+        loss: Callable[[E], LossOutput],
+        units: Callable[[E], Units],
+        accept: Callable[[Metrics], bool],
+    ) -> tuple[Metrics, bool]:
+        """Make one step on a global batch. Every process calls it, also one that has no data.
+
+        Args:
+            parts: this process's micro-batches, on the device.
+            loss: the loss of a micro-batch, summed over units.
+            units: how many units a micro-batch has.
+            accept: told the metrics of the global batch before the step; False drops the gradients.
+
+        Returns:
+            The metrics of the global batch, and whether any process was asked to stop.
+        """
+        run, totals = self.run, self._totals(parts, units)
+        self.model.train()
+        sums = MetricSums()
+        for part in parts:
+            with run.forward("forward"):
+                output = loss(part)
+            with run.clock("backward"):
+                self.gradients.backward(output.mean(totals.units, totals.main))
+            sums.add(output, totals.main)
+        with run.clock("optimizer"):
+            metrics, (norm,) = sums.means(run, totals, self.gradients.finish())
+            metrics["grad_norm"] = norm
+            self.gradients.step(self.optimizer, accept(metrics))
+            self.optimizer.zero_grad(set_to_none=True)
+            metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
+            self.scheduler.step()
+        run.progress.step += 1
+        return metrics, totals.stop
+
+    @torch.no_grad()
+    def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:
+        """Return the metrics that a step on this data would log, without a gradient or a step.
+
+        The arguments are those of `step`. Every process calls it; without data on any of them it returns nothing.
+        """
+        totals = self._totals(parts, units)
+        sums = MetricSums()
+        for part in parts:
+            with self.run.accelerator.autocast():
+                sums.add(loss(part), totals.main)
+        return sums.means(self.run, totals)[0]
+
+    def _totals(self, parts: Sequence[E], units: Callable[[E], Units]) -> Totals:
+        """Count the units of the global batch, and ask on the way whether some process was told to stop."""
+        counts = [count if isinstance(count, Mapping) else {MAIN: count} for count in map(units, parts)]
+        own: dict[str, float] = {}
+        for count in counts:
+            for name, value in count.items():
+                own[name] = own.get(name, 0.0) + value
+        every = self.run.world.gather([(own, self.run.stop_request.code > 0)])
+        names = dict.fromkeys(name for units_of_rank, _ in every for name in units_of_rank)
+        totals = {name: sum(units_of_rank.get(name, 0.0) for units_of_rank, _ in every) for name in names}
+        return Totals(totals, next(iter(names), MAIN), any(stop for _, stop in every))
