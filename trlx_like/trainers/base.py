@@ -43,7 +43,12 @@ class BaseRLTrainer(ABC, Generic[E]):
 
     Args:
         config: the complete configuration; `config.method` is this trainer's.
-        reward_fn, metric_fn, stop_sequences, logit_mask, tokenizer, callbacks: as in `trlx_like.train`.
+        reward_fn: as in `trlx_like.train`, like the next five.
+        metric_fn: a function that measures what evaluation generates.
+        stop_sequences: texts at which a response ends.
+        logit_mask: bool [V, V], True where the second token may follow the first.
+        tokenizer: in place of `tokenizer.tokenizer_path`.
+        callbacks: called during training.
         data: prompts, eval_prompts, samples, rewards, ...: those that `uses` names.
 
     Raises:
