@@ -197,7 +197,7 @@ def make_trainer(
     require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})
     if data.get("eval_prompts") is None and given.get("prompts") is not None and not callable(given["prompts"]):
         given["eval_prompts"] = given["prompts"][: config.train.batch_size]
-    for key in config.inert():
+    for key in config.unused_options():
         logger.info("%s is set but does nothing with this configuration.", key)
     made: BaseRLTrainer[Any] = trainer_class(
         config,

@@ -109,8 +109,10 @@ def test_a_complete_ppo_file(tmp_path: Path) -> None:
     assert TRAINERS.canonical(config.train.trainer) == "PPOTrainer"
     assert config.scheduler.kwargs["eta_min"] == 3e-5
     assert config.model.peft_config == {"peft_type": "LORA", "r": 8}
-    assert config.inert() == ["model.num_layers_unfrozen"]  # an adapter is trained in place of layers, as in trlX
-    assert TRLConfig.update(config, {"train.tracker": None, "model.peft_config": None}).inert() == [
+    assert config.unused_options() == [
+        "model.num_layers_unfrozen"
+    ]  # an adapter is trained in place of layers, as in trlX
+    assert TRLConfig.update(config, {"train.tracker": None, "model.peft_config": None}).unused_options() == [
         "train.entity_name",
         "train.group_name",
         "train.tags",

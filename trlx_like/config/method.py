@@ -28,15 +28,15 @@ class Sections(Protocol):
 
 
 class MethodConfig(Section):
-    """The section `method`: which algorithm, and its options. `name` picks the class."""
+    """The section `method`: the algorithm and its options. `name` chooses the class."""
 
     section: ClassVar[str] = "method"
     registered_name: ClassVar[str] = ""  # set by `register_method`
     arch_types: ClassVar[tuple[str, ...]] = ("causal", "seq2seq")
-    """Values of `model.model_arch_type` that it can train."""
+    """Values of `model.model_arch_type` that the method can train."""
 
     name: str = ""
-    """Registered name of this method's configuration, for example PPOConfig; by default that of the class."""
+    """Registered name of the method, such as PPOConfig; `trlx-like list methods` shows all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,12 +45,12 @@ class MethodConfig(Section):
         return {"name": default, **values} if isinstance(values, dict) else values
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
-        """What does not go together with other sections. Override."""
+        """Yield what does not go together with other sections. Override."""
         return ()
 
 
 def default_gen_kwargs() -> dict[str, Any]:
-    """40 tokens from the model's own distribution."""
+    """Return options that draw 40 tokens from the model's own distribution."""
     return {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
 
 
@@ -58,10 +58,10 @@ class TextMethodConfig(MethodConfig):
     """A method whose evaluation generates text."""
 
     generation_options: ClassVar[tuple[str, ...]] = ()
-    """What `gen_kwargs` may have beside the options of transformers' `generate`."""
+    """Names of options that `gen_kwargs` may have beside those of text generation."""
 
     gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
-    """Options of `generate` for evaluation; a list of values for an option is a sweep over it."""
+    """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
 
     def conflicts(self) -> Iterator[Problem]:
         yield from generation_problems(self.gen_kwargs, "gen_kwargs", self.generation_options)
@@ -71,10 +71,10 @@ class OnlineTextMethodConfig(TextMethodConfig):
     """A method that learns from text it generates itself."""
 
     exact_sampling: ClassVar[bool] = True
-    """Whether the loss compares with the distribution that was sampled from. Imitating the text needs none."""
+    """Whether the loss needs the distribution that was sampled from. Imitation (RFT) does not."""
 
     gen_experience_kwargs: dict[str, Any] | None = None
-    """Options of `generate` for the text that is trained on; null: those of `gen_kwargs`."""
+    """Generation options for rollouts, the text that is trained on; null: the same as `gen_kwargs`."""
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
@@ -84,5 +84,5 @@ class OnlineTextMethodConfig(TextMethodConfig):
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
-        """The options in use for the text that is trained on, as a copy."""
+        """Return a copy of the options that rollouts are generated with."""
         return dict(self.gen_kwargs if self.gen_experience_kwargs is None else self.gen_experience_kwargs)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.problems import Says
+from trlx_like.config.problems import Accepts
 from trlx_like.config.section import Section
 
 
@@ -18,7 +18,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _model_source(value: Any) -> Any:
-    """Known by what it offers, so that checking a file imports no transformers."""
+    """Accept a name, a configuration or a model, told by their attributes so that transformers is not imported."""
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):
@@ -27,7 +27,7 @@ def _model_source(value: Any) -> Any:
 
 
 def _adapter(value: Any) -> Any:
-    """A peft configuration becomes a mapping of the options that were changed, as a file would have it."""
+    """Turn a peft configuration into a mapping of the options that differ from their default."""
     if value is None or (isinstance(value, Mapping) and isinstance(value.get("peft_type"), str)):
         return value
     if not dataclasses.is_dataclass(value) or isinstance(value, type) or not hasattr(value, "peft_type"):
@@ -60,27 +60,27 @@ class ModelConfig(Section):
         Any,
         BeforeValidator(_as_text),
         AfterValidator(_model_source),
-        Says("a folder, a hub name, a PretrainedConfig or a loaded model"),
+        Accepts("a folder, a hub name, a PretrainedConfig or a loaded model"),
         WithJsonSchema({"type": "string"}),
     ]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
     model_arch_type: Literal["causal", "seq2seq", "diffusion"] = "causal"
-    """Decoder only, encoder and decoder, or a pipeline of diffusers that makes images."""
+    """Kind of model: causal (decoder only), seq2seq (encoder and decoder) or diffusion (a diffusers pipeline)."""
     num_layers_unfrozen: int = Field(default=-1, ge=-1)
-    """Top layers that are trained (of the decoder, if there is an encoder); -1: the whole model, 0: heads only."""
+    """Number of top layers to train, counted in the decoder; -1: the whole model, 0: only the trainer's heads."""
     ref_model_path: PathText | None = None
-    """Folder or hub name of the reference model of the KL penalty; null: the model before training."""
+    """Folder or hub name of the reference model that the KL compares with; null: the model before training."""
     peft_config: Annotated[
         Any,
         AfterValidator(_adapter),
-        Says("a peft configuration, a mapping of its options with peft_type, or null"),
+        Accepts("a peft configuration, a mapping of its options with peft_type, or null"),
         WithJsonSchema({"type": ["object", "null"], "required": ["peft_type"]}),
     ] = None
-    """Adapter (LoRA) to train in place of the model: a peft configuration, or a mapping of its options; null: none."""
+    """Adapter (such as LoRA) to train instead of the model's own weights, as options of peft; null: no adapter."""
     model_extra_configs: dict[str, Any] = {}
-    """Further keyword arguments of `from_pretrained` or `from_config`."""
+    """More keyword arguments for `from_pretrained` or `from_config` of the model."""
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         both = self.peft_config is not None and self.changed("num_layers_unfrozen")
         return ["num_layers_unfrozen"] if both else []
 
@@ -94,24 +94,24 @@ class TokenizerConfig(Section):
         Any,
         BeforeValidator(_as_text),
         AfterValidator(_tokenizer_source),
-        Says("a folder, a hub name, a loaded tokenizer or null"),
+        Accepts("a folder, a hub name, a loaded tokenizer or null"),
         WithJsonSchema({"type": ["string", "null"]}),
     ] = None
-    """Folder or hub name of the tokenizer, or a loaded one; null: that of the model."""
+    """Folder or hub name of the tokenizer, or a loaded tokenizer; null: the tokenizer of the model."""
     padding_side: Literal["left", "right"] = "left"
-    """Padding side of the exported tokenizer; in training prompts are padded left and responses right."""
+    """Padding side that the exported tokenizer keeps. Training always pads prompts left and responses right."""
     truncation_side: Literal["left", "right"] = "right"
-    """Side from which a prompt that is too long loses tokens."""
+    """Side on which a prompt that is too long is cut."""
     tokenizer_extra_configs: dict[str, Any] = {}
-    """Further keyword arguments of `from_pretrained`."""
+    """More keyword arguments for `from_pretrained` of the tokenizer."""
     chat_template: PathText | None = None
-    """Jinja template that writes messages, or a file with it; null: the tokenizer's own."""
+    """Jinja template that turns chat messages into text, or a file with one; null: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = {}
-    """What the template is told with every conversation, such as tools or enable_thinking; a row's own come first."""
+    """Variables for the chat template, such as tools or enable_thinking; those of a data row override them."""
 
 
 def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:
-    """trlX's Adam; other optimisers do not take its betas."""
+    """Return trlX's options of Adam, or the learning rate alone for an optimizer that does not take betas."""
     adam = {"betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     return {"lr": 3.0e-5, **(adam if values.get("name", "").lower().startswith("adam") else {})}
 
@@ -122,9 +122,9 @@ class OptimizerConfig(Section):
     section: ClassVar[str] = "optimizer"
 
     name: str = "adamw"
-    """Registered name of the optimiser."""
+    """Registered name of the optimizer; `trlx-like list optimizers` shows all."""
     kwargs: dict[str, Any] = Field(default_factory=_optimizer_kwargs)
-    """Its keyword arguments."""
+    """Keyword arguments of the optimizer, such as lr (the learning rate) and weight_decay."""
 
 
 class SchedulerConfig(Section):
@@ -133,9 +133,9 @@ class SchedulerConfig(Section):
     section: ClassVar[str] = "scheduler"
 
     name: str = "constant"
-    """Registered name of the learning-rate schedule."""
+    """Registered name of the learning-rate schedule; `trlx-like list schedulers` shows all."""
     kwargs: dict[str, Any] = {}
-    """Its keyword arguments."""
+    """Keyword arguments of the schedule."""
 
 
 class SamplerConfig(Section):
@@ -144,11 +144,11 @@ class SamplerConfig(Section):
     section: ClassVar[str] = "sampler"
 
     engine: str = "transformers"
-    """Registered name of the engine that generates: the model itself, or a copy of it."""
+    """Registered name of the engine that generates text: transformers (the trained model itself) or copy."""
     kwargs: dict[str, Any] = {}
-    """Options of the engine; of copy: dtype, the format of its weights."""
+    """Options of the engine. The engine copy takes dtype, the number format of its weights."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Rows generated at once; null: all that are asked for."""
+    """Number of responses to generate at once, per process; null: all of a chunk."""
 
 
 class BackendConfig(Section):
@@ -157,10 +157,10 @@ class BackendConfig(Section):
     section: ClassVar[str] = "backend"
 
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    """Number format of the forward pass; "no": that of the weights. In fp16 gradients are scaled, on a CPU too."""
+    """Number format of the forward pass; "no": the format of the weights. With fp16 the loss is scaled."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass, for less memory."""
+    """Recompute activations in the backward pass, which takes less memory and more time."""
     device: Literal["auto", "cpu"] = "auto"
-    """Where to train; auto: a CUDA device if there is one. Apple's GPUs are not used: they have no float64."""
+    """Device to train on; auto: a CUDA device if there is one, else the CPU. Apple's GPUs (no float64) are not used."""
     num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads a process; null: as torch chooses."""
+    """Number of CPU threads of each process; null: torch's default."""

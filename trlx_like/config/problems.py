@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain words: which key, what it should be, what it is.
+"""Describe what is wrong with a configuration: the key, what it should be, and what it is.
 
 Sections report `Problem`s; only the reader of a YAML file knows on which line each one stands.
 """
@@ -15,14 +15,14 @@ from trlx_like.errors import ConfigError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to fix: the place (`("train", "seed")`) and a sentence about it."""
+    """One mistake: its place (`("train", "seed")`) and a sentence about it."""
 
     path: tuple[Any, ...]
     sentence: str
 
     @property
     def key(self) -> str:
-        """The dotted key: `train.seed`."""
+        """Return the dotted key: `train.seed`."""
         return ".".join(str(part) for part in self.path)
 
     def __str__(self) -> str:
@@ -30,11 +30,11 @@ class Problem:
 
 
 class UnknownKey(Problem):
-    """The key of a section that does not have it; another section may."""
+    """A key that its section does not have; another section may have it."""
 
 
 class InvalidConfig(ConfigError):
-    """A configuration with one or more problems, one line each."""
+    """The error of a configuration with problems, one line for each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
@@ -42,14 +42,14 @@ class InvalidConfig(ConfigError):
 
 
 @dataclass(frozen=True)
-class Says:
-    """Put in `Annotated[...]`: the words for what a field takes, where its type does not say it."""
+class Accepts:
+    """Say in words what a field accepts, in `Annotated[...]`, if its type does not."""
 
     words: str
 
 
 def shown(value: Any) -> str:
-    """A value as YAML would write it, shortened to fit a line."""
+    """Return a value as YAML would write it, shortened to fit a line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value).replace("\n", " ")
@@ -57,17 +57,17 @@ def shown(value: Any) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Join words as `a, b or c`."""
     return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def expected(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """What a type and its bounds allow: `a whole number of at least 1 or null`."""
+    """Return in words what a type and its bounds allow: `a whole number of at least 1 or null`."""
     return listed(_alternatives(annotation, list(metadata)))
 
 
 def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
-    says = [item.words for item in metadata if isinstance(item, Says)]
+    says = [item.words for item in metadata if isinstance(item, Accepts)]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if says:
         return says

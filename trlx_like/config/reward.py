@@ -15,25 +15,25 @@ class RewardFnConfig(Section):
     section: ClassVar[str] = "reward"
 
     weights: list[float] | None = None
-    """Weight of each function where reward_fn is a list of them; null: 1 each."""
+    """Weight of each reward function, if there are several; null: 1 for each."""
     time_limit: float | None = Field(default=None, gt=0)
-    """Seconds that a function may take for a batch (a chunk of a round, or an evaluation); null: no limit."""
+    """Maximum seconds of one call of a reward function, which scores a chunk or an evaluation; null: no limit."""
     sample_time_limit: float | None = Field(default=None, gt=0)
-    """Seconds for a sample. With it functions are called with one sample at a time; null: with the whole batch."""
+    """Maximum seconds for each sample; functions are then called with one sample at a time. Null: whole batches."""
     on_error: Literal["raise", "abstain", "value"] = "raise"
-    """What a failure does: it ends the run; its samples are left out (None); or they get `error_value`."""
+    """What to do if scoring fails: end the run, leave the samples out, or give them `error_value`."""
     error_value: float = 0.0
-    """Reward of samples whose function failed, with on_error: value."""
+    """Reward of samples that could not be scored, if `on_error` is value."""
     max_abstained: float = Field(default=1.0, ge=0, le=1)
-    """Fraction of a round's or an evaluation's samples that may be without a reward; above it the run ends."""
+    """Maximum fraction of the samples of a round or evaluation without a reward; above it the run ends."""
     workers: int = Field(default=0, ge=0)
-    """Processes (for each that trains) in which functions run while text is generated, and can be killed; 0: none."""
+    """Worker processes, for each training process, that score while text is generated; 0: score in the trainer."""
     worker_memory: int | None = Field(default=None, ge=1)
-    """MiB of resident memory above which a worker is killed (on Linux); null: no limit."""
+    """Resident memory in MiB above which a worker is killed (on Linux); null: no limit."""
     worker_start_limit: float = Field(default=300.0, gt=0)
-    """Seconds in which a worker has to have imported its functions and loaded their models."""
+    """Maximum seconds for a worker to import its functions and load their models."""
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         without_workers = [] if self.workers else ["worker_memory", "worker_start_limit"]
         without_value = [] if self.on_error == "value" else ["error_value"]
         return [name for name in (*without_workers, *without_value) if self.changed(name)]

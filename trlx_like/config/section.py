@@ -16,7 +16,7 @@ from trlx_like.registry import nearest
 
 
 def copied(value: Any) -> Any:
-    """A copy down to the mappings and lists; anything else (models, functions) is kept by reference."""
+    """Copy mappings and lists at every depth; other objects (models, functions) are kept by reference."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -63,20 +63,24 @@ class Section(BaseModel):
         return cls(**(values or {}))
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy as plain mappings and lists; objects (a loaded model) are kept by reference."""
+        """Return a copy as plain mappings and lists; objects (a loaded model) are kept by reference."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
 
     def conflicts(self) -> Iterable[Problem]:
-        """Fields that are each valid but cannot go together. Override, and chain to `super().conflicts()`."""
+        """Yield problems of fields that are valid alone but not together. Override, and chain to `super()`."""
         return ()
 
-    def inert(self) -> list[str]:
-        """Names of fields that were changed from their default but do nothing beside the other fields."""
+    def unused_options(self) -> list[str]:
+        """Return the fields that were changed from their default but have no effect beside the other fields."""
         return []
 
+    def inert(self) -> list[str]:
+        """Return `unused_options()`, of which this is the former name."""
+        return self.unused_options()
+
     def problems(self) -> list[Problem]:
-        """What is wrong between the fields, now that each of them is valid."""
+        """Return what is wrong between fields that are each valid."""
         words = [
             problem
             for name in type(self).model_fields
@@ -86,13 +90,13 @@ class Section(BaseModel):
         return [*words, *self.conflicts()]
 
     def changed(self, name: str) -> bool:
-        """Whether the field differs from its default."""
+        """Return whether a field differs from its default."""
         field = type(self).model_fields[name]
         return bool(getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}))
 
     @classmethod
     def unknown(cls, name: str) -> Problem:
-        """The problem of a key that this section does not have."""
+        """Return the problem of a key that this section does not have."""
         close = nearest(name, cls.model_fields)
         if close:
             return UnknownKey(cls._path(name), f"unknown key. Did you mean {'.'.join(cls._path(close))}?")
@@ -104,7 +108,7 @@ class Section(BaseModel):
 
     @classmethod
     def _explained(cls, error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
-        """Pydantic's errors as one problem a field: a union reports each of its branches."""
+        """Turn pydantic's errors into one problem for each field, though a union reports each of its branches."""
         problems: dict[str, Problem] = {}
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0]) if detail["loc"] else ""
@@ -128,7 +132,7 @@ class Section(BaseModel):
 
 
 def _words_for_booleans(value: Any, path: tuple[Any, ...]) -> Iterator[Problem]:
-    """YAML 1.1 read `no` as false. Read as text and handed on to a library, it would count as true."""
+    """Yield texts such as `no`, which YAML 1.1 read as false and a library would take for true."""
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
         yield Problem(path, f"{value!r} is text here; write true or false.")
     elif isinstance(value, dict):

@@ -28,70 +28,70 @@ class TrainConfig(Section):
     section: ClassVar[str] = "train"
 
     total_steps: int = Field(ge=1)
-    """Optimizer steps after which training stops."""
+    """Number of optimizer steps after which training stops."""
     seq_length: int = Field(default=1024, ge=1)
-    """Tokens of prompt and response together, at most; of text."""
+    """Maximum number of tokens of a prompt and its response together; not for images."""
     epochs: int = Field(ge=1)
-    """Rounds (online) or passes over the data (offline) after which training stops."""
+    """Number of rounds (online methods) or passes over the data (offline methods) after which training stops."""
     batch_size: int = Field(ge=1)
-    """Samples of an optimizer step, over all processes."""
+    """Number of samples in each optimizer step, over all processes."""
     minibatch_size: int | None = Field(default=None, ge=1)
-    """Samples of a forward and backward pass, per process; null: all at once. The gradient is the same."""
+    """Number of samples in each forward and backward pass, per process; null: all. It does not change the gradient."""
     trainer: Annotated[str, AfterValidator(_known_trainer)]
-    """Registered name of the trainer."""
+    """Registered name of the trainer, such as PPOTrainer; `trlx-like list trainers` shows all."""
     trainer_kwargs: dict[str, Any] = {}
-    """Further keyword arguments of the trainer."""
+    """More keyword arguments for the trainer class."""
     pipeline: str = "PromptPipeline"
     """Registered name of the pipeline that turns prompts into batches."""
 
     checkpoint_interval: int = Field(default=1000, ge=1)
-    """Optimizer steps between checkpoints."""
+    """Number of optimizer steps between two checkpoints."""
     eval_interval: int = Field(default=100, ge=1)
-    """Optimizer steps between evaluations."""
+    """Number of optimizer steps between two evaluations."""
     checkpoint_dir: PathText = "ckpts"
-    """Folder of the run."""
+    """Folder of the run: checkpoints, metrics, report."""
     keep_checkpoints: int | None = Field(default=None, ge=1)
-    """Newest checkpoints that are kept, beside the best; null: all."""
+    """Number of newest checkpoints to keep, beside the best one; null: keep all."""
     save_best: bool = True
-    """Keep the checkpoint with the best evaluation."""
+    """Keep a copy of the checkpoint with the best evaluation."""
     best_metric: str | None = None
-    """Metric that says which is best, larger being better; null: reward/mean, else metrics/reward."""
+    """Metric of the evaluation that the best checkpoint maximizes; null: reward/mean, else metrics/reward."""
     save_optimizer: bool = True
-    """Save the optimizer with each checkpoint, without which a run cannot be resumed exactly."""
+    """Save the optimizer's state with each checkpoint. Without it a run cannot be resumed exactly."""
     resume_from_checkpoint: PathText | None = None
-    """A checkpoint to continue from, or "auto": the newest in `checkpoint_dir`, if there is one."""
+    """Checkpoint to continue from; auto: the newest one in `checkpoint_dir`, if any; null: start anew."""
     rollout_logging_dir: PathText | None = None
-    """Folder for the experience of every round as text; null: not written."""
+    """Folder for the prompts, responses and scores of every round as text files; null: write none."""
 
     log_samples: int = Field(default=4, ge=0)
-    """Prompts of a round whose samples are shown, with all responses to each; 0: none."""
+    """Number of prompts of a round to show in the logs, with all their responses; 0: none."""
     log_samples_interval: int = Field(default=10, ge=1)
-    """Optimizer steps between rounds whose samples are shown, at least; 1: every round."""
+    """Minimum number of optimizer steps between two rounds with samples in the logs; 1: every round."""
     tracker: str | list[str] | None = None
-    """Registered names of trackers beside metrics.jsonl, for example wandb; null: none."""
+    """Registered name of a tracker such as wandb, or a list of names; null: only the file metrics.jsonl."""
     logging_dir: PathText | None = None
-    """Folder of the tensorboard and wandb trackers; null: in `checkpoint_dir`."""
+    """Folder for the files of TensorBoard and wandb; null: `checkpoint_dir`."""
     project_name: str = "trlx_like"
-    """Project that trackers file the run under."""
+    """Project name that trackers show the run under."""
     run_name: str | None = None
-    """Name of the run; null: that of its folder."""
+    """Name of the run for trackers; null: the name of its folder."""
     entity_name: str | None = None
-    """Team or user of the wandb tracker."""
+    """Team or user name for wandb; null: the default of the account."""
     group_name: str | None = None
-    """Group of runs of the wandb tracker."""
+    """Group of runs for wandb; null: none."""
     tags: list[str] = []
-    """Tags of the wandb tracker."""
+    """Tags for wandb."""
 
     seed: int = Field(default=1000, ge=0)
-    """Seed of every random number."""
+    """Seed of all random numbers of the run."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Norm that gradients are clipped to; null: not clipped."""
+    """Maximum norm that the gradient is clipped to; null: no clipping."""
     reward_on_main_process: bool = False
-    """Call the reward function on the main process only, with the samples of all, as trlX does."""
+    """Call the reward function on the main process only, with the samples of all processes, as trlX does."""
 
     @property
     def trackers(self) -> list[str]:
-        """The names in `tracker`, as a list."""
+        """Return the names in `tracker` as a list."""
         return [self.tracker] if isinstance(self.tracker, str) else list(self.tracker or [])
 
     def conflicts(self) -> Iterator[Problem]:
@@ -101,7 +101,7 @@ class TrainConfig(Section):
                 f"{self.minibatch_size} does not divide train.batch_size ({self.batch_size}).",
             )
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         names = {name.lower() for name in self.trackers}
         without_wandb = [] if "wandb" in names else ["entity_name", "group_name", "tags"]
         without_both = [] if {"tensorboard", "wandb"} & names else ["logging_dir"]
@@ -119,24 +119,24 @@ class DataConfig(Section):
     section: ClassVar[str] = "data"
 
     prompts: PathText | list[Any] | None = None
-    """Prompts to train on: a source, or a list of them (text, or a mapping with "prompt")."""
+    """Prompts to train on: a data source, or a list of prompts (texts, or mappings with the key "prompt")."""
     eval_prompts: PathText | list[Any] | None = None
-    """Prompts to evaluate on; null: the first of the training prompts."""
+    """Prompts to evaluate on, in the same forms; null: the first `train.batch_size` training prompts."""
     samples: PathText | None = None
-    """Source of the samples that are trained on."""
+    """Data source of the samples that an offline method learns from."""
     rewards: PathText | None = None
-    """Source of the rewards of the samples."""
+    """Data source of the rewards of these samples, in the same order."""
     preferences: PathText | list[Any] | None = None
-    """Pairs to learn from: a source, or a list of rows with "chosen" and "rejected" (and "prompt", "margin")."""
+    """Preference pairs: a data source, or a list of rows with "chosen", "rejected" and often "prompt", "margin"."""
     eval_preferences: PathText | list[Any] | None = None
-    """Pairs to evaluate on, in the same forms; null: none."""
+    """Preference pairs to evaluate on, in the same forms; null: none."""
     reward_fn: PathText | list[str] | None = None
-    """Scores text: "module:function", "file.py:function", folder or hub name of a reward model; or a list of them."""
+    """Reward function ("module:function" or "file.py:function"), reward model (folder or hub name), or a list."""
     judge: PathText | dict[str, Any] | None = None
-    """What says which text is better: a registered judge ("name", or a mapping of it and options), or as reward_fn."""
+    """Judge that compares responses: a registered name, a mapping of name and options, or as `reward_fn`."""
     metric_fn: str | None = None
-    """Function that measures what evaluation generates, in the same forms."""
+    """Function that computes metrics of generated text in evaluation: "module:function" or "file.py:function"."""
     stop_sequences: list[str] = []
-    """Texts at which a response ends."""
+    """Texts that end a response when they are generated."""
     logit_mask: str | None = None
-    """Function that returns which token may follow which (True: allowed), in the same forms."""
+    """Function that returns a bool table [V, V] (previous, next token; true: allowed), as "module:function"."""

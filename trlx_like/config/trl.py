@@ -35,23 +35,23 @@ class TRLConfig(Section):
     model: ModelConfig
     """The model that is trained."""
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
-    """Its tokenizer."""
+    """The tokenizer of the model."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    """The optimiser."""
+    """The optimizer."""
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     """The learning-rate schedule."""
     method: MethodConfig
-    """The algorithm."""
+    """The algorithm and its options; `name` chooses it."""
     train: TrainConfig
-    """The run."""
+    """Length, batches, evaluation, checkpoints and logs of the run."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """Data and functions of a run without a script."""
+    """Data and reward functions of a run without a Python script."""
     reward: RewardFnConfig = Field(default_factory=RewardFnConfig)
     """How the reward function is run."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
-    """How text is generated."""
+    """The engine that generates text during training."""
     backend: BackendConfig = Field(default_factory=BackendConfig)
-    """Numbers, devices and threads."""
+    """Number format, device and threads."""
     plugins: list[str] = []
     """Modules, .py files or entry points that are imported before anything is looked up by name."""
 
@@ -93,7 +93,7 @@ class TRLConfig(Section):
         dump(self.to_dict(), path)
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with nested changes: `evolve(train={"seed": 1}, method={"gen_kwargs": {"top_k": 5}})`.
+        """Return a copy with nested changes: `evolve(train={"seed": 1}, method={"gen_kwargs": {"top_k": 5}})`.
 
         Mappings are merged, so an option may be added to `gen_kwargs`. Another method, optimiser or scheduler
         starts from its own defaults. Raises `ConfigError` for an unknown key.
@@ -102,7 +102,7 @@ class TRLConfig(Section):
 
     @classmethod
     def update(cls, baseconfig: TRLConfig | Mapping[str, Any], changes: Mapping[str, Any]) -> Self:
-        """As `evolve`, on a configuration or its mapping; keys may be dotted: `{"train.seed": 1}`."""
+        """Return a copy with changes, as `evolve` does; keys may be dotted: `{"train.seed": 1}`."""
         values = baseconfig.to_dict() if isinstance(baseconfig, TRLConfig) else baseconfig
         base = {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
         nested = _unflattened(changes)
@@ -113,11 +113,11 @@ class TRLConfig(Section):
         return cls.from_dict(_merged(base, nested))
 
     def check(self) -> None:
-        """Check again what depends on several fields, after some were assigned. Raises `ConfigError`."""
+        """Check what depends on several fields again, after fields were assigned. Raises `ConfigError`."""
         type(self).from_dict(self.to_dict())
 
     def conflicts(self) -> Iterator[Problem]:
-        """What does not go together in different sections."""
+        """Yield what does not go together in different sections."""
         method, name = type(self.method), self.method.name
         try:
             if method_class(name) is not method:
@@ -142,16 +142,16 @@ class TRLConfig(Section):
                 yield Problem(path, f"{longest} must be below train.seq_length ({seq_length}).")
         yield from self.method.conflicts_with(self)
 
-    def inert(self) -> list[str]:
-        """Dotted keys that were changed from their default but do nothing in this configuration."""
-        return [f"{name}.{key}" for name in self.sections() for key in getattr(self, name).inert()]
+    def unused_options(self) -> list[str]:
+        """Return the dotted keys that were changed from their default but have no effect in this configuration."""
+        return [f"{name}.{key}" for name in self.sections() for key in getattr(self, name).unused_options()]
 
     def __str__(self) -> str:
         return json.dumps(plain(self.to_dict()), indent=2)
 
 
 def _sections(values: Mapping[str, Any], classes: Mapping[str, type[Section]]) -> dict[str, Any]:
-    """Sections in place of mappings. Raises `InvalidConfig` with the problems of all of them at once."""
+    """Make the sections from mappings. Raises `InvalidConfig` with the problems of all sections at once."""
     problems = list(_plugin_problems(values.get("plugins")))
     made: dict[str, Any] = {}
     for name, value in values.items():
@@ -188,7 +188,7 @@ def _section(name: str, value: Any, classes: Mapping[str, type[Section]]) -> Any
 
 
 def _elsewhere(problem: Problem, sections: Mapping[str, type[Section]]) -> Problem:
-    """Name the other section that has the key which this one does not."""
+    """Point an unknown key to the section that has it, if there is one."""
     if isinstance(problem, UnknownKey):
         for name, section in sections.items():
             if problem.path[1] in section.model_fields:
@@ -197,7 +197,7 @@ def _elsewhere(problem: Problem, sections: Mapping[str, type[Section]]) -> Probl
 
 
 def _plugin_problems(plugins: Any) -> Iterator[Problem]:
-    """Load the plugins, which may bring the method. What is no list is left to the check of its type."""
+    """Load the plugins, which may register the method. A value of a wrong type is reported elsewhere."""
     for i, plugin in enumerate(plugins if isinstance(plugins, list) else []):
         try:
             load_plugin(plugin)
@@ -216,7 +216,7 @@ def _same_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _unflattened(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a.b": 1, "c": {"d.e": 2}}` as nested mappings. Deeper keys may have dots of their own."""
+    """Turn `{"a.b": 1, "c": {"d.e": 2}}` into nested mappings. Keys below the third level keep their dots."""
     nested: dict[str, Any] = {}
     for key, value in changes.items():
         if isinstance(value, Mapping) and "." not in str(key):
@@ -232,7 +232,7 @@ def _unflattened(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: Any, changes: Any) -> Any:
-    """`changes` put over `base`, mapping by mapping. Both are left as they are."""
+    """Return `base` with `changes` merged in, mapping by mapping. Neither argument is changed."""
     if not (isinstance(base, Mapping) and isinstance(changes, Mapping)):
         return copied(dict(changes)) if isinstance(changes, Mapping) else copied(changes)
     return {**copied(dict(base)), **{key: _merged(base.get(key), value) for key, value in changes.items()}}

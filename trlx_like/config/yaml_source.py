@@ -1,4 +1,4 @@
-"""YAML as plain values that remember where each of them stands, and back.
+"""Read YAML into plain values that remember their file and line, and write values as YAML.
 
 Read as YAML 1.2: `1e-5` is a number, only `true` and `false` are booleans, dates are text. Tags and a key
 given twice are refused. Left out on purpose: anything but mappings, lists, text, numbers, booleans and null.
@@ -38,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represented(dumper: _Dumper, text: str) -> yaml.Node:
-    """Only double quotes bring back every character: YAML folds unusual line ends such as U+0085."""
+    """Quote text with unusual characters: only double quotes preserve line ends such as U+0085."""
     return dumper.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
 
 
@@ -51,7 +51,7 @@ for _name, _pattern, _first in _RESOLVERS:
 class YamlSource:
     """The values of a YAML file, with the overrides of a command line put over them.
 
-    `problems` are the ones of the text itself, which do not keep the rest from being checked.
+    `problems` holds mistakes in the text itself, such as a repeated key, beside which the rest can still be checked.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -86,13 +86,13 @@ class YamlSource:
         parent[path[-1]] = None if node is None else self._value(node, path, "--set")
 
     def not_saved(self) -> Iterator[Problem]:
-        """The values that stand for objects which `dump` could not write."""
+        """Yield the values that stand for objects which `dump` could not write."""
         for path, value in _leaves(self.values, ()):
             if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
                 yield Problem(path, f"{value} was given from Python and is not in this file; set {path[-1]} again.")
 
     def located(self, problems: Iterable[Problem]) -> str:
-        """One line a problem, in the order of the file: `file.yml:12: train.seed: ...`."""
+        """Return one line for each problem, in the order of the file: `file.yml:12: train.seed: ...`."""
         lines = []
         for problem in problems:
             depth = next(n for n in range(len(problem.path), -1, -1) if problem.path[:n] in self._places)
@@ -101,7 +101,7 @@ class YamlSource:
         return "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
 
     def _value(self, node: yaml.Node, path: tuple[Any, ...], name: str, above: tuple[int, ...] = ()) -> Any:
-        """The plain value of a node; `above` are the ids of the nodes it stands in."""
+        """Return the plain value of a node; `above` has the ids of the nodes around it."""
         if id(node) in above:
             self._problem(path, node, name, "contains itself.")
             return None
@@ -151,13 +151,13 @@ class YamlSource:
 
 
 def dump(values: Mapping[str, Any], file: str | Path) -> None:
-    """Write values as YAML that reads back equal; an object is written as a note, which `not_saved` finds."""
+    """Write values as YAML that reads back equal; an object becomes a note, which `not_saved` finds."""
     text = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     Path(file).write_text(text, encoding="utf-8")
 
 
 def plain(value: Any) -> Any:
-    """Mappings, lists, text, numbers, booleans and null; a note in place of anything else."""
+    """Return values with mappings, lists, text, numbers, booleans and null alone; other objects become notes."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -201,7 +201,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 def _scalar(tag: str, text: str) -> Any:
-    """The value of a scalar. Raises KeyError for another tag, ValueError if the text does not fit."""
+    """Return the value of a scalar. Raises KeyError for an unknown tag, ValueError if the text does not fit it."""
     if tag == "str":
         return text
     if tag == "null":

@@ -42,7 +42,7 @@ def test_the_shortest_file_gets_the_defaults(tmp_path: Path) -> None:
     assert config.optimizer.kwargs == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
     assert (config.train.seed, config.train.max_grad_norm, config.train.trackers) == (1000, 1.0, [])
     assert isinstance(config.method, PPOConfig) and config.method.ratio_threshold == 10.0
-    assert config.inert() == []
+    assert config.unused_options() == []
 
 
 TOP = {
@@ -165,12 +165,12 @@ def test_words_that_yaml_1_1_takes_for_booleans_are_quoted(tmp_path: Path) -> No
 def test_options_that_do_nothing_are_listed() -> None:
     train = {"entity_name": "e", "group_name": "g", "tags": ["t"], "logging_dir": "l"}
     config = default_ppo_config().evolve(train=train, method={"horizon": 5, "ref_std": 2.0})
-    assert config.inert() == [
+    assert config.unused_options() == [
         *("method.horizon", "method.ref_std", "train.logging_dir"),
         *("train.entity_name", "train.group_name", "train.tags"),
     ]
     acting = config.evolve(train={"tracker": ["WandB", "tensorboard"]}, method={"target": 6.0, "scale_reward": "ref"})
-    assert acting.inert() == []
+    assert acting.unused_options() == []
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)

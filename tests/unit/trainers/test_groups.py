@@ -326,7 +326,7 @@ def test_options_that_cannot_be_meant(kind: type[Any], options: dict[str, Any], 
 
 
 def test_options_that_are_fine() -> None:
-    assert RLOOConfig(num_generations=1, baseline="batch").inert() == []
-    assert GRPOConfig(kl_in="reward").inert() == ["kl_in"]
-    assert GRPOConfig(kl_in="reward", beta=0.1).inert() == []
+    assert RLOOConfig(num_generations=1, baseline="batch").unused_options() == []
+    assert GRPOConfig(kl_in="reward").unused_options() == ["kl_in"]
+    assert GRPOConfig(kl_in="reward", beta=0.1).unused_options() == []
     assert math.isclose(RLOOConfig().beta, 0.05)

@@ -206,5 +206,7 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> 
 
 def test_options_that_are_fine() -> None:
     """Any way to sample: the loss does not compare with it. With one step the end of the schedule means nothing."""
-    assert RFTConfig(gen_kwargs={"max_new_tokens": 4, "top_p": 0.9, "repetition_penalty": 1.2}).inert() == []
-    assert RFTConfig(n_improve_steps=1, start_percentile=0.99, end_percentile=0.5).inert() == ["end_percentile"]
+    assert RFTConfig(gen_kwargs={"max_new_tokens": 4, "top_p": 0.9, "repetition_penalty": 1.2}).unused_options() == []
+    assert RFTConfig(n_improve_steps=1, start_percentile=0.99, end_percentile=0.5).unused_options() == [
+        "end_percentile"
+    ]

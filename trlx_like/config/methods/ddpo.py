@@ -17,59 +17,59 @@ class DDPOConfig(MethodConfig):
     arch_types: ClassVar[tuple[str, ...]] = ("diffusion",)
 
     num_inference_steps: int = Field(default=50, ge=1)
-    """Denoising steps of an image."""
+    """Number of denoising steps for each image."""
     eta: float = Field(default=1.0, gt=0, le=1)
-    """Noise of a step of DDIM, as a share of that of ancestral sampling."""
+    """Noise of each DDIM step, as a fraction of the noise of ancestral (DDPM) sampling."""
     noise_level: float = Field(default=0.7, gt=0)
-    """Noise of a step of a flow-matching model (SD3), in place of `eta`."""
+    """Noise of each step of a flow-matching model (such as SD3), which does not use `eta`."""
     guidance_scale: float = Field(default=5.0, ge=0)
-    """Weight of the prompt against the negative prompt; 1 or below: no guidance."""
+    """Scale of classifier-free guidance towards the prompt; 1 or below: no guidance."""
     negative_prompt: str | None = None
-    """What guidance leads away from; null: the pipeline's own. A prompt's key "negative_prompt" goes before it."""
+    """Text that guidance leads away from; null: the pipeline's own. A prompt's "negative_prompt" overrides it."""
     use_clipped_model_output: bool = False
-    """Take the noise from the clipped image, where the pipeline's scheduler clips it (`clip_sample`)."""
+    """Compute the noise from the clipped image, if the pipeline's scheduler clips images (`clip_sample`)."""
     height: int | None = Field(default=None, ge=1)
-    """Pixels; null: as the pipeline makes them by default."""
+    """Height of images in pixels; null: the pipeline's default."""
     width: int | None = Field(default=None, ge=1)
-    """Pixels; null: as the pipeline makes them by default."""
+    """Width of images in pixels; null: the pipeline's default."""
     vae_slicing: bool = True
-    """Decode one image at a time, for less memory."""
+    """Decode one image at a time, which takes less memory."""
 
     num_samples: int = Field(default=256, ge=1)
-    """Images of a round, over all processes."""
+    """Number of images in each round, over all processes."""
     num_generations: int = Field(default=1, ge=1)
-    """Images to each prompt of a round."""
+    """Number of images to each prompt of a round."""
     chunk_size: int = Field(default=8, ge=1)
-    """Prompts whose images are made and scored at once, per process."""
+    """Number of prompts to make and score images for at once, per process."""
     image_type: Literal["pil", "tensor"] = "pil"
-    """What the reward function gets: a list of PIL images, or one tensor [B, C, H, W] in [0, 1]."""
+    """Form of the images for the reward function: a list of PIL images, or a tensor [B, C, H, W] in [0, 1]."""
 
     advantages: Literal["prompt", "round", "group"] = "prompt"
-    """What a reward is compared with: earlier ones of its prompt, all of its round, or the others of its group."""
+    """Rewards to compare with: earlier ones of the same prompt, all of the round, or of the prompt's group."""
     stat_buffer_size: int = Field(default=16, ge=1)
-    """Newest rewards of a prompt that are kept to compare with."""
+    """Number of newest rewards of each prompt that are kept to compare with."""
     stat_min_count: int = Field(default=16, ge=1)
-    """Rewards of a prompt below which those of the whole round are compared with."""
+    """Minimum number of rewards of a prompt; with fewer, rewards of the whole round are compared with."""
     adv_clip: float = Field(default=5.0, gt=0)
-    """Advantages are clipped to this distance from 0."""
+    """Largest absolute value of an advantage; larger ones are clipped."""
 
     loss_type: Literal["clip", "score_function"] = "clip"
-    """PPO's clipped ratio, or REINFORCE without a ratio."""
+    """Loss: PPO's clipped ratio (clip) or REINFORCE without a ratio (score_function)."""
     cliprange: float = Field(default=1.0e-4, gt=0)
-    """The probability ratio of a step is clipped to 1 +- this; it is of the mean over dimensions, hence so small."""
+    """Clipping range of a step's probability ratio around 1; small, as the ratio is a mean over dimensions."""
     inner_epochs: int = Field(default=1, ge=1)
-    """Passes over the images of a round."""
+    """Number of passes over the images of a round."""
     timestep_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the denoising steps that a pass learns from, chosen at random for each image."""
+    """Fraction of the denoising steps that a pass learns from, chosen at random for each image."""
     train_cfg: bool = True
-    """Learn with guidance; false: the model without it, from images made with it."""
+    """Train the model with guidance; false: train it without, on images that were made with guidance."""
     guidance_gradient: bool = True
-    """Learn what to say to the negative prompt too, when learning with guidance."""
+    """Train the prediction for the negative prompt too, if training is with guidance."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL of a step to the model before training; 0: none, and no second set of weights is kept."""
+    """Weight of the KL of each step to the model before training; 0: no KL, and no second set of weights."""
 
     grid_interval: int | None = Field(default=None, ge=1)
-    """Rounds between those whose first images are shown, as those of evaluations are; null: none."""
+    """Number of rounds between two grids of images in the logs; null: no grids of rounds."""
 
     def conflicts(self) -> Iterator[Problem]:
         if self.num_samples % self.num_generations:
@@ -95,7 +95,7 @@ class DDPOConfig(MethodConfig):
                     f"{value} is not for images: all of the model or a LoRA is trained, and held close to its start.",
                 )
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         guided = self.guidance_scale > 1
         acts = {
             "stat_buffer_size": self.advantages == "prompt",

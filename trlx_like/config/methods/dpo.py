@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from trlx_like.config.method import Sections, TextMethodConfig
-from trlx_like.config.problems import Problem, Says, listed
+from trlx_like.config.problems import Accepts, Problem, listed
 
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
@@ -35,62 +35,62 @@ class DPOConfig(TextMethodConfig):
     """Direct preference optimisation (Rafailov et al. 2023), and the losses that have followed it."""
 
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to the reference; IPO's tau. Smaller lets it go further."""
+    """Strength of the pull to the reference (tau in IPO). A smaller value lets the policy go further."""
     loss_type: Annotated[
         list[str],
         BeforeValidator(_as_list),
         AfterValidator(_loss_types),
-        Says(f"one of {', '.join(LOSS_TYPES)}, or a list of them"),
+        Accepts(f"one of {', '.join(LOSS_TYPES)}, or a list of them"),
     ] = ["sigmoid"]
-    """The loss, or several to be added up."""
+    """Name of the loss, or a list of losses to add up."""
     loss_weights: list[float] | None = None
-    """Weight of each loss in `loss_type`; null: 1 each."""
+    """Weight of each loss in `loss_type`; null: 1 for each."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Probability that a preference is the wrong way round: sigmoid, sigmoid_norm, robust, exo_pair, aot."""
+    """Probability that a preference label is wrong; for sigmoid, sigmoid_norm, robust, exo_pair and aot."""
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
-    """Divergence from the reference that the loss stands for."""
+    """Divergence between policy and reference that the loss is derived from."""
     f_alpha_divergence_coef: float = 0.5
-    """Coefficient of the alpha divergence: 1 is reverse_kl, 0 forward_kl."""
+    """Coefficient of the alpha divergence: 1 equals reverse_kl, 0 equals forward_kl."""
     discopop_tau: float = Field(default=0.05, gt=0)
-    """Temperature of the blend of discopop."""
+    """Temperature of the loss discopop."""
     ld_alpha: float | None = Field(default=None, ge=0, le=1)
-    """Weight of the tokens by which one completion of a pair is longer than the other; null: 1."""
+    """Weight of the extra tokens of the longer completion of a pair (LD-DPO); null: 1."""
     use_weighting: bool = False
-    """Weigh pairs by how likely the policy itself is to write them (WPO)."""
+    """Weight each pair by the probability that the policy itself would write it (WPO)."""
     rpo_alpha: float | None = Field(default=None, gt=0)
-    """Weight of the negative log-likelihood of the chosen tokens that is added (RPO); null: none."""
+    """Weight of an added negative log-likelihood of the chosen completions (RPO); null: none."""
 
     reference_free: bool = False
-    """Take a reference that gives every text the same probability."""
+    """Use no reference model: every text has the same reference probability."""
     precompute_ref_log_probs: bool | None = None
-    """Compute reference log-probabilities once, before training; null: wherever the reference does not move."""
+    """Compute reference log-probabilities once, before training; null: do so unless the reference moves."""
     sync_ref_model: bool = False
-    """Let the reference follow the policy (TR-DPO)."""
+    """Update the reference towards the policy during training (TR-DPO)."""
     ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
-    """Share of the policy in the reference after it has followed; 1: it becomes the policy."""
+    """Weight of the policy in each update of the reference; 1: the reference becomes the policy."""
     ref_model_sync_steps: int = Field(default=512, ge=1)
-    """Optimizer steps between two moves of the reference."""
+    """Number of optimizer steps between two updates of the reference."""
     disable_dropout: bool = True
-    """Train without dropout."""
+    """Switch dropout off in training."""
 
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Tokens of a prompt, at most; null: `train.seq_length` alone limits it."""
+    """Maximum number of tokens of a prompt; null: limited by `train.seq_length` alone."""
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
-    """What stays of a pair longer than `train.seq_length`: the start, or the ends of prompt and completions."""
+    """What to keep of a pair that is longer than `train.seq_length`: its start or its end."""
     too_long: Literal["truncate", "drop"] = "truncate"
-    """What happens to such a pair."""
+    """What to do with a pair that is longer than `train.seq_length`."""
     generate_during_eval: bool = False
-    """Show what the reference writes to the evaluation prompts beside what the policy writes."""
+    """Show completions of the reference beside those of the policy in evaluations."""
 
     @property
     def weights(self) -> dict[str, float]:
-        """The losses with their weights; RPO's term is that of sft."""
+        """Return the losses with their weights; the term of RPO is the loss sft."""
         weights = dict(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
         return weights if self.rpo_alpha is None else {**weights, "sft": self.rpo_alpha}
 
     @property
     def precomputes(self) -> bool:
-        """Whether reference log-probabilities are computed once, and not in every step."""
+        """Return whether reference log-probabilities are computed once and not in every step."""
         fixed = not (self.sync_ref_model or self.reference_free)
         return fixed if self.precompute_ref_log_probs is None else self.precompute_ref_log_probs
 
@@ -142,7 +142,7 @@ class DPOConfig(TextMethodConfig):
         if self.sync_ref_model and config.model.peft_config is not None:
             yield _problem("sync_ref_model", "true does not go with model.peft_config, whose reference cannot move.")
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         names, found = self.loss_type, []
         if self.f_divergence_type != "alpha_divergence":
             found.append("f_alpha_divergence_coef")

@@ -13,42 +13,42 @@ from trlx_like.config.problems import Problem
 
 
 class GroupMethodConfig(OnlineTextMethodConfig):
-    """Policy gradients with the other responses to a prompt in the place of a value function."""
+    """Options of policy gradients that compare the responses to a prompt and need no value function."""
 
     num_generations: int = Field(default=8, ge=1)
-    """Responses to each prompt: a group."""
+    """Number of responses to each prompt, which form a group."""
     num_prompts: int = Field(default=16, ge=1)
-    """Prompts of a round, over all processes."""
+    """Number of prompts in each round, over all processes."""
     num_iterations: int = Field(default=1, ge=1)
-    """Passes over the responses of a round."""
+    """Number of passes over the responses of a round."""
     chunk_size: int = Field(default=16, ge=1)
-    """Prompts whose responses are generated and scored at once, per process."""
+    """Number of prompts to generate and score responses for at once, per process."""
 
     loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
-    """What counts the same: every token ("dapo"), every response ("grpo"), or a response by its length ("dr_grpo")."""
+    """What the loss averages over: tokens (dapo), responses (grpo), or tokens over a constant length (dr_grpo)."""
     epsilon: float = Field(default=0.2, gt=0)
-    """The probability ratio is clipped below at 1 - this."""
+    """Distance below 1 at which the probability ratio is clipped."""
     epsilon_high: float | None = Field(default=None, gt=0)
-    """The probability ratio is clipped above at 1 + this; null: as `epsilon`."""
+    """Distance above 1 at which the probability ratio is clipped; null: the same as `epsilon`."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """What has a probability ratio: each token, or a response, as the geometric mean of those of its tokens (GSPO)."""
+    """Probability ratio of each token, or of each sequence as the geometric mean over its tokens (GSPO)."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference; 0: none, and no reference is made."""
+    """Weight of the KL to the reference; 0: no KL, and no reference model is made."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
+    """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
     ent_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus, weighted over tokens as the loss is."""
+    """Weight of the entropy bonus, which averages over tokens as the loss does."""
 
     max_sampling_attempts: int | None = Field(default=None, ge=1)
-    """Leave out groups of equal scores, drawing prompts up to this many times a round instead; null: keep them."""
+    """Replace groups of equal scores by drawing prompts up to this many times a round; null: keep such groups."""
     soft_punish_cache: int | None = Field(default=None, ge=1)
-    """Tokens before `max_new_tokens` over which a growing penalty, up to 1, is taken from a score; null: none."""
+    """Number of last tokens before `max_new_tokens` over which a length penalty grows from 0 to 1; null: none."""
     mask_truncated_completions: bool = False
-    """Leave out responses that do not end by themselves. They still count in the baseline of their group."""
+    """Do not train on responses that were cut at `max_new_tokens`. They still count in their group's baseline."""
 
     @property
     def max_new_tokens(self) -> int:
-        """Of the text that is trained on."""
+        """Return the `max_new_tokens` of rollouts."""
         return longest_response(self.experience_kwargs)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -61,11 +61,11 @@ class GroupMethodConfig(OnlineTextMethodConfig):
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:
-        """Why a group of this size cannot be compared."""
+        """Yield why a group of this size cannot be compared."""
         if self.num_generations < 2:
             yield _problem("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         return ["kl_in"] if not self.beta and self.changed("kl_in") else []
 
 

@@ -11,4 +11,4 @@ class GRPOConfig(GroupMethodConfig):
     """Group relative policy optimisation (Shao et al. 2024), with the changes of Dr. GRPO, DAPO and GSPO as options."""
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the deviation of their group's scores, or of all scores of the round; none: do not."""
+    """Divide advantages by the standard deviation of scores in their group or in the round (batch); none: do not."""

@@ -12,7 +12,7 @@ from trlx_like.config.problems import Problem, shown
 
 
 def default_gen_kwargs() -> dict[str, Any]:
-    """trlX's: guided by the advantage, from the 20 best tokens."""
+    """Return the defaults of trlX: guided by the advantage, among the 20 likeliest tokens."""
     return {"max_new_tokens": 56, "top_k": 20, "beta": 1.0, "temperature": 1.0}
 
 
@@ -22,38 +22,38 @@ class ILQLConfig(TextMethodConfig):
     generation_options: ClassVar[tuple[str, ...]] = ("beta",)
 
     tau: float = Field(default=0.7, gt=0, lt=1)
-    """Expectile that V is of Q: .5 the mean over the data's actions, towards 1 the best of them."""
+    """Expectile of Q that V learns: 0.5 is the mean over the actions in the data, near 1 the best of them."""
     gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount of a reward per output token."""
+    """Discount factor of rewards, per output token."""
     cql_scale: float = Field(default=0.1, ge=0)
-    """Weight of the conservative term, which keeps Q low for tokens that the data does not have."""
+    """Weight of the conservative (CQL) loss, which keeps Q low for tokens that are not in the data."""
     cql_temperature: float = Field(default=1.0, gt=0)
-    """Q is divided by this in the conservative term."""
+    """Temperature of the conservative loss, which divides Q."""
     awac_scale: float = Field(default=1.0, ge=0)
-    """Weight of the language-model term."""
+    """Weight of the language-model (AWAC) loss."""
     beta: float = 0.0
-    """Inverse temperature of the weights exp(beta A) in the language-model term; 0: plain imitation. Decoding has a
-    beta of its own, in `gen_kwargs`."""
+    """Inverse temperature of the weights exp(beta A) in the language-model loss; 0: all weights are 1. Decoding has
+    its own beta, in `gen_kwargs`."""
     awac_clip: float | None = Field(default=None, gt=0)
-    """Largest weight in the language-model term; null: no limit."""
+    """Largest weight exp(beta A) in the language-model loss; null: no limit."""
     awac_per: Literal["action", "token"] = "action"
-    """What the language-model term is a mean over: output tokens (trlX), or all tokens (the original)."""
+    """What the language-model loss averages over: output tokens (action, trlX) or all tokens (token, the paper)."""
     alpha: float = Field(default=0.001, gt=0, le=1)
-    """Share of the Q heads that their targets take over at a synchronisation (Polyak)."""
+    """Fraction of the Q heads that their target heads take over at each synchronization (Polyak averaging)."""
     steps_for_target_q_sync: int = Field(default=5, ge=1)
-    """Optimizer steps between synchronisations of the target Q heads."""
+    """Number of optimizer steps between two synchronizations of the target Q heads."""
     two_qs: bool = True
-    """Two Q heads, of whose targets the smaller counts."""
+    """Use two Q heads and take the smaller of their targets."""
     mc_returns: bool = False
-    """V learns from the returns in the data in place of the target Q."""
+    """Let V learn from the returns in the data instead of from the target Q."""
     detach_q: bool = False
-    """The Q heads do not train the language model under them."""
+    """Do not train the language model by the loss of the Q heads."""
     detach_v: bool = False
-    """The V head does not train the language model under it."""
+    """Do not train the language model by the loss of the V head."""
     standardize_rewards: bool = True
-    """Scale returns to variance 1, and to mean 0 where each sample has one reward. Equal ones stay as they are."""
+    """Scale returns to variance 1, and to mean 0 if each sample has one reward. Equal returns are left as they are."""
     gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
-    """Options of `generate` for evaluation, and `beta`, the weight of the advantage; a list for one is a sweep."""
+    """Generation options for evaluation, and beta, the weight of the advantage in decoding. A list is a sweep."""
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
@@ -64,6 +64,6 @@ class ILQLConfig(TextMethodConfig):
         if self.gen_kwargs.get("num_beams") not in (None, 1):
             yield Problem(("method", "gen_kwargs", "num_beams"), "guided decoding samples; leave it out.")
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         plain = ["awac_clip"] if self.beta == 0 else []
         return [name for name in plain if self.changed(name)]

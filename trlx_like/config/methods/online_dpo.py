@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
-from trlx_like.config.problems import Problem, Says
+from trlx_like.config.problems import Accepts, Problem
 
 
 def _betas(value: float | list[float]) -> float | list[float]:
@@ -19,7 +19,7 @@ def _betas(value: float | list[float]) -> float | list[float]:
 
 
 def default_gen_kwargs() -> dict[str, Any]:
-    """TRL's."""
+    """Return the defaults of TRL."""
     return {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "do_sample": True}
 
 
@@ -27,28 +27,28 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
     gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
-    """Options of `generate` for evaluation; a list of values for an option is a sweep over it."""
+    """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
     beta: Annotated[
         float | list[float],
         AfterValidator(_betas),
-        Says("a number above 0, or a list of them"),
+        Accepts("a number above 0, or a list of them"),
     ] = 0.1
-    """How strongly the policy is held to the reference; IPO's tau. A list: one for each pass over the prompts."""
+    """Strength of the pull to the reference (tau in IPO). A list has a value for each pass over the prompts."""
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
-    """The loss of a pair. ipo is on sums over tokens, as in its paper; that of DPOConfig is on means."""
+    """Loss of a pair. Here ipo sums over tokens, as in its paper; ipo of DPOConfig takes the mean."""
     n_generations_per_prompt: int = Field(default=2, ge=2)
-    """Responses made to each prompt, of which the best and the worst are a pair."""
+    """Number of responses to each prompt; the best and the worst become a pair."""
     num_prompts: int | None = Field(default=None, ge=1)
-    """Prompts of a round, over all processes; null: `train.batch_size`, so that a round is one step."""
+    """Number of prompts in each round, over all processes; null: `train.batch_size`, so that a round is one step."""
     chunk_size: int = Field(default=64, ge=1)
-    """Prompts whose responses are generated and judged at once, per process."""
+    """Number of prompts to generate and judge responses for at once, per process."""
     missing_eos_penalty: float | None = Field(default=None, ge=0)
-    """Taken off the score of a response that does not end by itself; null: nothing."""
+    """Penalty subtracted from the score of a response that was cut at max_new_tokens; null: none."""
     disable_dropout: bool = True
-    """Train without dropout."""
+    """Switch dropout off in training."""
 
     def beta_of(self, epoch: int) -> float:
-        """beta in a pass over the prompts, counted from 0. The last of a list stays."""
+        """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""
         return self.beta[min(epoch, len(self.beta) - 1)] if isinstance(self.beta, list) else self.beta
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:

@@ -13,12 +13,12 @@ class RewardConfig(MethodConfig):
     """A reward model from pairs of answers of which one is preferred."""
 
     center_rewards_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the squared sum of a pair's rewards, which pulls their level to zero; 0.01 is usual."""
+    """Weight of the squared sum of a pair's rewards, which keeps rewards around zero; 0.01 is usual."""
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Tokens of a prompt, at most; null: `train.seq_length` alone limits it."""
+    """Maximum number of tokens of a prompt; null: limited by `train.seq_length` alone."""
     too_long: Literal["drop", "truncate"] = "drop"
-    """What happens to a pair longer than `train.seq_length`."""
+    """What to do with a pair that is longer than `train.seq_length`."""
     truncation_mode: Literal["keep_end", "keep_start"] = "keep_end"
-    """What stays of a pair that is cut: the ends of prompt and answers, where the reward is read, or the start."""
+    """What to keep of a pair that is cut: the end, where the reward is read, or the start."""
     disable_dropout: bool = True
-    """Train without dropout."""
+    """Switch dropout off in training."""

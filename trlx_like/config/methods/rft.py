@@ -17,17 +17,17 @@ class RFTConfig(OnlineTextMethodConfig):
     exact_sampling: ClassVar[bool] = False
 
     n_generations_per_prompt: int = Field(default=32, ge=1)
-    """Responses made to each prompt, each time that the pool grows."""
+    """Number of responses to each prompt, each time that the pool of responses grows."""
     n_improve_steps: int = Field(default=4, ge=1)
-    """Rounds on one growth of the pool, each under a higher percentile."""
+    """Number of rounds of training between two growths of the pool, each with a higher percentile."""
     start_percentile: float = Field(default=0.7, ge=0, le=1)
-    """Share of a prompt's responses that is left out in the first round after the pool has grown."""
+    """Fraction of each prompt's responses, the worst, left out in the first round after the pool has grown."""
     end_percentile: float = Field(default=0.95, ge=0, le=1)
-    """What that share rises towards: after `n_improve_steps` rounds it would be reached."""
+    """Fraction that the one left out rises towards over `n_improve_steps` rounds."""
     chunk_size: int = Field(default=128, ge=1)
-    """Responses generated and scored at once, per process."""
+    """Number of responses to generate and score at once, per process."""
     pool_size: int | None = Field(default=None, ge=1)
-    """Newest responses that the pool keeps of a prompt; null: all, as in trlX."""
+    """Number of newest responses to each prompt that the pool keeps; null: all, as in trlX."""
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
@@ -44,5 +44,5 @@ class RFTConfig(OnlineTextMethodConfig):
                 "use true.",
             )
 
-    def inert(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         return ["end_percentile"] if self.n_improve_steps == 1 and self.changed("end_percentile") else []

@@ -15,13 +15,13 @@ class RLOOConfig(GroupMethodConfig):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024), or REINFORCE++ (Hu 2025)."""
 
     baseline: Literal["leave_one_out", "batch"] = "leave_one_out"
-    """What a score is compared with: the group's other scores, or all of the round, whitened (REINFORCE++)."""
+    """Baseline of a score: the mean of its group's others, or of the whole round, whitened (batch, REINFORCE++)."""
     loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dr_grpo"
-    """What counts the same: every token ("dapo"), every response ("grpo"), or a response by its length ("dr_grpo")."""
+    """What the loss averages over: tokens (dapo), responses (grpo), or tokens over a constant length (dr_grpo)."""
     beta: float = Field(default=0.05, ge=0)
-    """Weight of the KL to the reference; 0: none, and no reference is made."""
+    """Weight of the KL to the reference; 0: no KL, and no reference model is made."""
     kl_in: Literal["loss", "reward"] = "reward"
-    """Where the KL acts: on each token's loss (the estimate k3), or subtracted from the scores (k1)."""
+    """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
 
     def group_problems(self) -> Iterator[Problem]:
         if self.baseline == "leave_one_out":

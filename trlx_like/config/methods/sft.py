@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, WithJsonSchema
 
 from trlx_like.config.method import TextMethodConfig
-from trlx_like.config.problems import Says
+from trlx_like.config.problems import Accepts
 
 
 def _function(value: Any) -> Any:
@@ -20,11 +20,11 @@ class SFTConfig(TextMethodConfig):
     """Next-token prediction on given text."""
 
     packing: bool = False
-    """Put several samples into one row of `train.seq_length` tokens, each attending to itself only."""
+    """Put several samples into one row of `train.seq_length` tokens; each attends only to itself."""
     formatting_func: Annotated[
         Any,
         AfterValidator(_function),
-        Says("a function, 'module:function' or null"),
+        Accepts("a function, 'module:function' or null"),
         WithJsonSchema({"type": ["string", "null"]}),
     ] = None
-    """Function from a sample to the text that is trained on, or "module:function"; null: samples are text."""
+    """Function (or "module:function") that makes the text to train on from a sample; null: samples are texts."""

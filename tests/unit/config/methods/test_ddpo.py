@@ -29,9 +29,9 @@ def test_options_that_cannot_go_together(message: str, options: dict[str, Any]) 
 
 def test_what_does_nothing_is_named() -> None:
     quiet = DDPOConfig(guidance_scale=1.0, negative_prompt="x", train_cfg=False, advantages="round", stat_min_count=3)
-    assert quiet.inert() == ["stat_min_count", "negative_prompt", "train_cfg"]
-    assert DDPOConfig(guidance_gradient=False).inert() == []
-    assert DDPOConfig(guidance_gradient=False, train_cfg=False).inert() == ["guidance_gradient"]
+    assert quiet.unused_options() == ["stat_min_count", "negative_prompt", "train_cfg"]
+    assert DDPOConfig(guidance_gradient=False).unused_options() == []
+    assert DDPOConfig(guidance_gradient=False, train_cfg=False).unused_options() == ["guidance_gradient"]
 
 
 def test_models_and_methods_that_do_not_fit() -> None:
