@@ -2,7 +2,8 @@
 
 Without arguments everything runs in two processes, and the coverage has to reach the bound in
 `pyproject.toml`. Other arguments go to pytest and narrow the run, `python scripts/test.py tests/unit -k kl`:
-then one process is used (`-n 2` for two) and no bound holds.
+then one process is used (`-n 2` for two) and no bound holds. `--quick` is for between two edits: about a minute,
+without coverage, of what `tests/quick.py` keeps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+from browser import MISSING, find_chromium
 from environment import TEST_EXTRAS, Environment, run, say
 
 # Toy models are several times faster on one thread a process. Nothing may reach for the network.
@@ -24,19 +26,30 @@ VARIABLES = {
     "GRADIO_ANALYTICS_ENABLED": "False",
 }
 
+# The other folders start processes, train, or run whole examples and pages.
+QUICK = ["tests/unit", "tests/compat", "tests/scripts"]
+
 
 def main(arguments: list[str]) -> int:
     """Exit code of pytest, or 1 when all tests pass but cover too little."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
+    parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests, without coverage")
+    parser.add_argument("--measure", action="store_true", help="run everything and write tests/durations.json")
     options, chosen = parser.parse_known_args(arguments)
     python = Environment().ensure(TEST_EXTRAS)
     settings = ["-m", "slow or not slow"] if options.slow else []
     if not chosen and (os.cpu_count() or 1) >= 2:
         settings += ["-n", "2"]
+    if options.quick or options.measure:
+        folders = QUICK if options.quick and not chosen else []
+        selection = "--quick" if options.quick else "--measure"
+        return run([python, "-m", "pytest", "-p", "tests.quick", selection, *settings, *folders, *chosen], **VARIABLES)
     run([python, "-m", "coverage", "erase"])
     code = run([python, "-m", "coverage", "run", "-m", "pytest", *settings, *chosen], **VARIABLES)
     covered = report_coverage(python, everything_ran=not chosen)
+    if find_chromium() is None:
+        say(MISSING)
     return code or (0 if covered else 1)
 
 

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on this machine: the script of the report is NOT tested (apt: chromium)"
-)
+from scripts.browser import MISSING, find_chromium
+
+CHROMIUM = find_chromium()
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--window-size=1300,900", "--remote-debugging-pipe"),
