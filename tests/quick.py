@@ -1,16 +1,18 @@
 """What `scripts/test.py --quick` leaves out, by measured times; loaded as a pytest plugin, as is the measuring.
 
-`durations.json` has the CPU seconds of a case of each test function that is not cheap, with those of its fixtures and
-child processes. A quick run has every case of the cheap ones, the first case of those up to `LIMIT`, and of a file
-that would have none its cheapest. `scripts/test.py --measure` writes the file anew.
+`durations.json` has the CPU seconds of each measured file, and those of one case of each of its test functions that is
+not cheap, fixtures and child processes included. A quick run has every case of the cheap functions, the first case of
+those up to `LIMIT`, and of a file that would have none its cheapest; of a file that was not measured, its first test.
+`scripts/test.py --measure` writes the times of what it runs: of everything, or of the folders and files it is given.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ def kept(names: list[str], seconds: dict[str, float]) -> list[str]:
 
     Args:
         names: Names as pytest shows them, in order; the cases of a function stand together.
-        seconds: CPU seconds of a case of each function that is not cheap.
+        seconds: CPU seconds of each measured file, and of a case of each of its functions that is not cheap.
 
     Returns:
         The names that are run, in their order.
@@ -44,16 +46,27 @@ def kept(names: list[str], seconds: dict[str, float]) -> list[str]:
     files: defaultdict[str, list[str]] = defaultdict(list)
     seen: set[str] = set()
     for name in names:
-        function = function_of(name)
-        cost = seconds.get(function, 0.0)
+        file, function = name.partition("::")[0], function_of(name)
+        cost = seconds.get(function, 0.0 if file in seconds else math.inf)
         if cost < CHEAP or (cost <= LIMIT and function not in seen):
             chosen.add(name)
         seen.add(function)
-        files[name.partition("::")[0]].append(name)
+        files[file].append(name)
     for cases in files.values():
         if chosen.isdisjoint(cases):
-            chosen.add(min(cases, key=lambda name: seconds[function_of(name)]))
+            chosen.add(min(cases, key=lambda name: seconds.get(function_of(name), 0.0)))
     return [name for name in names if name in chosen]
+
+
+def updated(known: Mapping[str, float], cases: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Replace what was known of the files that were measured by the seconds of the cases of their functions."""
+    files: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in cases.items():
+        files[name.partition("::")[0]] += sum(seconds)
+    kept = {name: seconds for name, seconds in known.items() if name.partition("::")[0] not in files}
+    means = {name: sum(seconds) / len(seconds) for name, seconds in cases.items()}
+    found = {**files, **{name: mean for name, mean in means.items() if mean >= CHEAP}}
+    return dict(sorted({**kept, **{name: round(seconds, 2) for name, seconds in found.items()}}.items()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,11 +105,13 @@ class Measured:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.cases[function_of(report.nodeid)] += [s for name, s in report.user_properties if name == "cpu"]
+            self.cases[function_of(report.nodeid)] += [
+                float(str(s)) for name, s in report.user_properties if name == "cpu"
+            ]
 
     def pytest_sessionfinish(self) -> None:
-        means = {name: sum(cases) / len(cases) for name, cases in sorted(self.cases.items())}
-        DURATIONS.write_text(json.dumps({k: round(s, 2) for k, s in means.items() if s >= CHEAP}, indent=0) + "\n")
+        known = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
+        DURATIONS.write_text(json.dumps(updated(known, self.cases), indent=0) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:

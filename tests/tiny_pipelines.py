@@ -35,8 +35,13 @@ def clip_tokenizer() -> CLIPTokenizer:
 
 
 def clip_config(width: int = 8) -> CLIPTextConfig:
-    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ids = {"vocab_size": 54, "bos_token_id": 52, "eos_token_id": 53, "pad_token_id": 53}
+    sizes: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    ids: dict[str, Any] = {"vocab_size": 54, "bos_token_id": 52, "eos_token_id": 53, "pad_token_id": 53}
     return CLIPTextConfig(**sizes, **ids, max_position_embeddings=LENGTH, projection_dim=width)
 
 
@@ -94,7 +99,7 @@ def sdxl() -> Any:
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
     torch.manual_seed(0)
-    added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 4}
+    added: dict[str, Any] = {"addition_embed_type": "text_time", "addition_time_embed_dim": 4}
     return StableDiffusionXLPipeline(
         vae=vae(force_upcast=True),
         text_encoder=CLIPTextModel(clip_config()),

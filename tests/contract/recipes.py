@@ -68,7 +68,7 @@ PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
 GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 GROUPS = {"num_generations": 3, "num_prompts": 2, "chunk_size": 1, "num_iterations": 2, "gen_kwargs": GENERATION}
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NO_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SEQ2SEQ = {
     "model.model_path": tiny_config("t5", dropout_rate=0.0),
     "model.model_arch_type": "seq2seq",

@@ -123,7 +123,7 @@ def test_everything_that_changes_is_saved(name: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_a_counter_that_nobody_registered_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(TRAINERS.get(name)):
+    class Forgetful(TRAINERS.get(name)):  # type: ignore[misc]
         """Counts in three places that no checkpoint holds."""
 
         def build(self, tokenizer: Any = None) -> None:

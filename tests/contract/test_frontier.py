@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.recipes import make
 
-KL = {
+KL: dict[str, tuple[str, dict[str, Any]]] = {
     "DDPOTrainer": ("losses/kl", {"method.beta": 0.1}),
     "GRPOTrainer": ("policy/kl", {"train.epochs": 3}),
     "OnlineDPOTrainer": ("policy/kl", {}),

@@ -39,10 +39,10 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert list(got) == list(expected)
     assert max(float(g.abs().max()) for g in expected.values()) > 0.01
     for name, gradient in expected.items():
-        torch.testing.assert_close(got[name], gradient, rtol=0, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=1e-6, msg=(name + ": {}").format)
 
 
-@pytest.fixture(params=kinds().values(), ids=kinds())
+@pytest.fixture(params=list(kinds().values()), ids=list(kinds()))
 def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     name, changes = request.param
     return make(name, tmp_path, **{**changes, "train.max_grad_norm": None})

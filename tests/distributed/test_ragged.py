@@ -144,7 +144,7 @@ FAILING = {"reward_fn": no_luck_on_the_second, "metric_fn": no_metric_on_the_sec
 
 def kl_of_own_models(rank: int, folder: Path) -> float:
     """Each process comes with a model of its own, as a script without a seed makes them."""
-    changes = {"model.model_path": tiny_lm(seed=rank, **{"vocabulary": 32}), **TWO_STEPS}
+    changes = {"model.model_path": tiny_lm(seed=rank, vocabulary=32), **TWO_STEPS}
     trainer = make("PPOTrainer", folder, **changes)
     trainer.make_experience()
     own = torch.cat([element.kl for element in trainer.store.elements])

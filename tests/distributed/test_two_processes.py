@@ -52,7 +52,7 @@ def test_the_weights_are_those_of_one_process(
     assert len(alone["metrics"]) > 1
     assert_same(second, first)
     for key, weight in alone["weights"].items():
-        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=2e-6, msg=lambda text, k=key: k + text)
+        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
     for got, expected in zip(first["metrics"], alone["metrics"], strict=True):
         assert got == pytest.approx(expected, abs=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -52,7 +53,7 @@ def test_scores_by_hand() -> None:
     answers = {"14-5-3": 1.0, "14-3-5": 1.0, "14-5+3": 0.0, "6": 0.0, "3+3": 0.0, "14-5-3+0": 0.0, "no": 0.0, "": 0.0}
     assert {answer: problem.score(answer) for answer in answers} == answers
     assert Problem((2, 2, 5), 9).score("2+2+5") == 1 > Problem((2, 2, 5), 9).score("2+5+2-0")
-    rows = {"outputs": ["14-5-3", "3+5+14", "3+5"], "numbers": [[3, 5, 14]] * 3}
+    rows: dict[str, Any] = {"outputs": ["14-5-3", "3+5+14", "3+5"], "numbers": [[3, 5, 14]] * 3}
     assert countdown.reward_fn(**rows, target=[6] * 3) == [1, 0, 0]
     assert countdown.metric_fn(**rows) == {"valid": [1, 1, 0]}
 
@@ -93,8 +94,9 @@ def test_every_text_fits_the_tokenizer_and_the_model() -> None:
     answer = max(len(expression) for row in default_task().expressions.values() for expression in row)
     for file, _ in countdown.METHODS.values():
         options = TRLConfig.load_yaml(countdown.CONFIGS / file)
-        assert options.method.gen_kwargs["max_new_tokens"] > answer
-        assert longest + options.method.gen_kwargs["max_new_tokens"] <= options.train.seq_length <= config.n_positions
+        new_tokens = options.method.to_dict()["gen_kwargs"]["max_new_tokens"]
+        assert new_tokens > answer
+        assert longest + new_tokens <= options.train.seq_length <= config.n_positions
 
 
 def test_every_method_is_what_it_is_called() -> None:

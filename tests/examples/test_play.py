@@ -8,7 +8,7 @@ import pytest
 
 from examples.maze import task
 from examples.maze.__main__ import CONFIG
-from examples.play import Score, cloning, play_trained
+from examples.play import Episode, Score, cloning, play_trained
 from trlx_like import TRLConfig
 
 
@@ -23,7 +23,7 @@ def test_cloning_differs_in_the_method_only() -> None:
     ilql = TRLConfig.load_yaml(CONFIG)
     clone = cloning(ilql)
     assert (clone.train.trainer, clone.method.name) == ("SFTTrainer", "SFTConfig")
-    assert clone.method.gen_kwargs == {"max_new_tokens": 1}
+    assert clone.method.to_dict()["gen_kwargs"] == {"max_new_tokens": 1}
     for section in ("model", "optimizer", "scheduler", "tokenizer"):
         assert getattr(clone, section) == getattr(ilql, section)
     assert clone.train.total_steps == ilql.train.total_steps and clone.train.seed == ilql.train.seed
@@ -34,7 +34,7 @@ def test_a_policy_is_trained_and_plays(tmp_path: Path) -> None:
     changes = {"total_steps": 2, "checkpoint_dir": str(tmp_path), "eval_interval": 2, "resume_from_checkpoint": None}
     config = TRLConfig.load_yaml(CONFIG).evolve(train=changes)
 
-    def episodes() -> list[task.Walk]:
+    def episodes() -> list[Episode]:
         return [task.Walk(maze, cell) for cell in maze.starts[:2]]
 
     results = play_trained(config, data.samples[:8], task.rewards()[:8], episodes, {"plain": {}, "led": {"beta": 80}})

@@ -142,12 +142,12 @@ def test_each_reward_is_at_its_guess() -> None:
         game.say(said)
     data = Data([game])
     (dialogue,) = encode_dialogues(data.samples, tokenizer, 38, data.rewards)
-    said = [
+    learned = [
         (tokenizer.decode([token]), reward)
         for token, output, reward in zip(dialogue.ids, dialogue.is_output, dialogue.rewards or [], strict=True)
         if output
     ]
-    assert said == [("actor", -1.0), ("about", 0.0), (task.EOS, 0.0)]
+    assert learned == [("actor", -1.0), ("about", 0.0), (task.EOS, 0.0)]
 
 
 def test_the_first_weights_can_spell() -> None:

@@ -66,8 +66,8 @@ def test_a_run_with_faults_is_one_with_abstentions(
     changes = {**ABSTAIN, **options, "method.image_type": kind, "reward_fn": faulty.OddImages(name)}
     got = run(NAME, tmp_path, **changes)
     assert_same(state_of(got), state_of(without), "state")
-    assert_same(*(without_count(rows(path)) for path in (tmp_path, folder)))
-    assert_same(*(rows(path, "samples.jsonl") for path in (tmp_path, folder)))
+    assert_same(without_count(rows(tmp_path)), without_count(rows(folder)))
+    assert_same(rows(tmp_path, "samples.jsonl"), rows(folder, "samples.jsonl"))
     found = faults(tmp_path)
     assert found and {(line["kind"], line["count"]) for line in found} == {(wanted, 1)}
     shown = {"pil": "an image of 8 x 8 pixels, RGB", "tensor": "a tensor of shape (3, 8, 8)"}[kind]
@@ -126,7 +126,7 @@ def test_rewards_that_are_awaited(tmp_path: Path) -> None:
     assert both.progress.step == plain.progress.step
 
 
-WHOLE = {
+WHOLE: dict[str, Callable[[Any], Any]] = {
     "int": lambda scores: [int(score) for score in scores],
     "numpy": lambda scores: np.array(scores, dtype=np.int64),
     "tensor": lambda scores: torch.tensor(scores).long(),

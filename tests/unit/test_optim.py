@@ -101,7 +101,7 @@ def rates(name: str, steps: int, total_steps: int | None = None, **kwargs: Any) 
     scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, kwargs=kwargs), total_steps)
     seen = []
     for _ in range(steps):
-        seen.append(scheduler.get_last_lr()[0])
+        seen.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
         scheduler.step()
     return seen

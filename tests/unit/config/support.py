@@ -45,4 +45,4 @@ def sentence_of(make: Callable[[], Any]) -> str:
     return str(error.value)
 
 
-TRAIN = {"total_steps": 10, "seq_length": 64, "epochs": 2, "batch_size": 8, "trainer": "PPOTrainer"}
+TRAIN: dict[str, Any] = {"total_steps": 10, "seq_length": 64, "epochs": 2, "batch_size": 8, "trainer": "PPOTrainer"}

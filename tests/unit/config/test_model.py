@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -54,7 +55,7 @@ def test_a_model_given_as_an_object_is_kept_but_not_written(tmp_path: Path) -> N
 
 def test_a_config_class_or_a_number_is_no_model() -> None:
     for wrong in (LoadedModel, 3, None):
-        assert sentence_of(lambda wrong=wrong: ModelConfig(model_path=wrong)).startswith(
+        assert sentence_of(partial(ModelConfig, model_path=wrong)).startswith(
             "model.model_path: must be a folder, a hub name, a PretrainedConfig or a loaded model, got "
         )
 

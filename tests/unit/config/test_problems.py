@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.unit.config.support import TRAIN, VALID, errors_of, sentence_of
 from trlx_like.config import PPOConfig, TRLConfig
@@ -21,7 +22,8 @@ def test_all_problems_are_listed_in_the_order_of_the_file(tmp_path: Path) -> Non
 
 
 def test_errors_from_python_have_the_same_words_without_a_place() -> None:
-    assert sentence_of(lambda: PPOConfig(gamma=2, lamm=1)) == (
+    problems: dict[str, Any] = {"gamma": 2, "lamm": 1}
+    assert sentence_of(lambda: PPOConfig(**problems)) == (
         "method.gamma: must be a number from 0 to 1, got 2.\nmethod.lamm: unknown key. Did you mean method.lam?"
     )
     values = {"method": {"name": "PPOConfig"}, "model": {"model_path": "a"}, "train": {**TRAIN, "sede": 1}}
@@ -31,4 +33,5 @@ def test_errors_from_python_have_the_same_words_without_a_place() -> None:
         "method: missing section, with at least name.",
         "train: missing section, with at least trainer.",
     ]
-    assert sentence_of(lambda: TRLConfig.from_dict([1])) == "must be a mapping of settings, got [1]."
+    wrong: Any = [1]
+    assert sentence_of(lambda: TRLConfig.from_dict(wrong)) == "must be a mapping of settings, got [1]."

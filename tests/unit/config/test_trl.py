@@ -112,7 +112,8 @@ def test_sections_may_be_objects_or_mappings() -> None:
     config = TRLConfig(method=PPOConfig(ppo_epochs=2), model=model, train=TRAIN, data=None)
     assert config.model is model and model.model_path == str(Path("a") / "b")
     assert config.method.name == "PPOConfig" and config.train == TrainConfig(**TRAIN)
-    assert TRLConfig.from_dict(config) is config
+    same: Any = config
+    assert TRLConfig.from_dict(same) is config
 
 
 def test_update_takes_dotted_and_nested_keys() -> None:

@@ -111,7 +111,8 @@ def test_token_weights_golden() -> None:
     # dapo 10 / 4 = 2.5; grpo (4 + 2) / 2 = 3; dr_grpo (4 / 5 + 6 / 5) / 2 = 1.
     mask = torch.tensor([[True, False, False], [True, True, True]])
     losses = torch.tensor([[4.0, 0, 0], [1, 2, 3]])
-    for kind, expected in (("dapo", 2.5), ("grpo", 3.0), ("dr_grpo", 1.0)):
+    wanted: dict[ga.LossType, float] = {"dapo": 2.5, "grpo": 3.0, "dr_grpo": 1.0}
+    for kind, expected in wanted.items():
         weights = ga.token_weights(mask, kind, max_length=5)
         count = 4 if kind == "dapo" else 2
         assert ((weights * losses).sum() / count).item() == pytest.approx(expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,8 @@ def test_statistics_golden() -> None:
 def test_statistics_of_allowed_tokens_golden() -> None:
     # The first is forbidden: 2/7 and 5/7. Entropy 2/7 ln(7/2) + 5/7 ln(7/5) = 0.3579323 + 0.2403374.
     allowed, previous = torch.tensor([[False, True, True]] * 3), torch.tensor([0])
-    table = {"allowed": allowed, "previous": previous}
-    got = score_tokens(GOLDEN, torch.tensor([2]), identity, statistics=True, **table).statistics
+    ids = torch.tensor([2])
+    got = score_tokens(GOLDEN, ids, identity, statistics=True, allowed=allowed, previous=previous).statistics
     assert got is not None
     torch.testing.assert_close(got.entropy, torch.tensor([0.5982696]))
     torch.testing.assert_close(got.log_collision, torch.tensor([29 / 49]).log())
@@ -242,7 +243,7 @@ def test_hidden_states_at_padding_change_nothing(seed: int, junk: float, real: l
     for value in (junk, 0.0):
         hidden = torch.where(mask[:, None], problem.hidden, value).requires_grad_()
         weight = problem.weight.clone().requires_grad_()
-        logprobs = score_tokens(hidden[mask], problem.ids[mask], lambda h, w=weight: h @ w.T).logprobs
+        logprobs = score_tokens(hidden[mask], problem.ids[mask], partial(torch.matmul, other=weight.T)).logprobs
         logprobs.sum().backward()
         assert hidden.grad is not None and weight.grad is not None
         assert (hidden.grad[~mask] == 0).all()

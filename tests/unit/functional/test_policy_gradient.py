@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +127,7 @@ def test_a_ratio_beyond_float32_spoils_nothing() -> None:
 def test_equals_numpy(batch: Batch, c: float) -> None:
     x, y, z, _ = batch.numpy()
     a, b, d = batch.fields
-    pairs = [
+    pairs: list[tuple[torch.Tensor, Callable[..., float], tuple[Any, ...]]] = [
         (pg.clipped_surrogate(a, b, d, c), partial(reference.clipped_surrogate, cliprange=c), (x, y, z)),
         (pg.clip_fraction(a, b, c), partial(reference.clip_indicator, cliprange=c), (x, y)),
         (pg.clipped_value_loss(a, b, d, c), partial(reference.clipped_value_loss, cliprange=c), (x, y, z)),
@@ -137,7 +139,8 @@ def test_equals_numpy(batch: Batch, c: float) -> None:
         (pg.approx_kl(a, b), lambda new, old: math.exp(new - old) - 1 - (new - old), (x, y)),
     ]
     for got, formula, arrays in pairs:
-        np.testing.assert_allclose(got.numpy(), reference.elementwise(formula, *arrays), rtol=1e-9, atol=1e-12)
+        expected: Any = reference.elementwise(formula, *arrays)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @QUICK
@@ -145,7 +148,8 @@ def test_equals_numpy(batch: Batch, c: float) -> None:
 def test_explained_variance_equals_numpy_whatever_the_padding(batch: Batch, layout: Layout) -> None:
     expected = reference.explained_variance(*batch.numpy())
     for version in (batch, layout(batch)):
-        got = pg.explained_variance(*version.fields, version.mask)
+        values, returns = version.fields
+        got = pg.explained_variance(values, returns, version.mask)
         torch.testing.assert_close(got.item(), expected, rtol=1e-6, atol=1e-9)
 
 

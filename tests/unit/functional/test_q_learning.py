@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,13 +190,14 @@ def test_the_returns_solve_the_bellman_equation(given: tuple[Batch, torch.Tensor
 @given(batches(2), TAUS)
 def test_elementwise_terms_equal_numpy(batch: Batch, tau: float) -> None:
     x, y = batch.fields
-    pairs = [
+    pairs: list[tuple[torch.Tensor, Callable[..., float]]] = [
         (ql.td_loss(x, y), lambda q, target: (q - target) ** 2),
         (ql.expectile_loss(x, y, tau), partial(reference.expectile, tau=tau)),
         (ql.awac_weights(x, y, 0.5, 3.0), lambda q, v: min(math.exp(0.5 * (q - v)), 3.0)),
     ]
     for got, formula in pairs:
-        np.testing.assert_allclose(got.numpy(), elementwise(formula, x.numpy(), y.numpy()), rtol=1e-12, atol=1e-12)
+        expected: Any = elementwise(formula, x.numpy(), y.numpy())
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @QUICK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from hypothesis import given, strategies as st
+from torch import Tensor
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import LAYOUTS, QUICK, Batch, Layout, batches
@@ -40,12 +41,17 @@ def test_empty_batches_and_responses() -> None:
         assert advantages.shape == returns.shape == shape
 
 
+def gae_of(batch: Batch, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    rewards, values = batch.fields
+    return gae(rewards, values, batch.mask, gamma, lam)
+
+
 @QUICK
 @given(batches(2), FRACTIONS, FRACTIONS)
 def test_equals_numpy(batch: Batch, gamma: float, lam: float) -> None:
     rewards, values, mask = batch.numpy()
     expected = reference.gae(rewards, values, mask, gamma, lam)
-    got = gae(*batch.fields, batch.mask, gamma, lam)
+    got = gae_of(batch, gamma, lam)
     np.testing.assert_allclose(got[0].numpy(), expected[0], atol=1e-12)
     np.testing.assert_allclose(got[1].numpy(), expected[1], atol=1e-12)
     returns = discounted_returns(batch.fields[0], batch.mask, gamma)
@@ -56,9 +62,7 @@ def test_equals_numpy(batch: Batch, gamma: float, lam: float) -> None:
 @given(batches(2), LAYOUTS, FRACTIONS, FRACTIONS)
 def test_padding_changes_nothing(batch: Batch, layout: Layout, gamma: float, lam: float) -> None:
     other = layout(batch)
-    for got, expected in zip(
-        gae(*other.fields, other.mask, gamma, lam), gae(*batch.fields, batch.mask, gamma, lam), strict=True
-    ):
+    for got, expected in zip(gae_of(other, gamma, lam), gae_of(batch, gamma, lam), strict=True):
         assert torch.equal(got[other.mask], expected[batch.mask])
         assert (got[~other.mask] == 0).all()
 
@@ -66,10 +70,10 @@ def test_padding_changes_nothing(batch: Batch, layout: Layout, gamma: float, lam
 @QUICK
 @given(batches(2), FRACTIONS)
 def test_rows_do_not_meet(batch: Batch, gamma: float) -> None:
-    whole = gae(*batch.fields, batch.mask, gamma, 0.9)[0]
+    whole = gae_of(batch, gamma, 0.9)[0]
     for row in range(len(batch.mask)):
         alone = batch.rows(slice(row, row + 1))
-        assert torch.equal(gae(*alone.fields, alone.mask, gamma, 0.9)[0], whole[row : row + 1])
+        assert torch.equal(gae_of(alone, gamma, 0.9)[0], whole[row : row + 1])
 
 
 @QUICK

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.tiny import tiny_lm
@@ -62,10 +62,17 @@ def repadded(batch: Completion, left: int, right: int, seed: int = 2) -> Complet
     )
 
 
+def linear(layers: nn.Module, number: int) -> nn.Linear:
+    """Return a linear layer among those of a head."""
+    layer = layers.get_submodule(str(number))
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
 def valued_policy(lm: PreTrainedModel, **options: Any) -> LanguagePolicy:
     """A policy with a value head that does not say zero."""
     head = ValueHead(hidden_size(lm))
-    torch.nn.init.normal_(head.layers[2].weight, generator=torch.Generator().manual_seed(3))
+    torch.nn.init.normal_(linear(head.layers, 2).weight, generator=torch.Generator().manual_seed(3))
     return LanguagePolicy(lm, heads={"value": head}, **options)
 
 

@@ -78,6 +78,8 @@ class Mask(nn.Module):
 
 
 class TheirPipeline(DiffusionPipeline):
+    register_modules: Any  # of a class that is made when diffusers is imported
+
     def __init__(self, painter: Mask, scheduler: Any) -> None:
         super().__init__()
         self.register_modules(painter=painter, scheduler=scheduler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
@@ -21,7 +23,7 @@ def test_hidden_size_is_that_of_the_last_hidden_state(family: str) -> None:
 
 
 def test_a_model_without_a_head_and_one_without_blocks_are_refused() -> None:
-    lm = sharp_lm("gpt2")
+    lm: Any = sharp_lm("gpt2")
     with pytest.raises(ConfigError, match=r"model\.model_path: GPT2Model is not a language model with a head"):
         LanguagePolicy(lm.base_model, num_layers_unfrozen=1)
     lm.config.n_layer = 7

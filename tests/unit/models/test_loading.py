@@ -54,8 +54,8 @@ def test_the_activation_of_gpt2_is_one_kernel_and_the_same_function(tmp_path: Pa
     ("family", "rates"), [(family, {name: rate}) for family, rates in DROPOUTS.items() for name, rate in rates.items()]
 )
 def test_without_dropout_training_mode_is_deterministic(family: str, rates: dict[str, float], attention: str) -> None:
-    none = dict.fromkeys(DROPOUTS[family], 0.0)
-    lm = tiny_lm(family, **{**none, **rates}, initializer_range=0.5, init_std=0.5)
+    all_rates: dict[str, Any] = {**dict.fromkeys(DROPOUTS[family], 0.0), **rates}
+    lm = tiny_lm(family, **all_rates, initializer_range=0.5, init_std=0.5)
     lm.set_attn_implementation(attention)
     lm.train()
     ids = torch.arange(2, 14).reshape(2, 6)

@@ -68,7 +68,7 @@ def test_equal_logits_golden() -> None:
 @pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES + SEQ2SEQ_FAMILIES)
 def test_logprobs_and_entropy_are_those_of_the_model_alone(family: str) -> None:
     lm, batch = sharp_lm(family), batch_of_ids()
-    settings = [(1.0, None)]
+    settings: list[tuple[float, Tensor | None]] = [(1.0, None)]
     if family not in ODD_FAMILIES:
         settings += [(0.7, None), (1.3, allowed_table(batch))]
     for temperature, allowed in settings:
@@ -223,7 +223,7 @@ def test_a_value_branch_is_trained_where_the_trunk_is_frozen(unfrozen: int) -> N
     policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=unfrozen, head_blocks={"value": 2})
     policy(batch_of_ids()).heads["value"].square().sum().backward()
     found = gradients(policy)
-    norm = {f"head_tops.value.base.norm.{name}" for name, _ in policy.lm.base_model.norm.named_parameters()}
+    norm = {f"head_tops.value.base.norm.{name}" for name, _ in policy.lm.get_submodule("model.norm").named_parameters()}
     branch = {name for name, _ in policy.named_parameters() if ".layers.1." in name or ".layers.2." in name}
     assert {name for name in found if name.startswith("head_tops")} == norm | {
         name for name in branch if name.startswith("head_tops")

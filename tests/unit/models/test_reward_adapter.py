@@ -38,7 +38,7 @@ def reward_model(lm: PreTrainedModel, family: str, folder: Path, **options: Any)
     chosen, rejected = model(input_ids=ids[:1]).logits, model(input_ids=ids[1:]).logits
     (rejected - chosen).sum().backward()
     optimizer.step()
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     return model.eval()
 
 
@@ -102,7 +102,7 @@ def test_training_the_policy_leaves_the_rewards(tmp_path: Path) -> None:
 def test_what_cannot_be_a_reward_adapter(tmp_path: Path) -> None:
     lm = sharp_lm("llama")
     reward_model(lm, "llama", tmp_path / "good")
-    get_peft_model(sharp_lm("llama"), lora("llama")).save_pretrained(tmp_path / "headless")
+    get_peft_model(sharp_lm("llama"), lora("llama")).save_pretrained(str(tmp_path / "headless"))
     reward_model(sharp_lm("gpt2"), "gpt2", tmp_path / "gpt2")
     plain = AutoModelForCausalLMWithValueHead.from_pretrained(sharp_lm("llama"))
     with pytest.raises(ConfigError, match="give the policy an adapter of its own first"):

@@ -52,12 +52,10 @@ CLASSIFIERS = [family for family in FAMILIES + ODD_FAMILIES if family not in ("c
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_padding_is_silent_and_the_last_token_counts(family: str) -> None:
     network = RewardNetwork(sharp(tiny_config(family)))
+    lm: Any = network.lm
     # The model itself on each row alone, where there is no padding to be wrong about: all scores, of them the last.
     with torch.no_grad():
-        alone = [
-            float(network.lm.score(network.lm.base_model(torch.tensor([row])).last_hidden_state)[0, -1, 0])
-            for row in ROWS
-        ]
+        alone = [float(lm.score(lm.base_model(torch.tensor([row])).last_hidden_state)[0, -1, 0]) for row in ROWS]
         for side in ("left", "right"):
             for fill in (0, 1, 9):
                 rewards = network(*padded(ROWS, side, fill, extra=fill % 3))
@@ -77,7 +75,8 @@ def test_gradients_do_not_see_padding() -> None:
 
 
 def test_encoders_read_their_first_token() -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["intermediate_size"] = 32
     model = sharp(BertConfig(vocab_size=32, **sizes))
     network = RewardNetwork(model)
     with torch.no_grad():
@@ -96,8 +95,7 @@ def test_only_the_top_and_the_head_are_trained(unfrozen: int, trained: int) -> N
 
 @pytest.mark.parametrize("pads", ["<pad>", "<eos>", "<bos>"])
 def test_an_export_says_the_same_in_plain_transformers(pads: str, tmp_path: Path) -> None:
-    given = tiny_tokenizer(pad=pads == "<pad>", bos=pads == "<bos>")
-    given = load_tokenizer(TokenizerConfig(), None, given)
+    given = load_tokenizer(TokenizerConfig(), None, tiny_tokenizer(pad=pads == "<pad>", bos=pads == "<bos>"))
     model = sharp(tiny_config("gpt2", vocabulary=len(given)))
     tokenizer = with_own_pad_token(given, model)
     assert given.padding_side == "left" and given.pad_token == ("<pad>" if pads == "<pad>" else "<eos>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig, T5GemmaConfig
 
 from tests.tiny import SEQ2SEQ_FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import batch_of_ids, linear, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import (
@@ -60,7 +61,7 @@ def test_heads_are_on_the_states_of_the_decoder(family: str) -> None:
 @families
 def test_the_head_alone_gives_the_logits_of_the_whole(family: str) -> None:
     # T5 with tied embeddings scales what goes into them, Bart adds a bias.
-    lm = sharp_lm(family)
+    lm: Any = sharp_lm(family)
     if family == "bart":
         torch.nn.init.normal_(lm.final_logits_bias)
     inputs = batch_of_ids().inputs(1)
@@ -105,9 +106,9 @@ def test_the_reference_is_the_start_after_the_encoder_was_trained(family: str, u
 
 @families
 def test_logits_and_values_of_a_model_with_a_value_head(family: str, tmp_path: Any) -> None:
-    lm = sharp_lm(family)
+    lm: Any = sharp_lm(family)
     model = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(lm)
-    torch.nn.init.normal_(model.v_head.layers[2].weight)
+    torch.nn.init.normal_(linear(model.v_head.layers, 2).weight)
     inputs = batch_of_ids().inputs(1)
     logits, loss, values = model(**inputs)
     torch.testing.assert_close(logits, lm(**inputs).logits, rtol=0, atol=1e-5)
@@ -138,13 +139,11 @@ def test_models_of_the_other_kind_are_refused() -> None:
 
 _STACK = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
 _GEMMA: dict[str, Any] = {"vocab_size": 32, "num_hidden_layers": 3, "pad_token_id": 1, "eos_token_id": 0, **_STACK}
-_SWITCH = {"d_model": 16, "num_heads": 2, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_experts": 2}
-_IDS = {"vocab_size": 32, "pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 1}
-OTHERS = {
+_SWITCH: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_experts": 2}
+_IDS: dict[str, Any] = {"vocab_size": 32, "pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 1}
+OTHERS: dict[str, Callable[[], Any]] = {
     # A decoder that takes its first token for padding unless it is told, and a soft-cap after the head.
-    "t5gemma": lambda: T5GemmaConfig(
-        encoder=dict(_GEMMA), decoder=dict(_GEMMA), vocab_size=32, decoder_start_token_id=1
-    ),
+    "t5gemma": lambda: T5GemmaConfig(encoder=dict(_GEMMA), decoder=dict(_GEMMA), **_IDS),
     # A head that looks up what the experts said.
     "switch": lambda: SwitchTransformersConfig(
         num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **_SWITCH, **_IDS

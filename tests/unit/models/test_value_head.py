@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.tiny import FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import batch_of_ids, linear, sharp_lm, valued_policy
 from trlx_like.errors import ConfigError
 from trlx_like.models import HEADS_FILE, AutoModelForCausalLMWithValueHead, ValueHead
 
@@ -20,7 +21,9 @@ def test_logits_and_values(family: str) -> None:
     lm, batch = sharp_lm(family), batch_of_ids()
     model = AutoModelForCausalLMWithValueHead.from_pretrained(lm)
     policy = valued_policy(lm)
-    model.v_head = policy.heads["value"]
+    head = policy.heads["value"]
+    assert isinstance(head, ValueHead)
+    model.v_head = head
     inputs = batch.inputs()
     with torch.no_grad():
         logits, loss, values = model(inputs["input_ids"], inputs["attention_mask"])
@@ -38,7 +41,7 @@ def test_logits_and_values(family: str) -> None:
 def test_save_and_load(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lm = sharp_lm("llama")
     model = AutoModelForCausalLMWithValueHead(lm)
-    torch.nn.init.normal_(model.v_head.layers[2].weight)
+    torch.nn.init.normal_(linear(model.v_head.layers, 2).weight)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert capfd.readouterr().err == ""
@@ -53,7 +56,7 @@ def test_heads_of_a_trainer(tmp_path: Path) -> None:
     tiny_lm().save_pretrained(tmp_path)
     torch.manual_seed(0)
     head = ValueHead(16)
-    torch.nn.init.normal_(head.layers[2].weight)
+    torch.nn.init.normal_(linear(head.layers, 2).weight)
     saved = {f"heads.value.{name}": part for name, part in head.state_dict().items()}
     save_file({**saved, "heads.other.weight": torch.ones(1)}, tmp_path / HEADS_FILE)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
@@ -77,7 +80,7 @@ def test_heads_are_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_generate() -> None:
-    lm = tiny_lm()
+    lm: Any = tiny_lm()
     model = AutoModelForCausalLMWithValueHead(lm)
     ids = torch.tensor([[3, 4]])
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids), "pad_token_id": 1}

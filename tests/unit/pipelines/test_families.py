@@ -135,7 +135,7 @@ def test_bos_and_eos_are_never_doubled(family: str) -> None:
     if family != "gemma":  # whose template writes no EOS
         assert encode_chat(ended, tokenizer) == encode_chat(TWO[:2], tokenizer)
         assert encode_answer(ended[:1], ended[1:], tokenizer) == encode_answer(TWO[:1], TWO[1:2], tokenizer)
-    rendered = tokenizer.apply_chat_template(TWO[:1], tokenize=False, add_generation_prompt=True)
+    rendered: Any = tokenizer.apply_chat_template(TWO[:1], tokenize=False, add_generation_prompt=True)
     made = PromptPipeline([TWO[:1], rendered], 200, tokenizer)
     assert made.ids[0] == encode_prompt(TWO[:1], tokenizer).ids
     own = [tokenizer.bos_token_id] if family == "zephyr" else []  # plain text gets what the tokenizer adds to text

@@ -18,8 +18,9 @@ from trlx_like.pipelines.returns import check_rewards, place_rewards, standardiz
 def test_numbers_of_every_kind_become_floats() -> None:
     rewards = check_rewards([1, 2.5, np.float32(3), torch.tensor(4.0), torch.tensor([1.0, 2.0]), (5, 6)], 6)
     assert rewards == [1.0, 2.5, 3.0, 4.0, [1.0, 2.0], [5.0, 6.0]]
-    assert check_rewards(torch.tensor([1.0, 2.0]), 2) == [1.0, 2.0]
-    assert check_rewards(np.array([1.0, 2.0]), 2) == [1.0, 2.0]
+    array: Any
+    for array in (torch.tensor([1.0, 2.0]), np.array([1.0, 2.0])):
+        assert check_rewards(array, 2) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from trlx_like.pipelines.preferences import Preference
         (4, "keep_end", ([C], [D, E, EOS], [E, EOS])),
     ],
 )
-def test_max_length_golden(longest: int, truncation: Any, wanted: tuple[list[int], ...]) -> None:
+def test_max_length_golden(longest: int, truncation: Any, wanted: tuple[list[int], list[int], list[int]]) -> None:
     assert encoded(("abc", "de", "e"), max_length=longest, truncation=truncation) == [Preference(*wanted)]
 
 

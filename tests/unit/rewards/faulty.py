@@ -70,7 +70,7 @@ def exits(outputs: Sequence[str]) -> list[float]:
 
 
 def hogs(outputs: Sequence[str]) -> list[float]:
-    held = []
+    held: list[bytearray] = []
     while "bad" in outputs and len(held) < 100:
         held.append(bytearray(os.urandom(1) * 2**24))
         time.sleep(0.005)
@@ -211,7 +211,7 @@ def word(image: Any) -> str:
 class OddImages(Odd):
     """Of images, PIL's or tensors."""
 
-    def __call__(self, images: Sequence[Any], goals: Sequence[Any] = ()) -> list[float]:  # type: ignore[override]
+    def __call__(self, images: Sequence[Any], goals: Sequence[Any] = ()) -> list[float]:
         return super().__call__([word(image) for image in images], goals)
 
 

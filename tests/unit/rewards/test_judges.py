@@ -135,7 +135,7 @@ def test_groups_as_a_reward_function() -> None:
 
 
 def test_names_classes_functions_and_objects_stand_for_judges() -> None:
-    judge = Longer()
+    judge: Any = Longer()
     assert make_judge(judge) is judge
     assert isinstance(make_judge("tests.unit.rewards.test_judges:Shortest"), Shortest)
     for spec in (length, "tests.unit.rewards.test_judges:length"):
@@ -220,7 +220,7 @@ def test_what_a_judge_does_to_its_arguments_stays_with_it() -> None:
     class Greedy:
         def rank(self, prompts: list[str], completions: list[list[str]]) -> list[list[int]]:
             prompts.clear()
-            return [list(range(len(group))) if group.sort() is None else [] for group in completions]  # type: ignore[func-returns-value]
+            return [list(range(len(group))) if group.sort() is None else [] for group in completions]
 
     prompts, groups = ["p"], [["b", "a"]]
     judged(Greedy(), prompts, groups)

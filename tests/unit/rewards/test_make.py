@@ -62,7 +62,7 @@ def test_a_reward_model_in_another_process_is_the_same(tmp_path: Path) -> None:
     model = sharp(tiny_config())
     model.save_pretrained(tmp_path / "judge")
     tiny_tokenizer().save_pretrained(tmp_path / "judge")
-    texts = {"prompts": PROMPTS, "outputs": OUTPUTS}
+    texts: dict[str, Any] = {"prompts": PROMPTS, "outputs": OUTPUTS}
     for form in (RewardModel(tmp_path / "judge", batch_size=2), RewardModel(model, tiny_tokenizer(), max_length=8)):
         copy = pickle.loads(pickle.dumps(form))
         assert (copy.batch_size, copy.max_length) == (form.batch_size, form.max_length)

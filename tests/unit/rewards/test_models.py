@@ -102,7 +102,7 @@ def test_it_trains_nothing_and_has_no_dropout() -> None:
 def test_messages_are_written_by_the_template_of_the_reward_model() -> None:
     tokenizer = chat_tokenizer(CHATML)
     model = sharp(tiny_config(vocabulary=len(tokenizer)))
-    ids = tokenizer.apply_chat_template([user("a"), assistant("b")], return_dict=False)
+    ids: Any = tokenizer.apply_chat_template([user("a"), assistant("b")], return_dict=False)
     assert tokenizer.decode(ids[-2:]) == "<eos> "  # what follows EOS is no part of an answer
     rewards = call(RewardModel(model, tokenizer), ["user a", "c"], ["b", "d"], messages=[[user("a")], None])
     plain = encode_preferences([("c", "d", "e")], tokenizer, max_length=9)[0]

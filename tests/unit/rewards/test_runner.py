@@ -123,7 +123,7 @@ def test_an_interrupt_passes_and_an_exit_does_not(runner: Runners) -> None:
 def test_it_sees_copies(runner: Runners) -> None:
     """Also of what is within what came with a prompt."""
     given = {name: list(column) for name, column in GIVEN.items()}
-    metadata = [{"goals": {"name": "x"}} for _ in range(3)]
+    metadata: list[dict[str, Any]] = [{"goals": {"name": "x"}} for _ in range(3)]
     for workers in (0, 1):
         assert score(runner(faulty.mutates, workers=workers), given, metadata).rewards == RIGHT
     assert given == GIVEN and metadata == [{"goals": {"name": "x"}}] * 3
@@ -206,7 +206,7 @@ def test_another_answer_each_time_is_asked_for_once(runner: Runners) -> None:
 
 
 def test_a_record_holds_whatever_came_with_a_prompt(runner: Runners, tmp_path: Path) -> None:
-    metadata = [{"goal": {(1, 2): math.inf}, "path": tmp_path}, {"goal": {1: [2]}}, {}]
+    metadata: list[dict[str, Any]] = [{"goal": {(1, 2): math.inf}, "path": tmp_path}, {"goal": {1: [2]}}, {}]
     score(runner(faulty.raises, on_error="abstain"), GIVEN, metadata)
     assert faults(tmp_path)[0]["metadata"] == repr(metadata)
     score(runner(faulty.raises, on_error="abstain"), GIVEN, [{"path": tmp_path}, {"goal": {1: [2]}}, {}])

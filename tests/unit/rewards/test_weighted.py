@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -82,7 +83,13 @@ def test_names_of_components() -> None:
         def __call__(self, outputs: list[str]) -> list[float]:
             return length(outputs)
 
-    functions = [length, partial(length), Length(), lambda outputs: length(outputs), Length().__call__]
+    functions: list[Callable[..., Any]] = [
+        length,
+        partial(length),
+        Length(),
+        lambda outputs: length(outputs),
+        Length().__call__,
+    ]
     assert WeightedRewards(functions).names == ["length", "length_2", "Length", "lambda", "__call__"]
     assert WeightedRewards([length, length], names=["long", "long"]).names == ["long", "long_2"]
     with pytest.raises(ConfigError, match="has 1 functions and 2 names"):

@@ -43,7 +43,7 @@ def spelled(completion: Completion, tokenizer: PreTrainedTokenizerBase | None = 
     """Responses in letters as the mask cuts them, "." for EOS."""
     tokenizer = tokenizer or tiny_tokenizer()
     rows = [ids[mask].tolist() for ids, mask in zip(completion.response, completion.mask, strict=True)]
-    return ["".join("." if i == EOS else tokenizer.decode([i]) for i in ids) for ids in rows]
+    return ["".join("." if i == EOS else str(tokenizer.decode([i])) for i in ids) for ids in rows]
 
 
 def prompts(texts: list[str], tokenizer: PreTrainedTokenizerBase | None = None) -> PromptBatch:
@@ -65,12 +65,22 @@ def sampler(
     return TextSampler(generator, tokenizer, stop_sequences=stop, separator=separator, batch_size=batch_size)
 
 
+class Messages(logging.Handler):
+    """Keeps what is logged in a list."""
+
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__()
+        self.messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 @contextmanager
 def transformers_messages() -> Iterator[list[str]]:
     """What transformers logs, including what it would log only once."""
     messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
+    handler = Messages(messages)
     transformers_logging.warning_once.cache_clear()
     logger = transformers_logging.get_logger("transformers")
     logger.addHandler(handler)

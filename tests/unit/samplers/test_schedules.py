@@ -62,7 +62,7 @@ def test_finite_from_end_to_end(kind: dict[str, Any], steps: int) -> None:
 @pytest.mark.parametrize("eta", [0.0, 0.7])
 def test_the_steps_of_diffusers(kind: dict[str, Any], clip: dict[str, Any], derived: bool, eta: float) -> None:
     """eta 0 is diffusers' own `step`; with noise its mean is, which it gives for noise of 0."""
-    theirs = scheduler(**{**SD15, **kind, **clip})
+    theirs: Any = scheduler(**{**SD15, **kind, **clip})
     ours = DDIMSchedule(theirs, 10, eta, use_clipped_model_output=derived)
     theirs.set_timesteps(10)
     assert ours.timesteps.tolist() == theirs.timesteps.tolist()
@@ -81,7 +81,7 @@ def test_the_steps_of_diffusers(kind: dict[str, Any], clip: dict[str, Any], deri
 
 def test_linspace_leads_to_where_the_next_step_starts() -> None:
     """10 of 1000 steps: 999, 888, ... are 111 apart. diffusers' step from 999 would lead to 999 - 1000 // 10 = 899."""
-    theirs = scheduler(timestep_spacing="linspace")
+    theirs: Any = scheduler(timestep_spacing="linspace")
     ours = DDIMSchedule(theirs, 10, 0.0)
     assert ours.timesteps.tolist() == [999, 888, 777, 666, 555, 444, 333, 222, 111, 0]
     assert ours.alphas_prev[0] == theirs.alphas_cumprod[888].double()
@@ -166,7 +166,7 @@ def test_what_is_drawn_has_these_marginals() -> None:
 
 
 def test_flow_without_noise_is_the_step_of_diffusers() -> None:
-    theirs = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    theirs: Any = FlowMatchEulerDiscreteScheduler(shift=3.0)
     schedule = FlowSchedule(theirs, 5, 0.0)
     theirs.set_timesteps(5)
     assert schedule.stochastic_steps.tolist() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -15,6 +17,7 @@ from trlx_like.models import LanguagePolicy
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.text import TextSampler
 
+NO_ENGINE: Any = None  # of samplers that only decode
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
 
@@ -62,7 +65,7 @@ def test_chunks_of_different_widths_keep_their_own_masks() -> None:
 
 
 def test_rows_and_chosen_rows() -> None:
-    rows = [{"prompt": "a", "goal": 1}, {"prompt": "cd", "goal": 2}, {"prompt": "e"}]
+    rows: list[dict[str, Any]] = [{"prompt": "a", "goal": 1}, {"prompt": "cd", "goal": 2}, {"prompt": "e"}]
     batch = PromptPipeline(rows, 20, tiny_tokenizer())[[0, 1, 2]]
     out = sampler(table("abcdef.")).sample(batch, {"max_new_tokens": 4})
     assert len(out) == 3
@@ -84,7 +87,7 @@ def test_special_tokens_are_not_text() -> None:
     completion = Completion(
         torch.tensor([[1, 2, 3]]), torch.tensor([[False, True, True]]), torch.tensor([[4, 0]]), torch.ones(1, 2).bool()
     )
-    decoded = TextSampler(None, tokenizer).decode(completion)
+    decoded = TextSampler(NO_ENGINE, tokenizer).decode(completion)
     assert decoded == (["a"], ["b"], ["ab"])
 
 
@@ -106,7 +109,7 @@ def test_the_space_between_prompt_and_output_is_kept() -> None:
         torch.tensor([[3, 0], [3, 3]]),
         torch.tensor([[True, True], [True, False]]),
     )
-    text = TextSampler(None, tokenizer)
+    text = TextSampler(NO_ENGINE, tokenizer)
     assert text.decode(completion) == (
         ["hello", "hello big"],
         [" world", " world"],
@@ -118,6 +121,6 @@ def test_the_space_between_prompt_and_output_is_kept() -> None:
 def test_texts_are_cut_before_the_first_stop_sequence(stop: tuple[str, ...]) -> None:
     ids = torch.tensor([[1, 2, 3]])
     completion = Completion(torch.tensor([[1]]), torch.tensor([[True]]), ids, torch.ones_like(ids).bool())
-    decoded = TextSampler(None, words_tokenizer(), stop_sequences=stop).decode(completion)
+    decoded = TextSampler(NO_ENGINE, words_tokenizer(), stop_sequences=stop).decode(completion)
     assert decoded == (["hello"], [" hello "], ["hello hello "])
     assert completion.response.tolist() == [[1, 2, 3]]

@@ -107,7 +107,12 @@ def test_reward_against_kl(tmp_path: Path) -> None:
 
     kl, score = "policy/kl", "rollout/score_mean"
     # Step 1 has a KL only and step 2 none that is a number, so they have no place.
-    rounds = [{kl: 0.0, score: 1.0}, {kl: 0.25}, {kl: "NaN", score: 1.5}, {score: 2.0, kl: 0.5, "losses/kl": 9.0}]
+    rounds: list[dict[str, Any]] = [
+        {kl: 0.0, score: 1.0},
+        {kl: 0.25},
+        {kl: "NaN", score: 1.5},
+        {score: 2.0, kl: 0.5, "losses/kl": 9.0},
+    ]
     found = {"kl": kl, "reward": score, "steps": [0, 3], "x": [0.0, 0.5], "y": [1.0, 2.0]}
     assert points(*rounds) == found
     assert points(*rounds[:3]) is None

@@ -51,7 +51,10 @@ def test_models_and_methods_that_do_not_fit() -> None:
 
 
 def test_options_of_text_models_are_refused() -> None:
-    sections = {"model": {"model_path": "x", "model_arch_type": "diffusion"}, "method": {"name": "DDPOConfig"}}
+    sections: dict[str, Any] = {
+        "model": {"model_path": "x", "model_arch_type": "diffusion"},
+        "method": {"name": "DDPOConfig"},
+    }
     sections["train"] = {"total_steps": 1, "epochs": 1, "batch_size": 1, "trainer": "DDPOTrainer"}
     for name, value, shown in (("num_layers_unfrozen", 2, "2"), ("ref_model_path", "y", "'y'")):
         with pytest.raises(ConfigError) as error:
