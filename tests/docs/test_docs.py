@@ -70,6 +70,14 @@ def documented_metrics() -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
+def test_every_metric_says_over_what_it_is_taken() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Theirs")[0]
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    heads = [line for line in lines if line[0] == "| metric"]
+    assert heads and all(line[1] == "over" for line in heads)
+    assert all(line[1].strip() for line in lines)
+
+
 def test_the_metrics_that_are_logged_are_those_documented(tmp_path: Path) -> None:
     logged: set[str] = set()
     several = {"reward_fn": [count_letters, lambda outputs: [None for _ in outputs]]}
