@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -204,9 +204,7 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar=f"[{'|'.join(KINDS)}]",
-            help="One kind of name; all kinds if left out.",
-            autocompletion=lambda: KINDS,
+            metavar=f"[{'|'.join(KINDS)}]", help="One kind of name; all if left out.", autocompletion=lambda: KINDS
         ),
     ] = None,
     plugins: Plugins = None,
@@ -223,8 +221,7 @@ def list_(
 
 def _registry(kind: str) -> Registry[Any]:
     module, _, attribute = REGISTRIES[kind].partition(":")
-    registry: Registry[Any] = getattr(import_module(module), attribute)
-    return registry
+    return cast(Registry[Any], getattr(import_module(module), attribute))
 
 
 @app.command()
@@ -321,76 +318,14 @@ def generate(
 
     Prints each prompt with its continuation, separated by empty lines.
     """
+    from trlx_like.continuation import continued, weights_of
+
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "top_k": top_k}
     options |= sampled if temperature > 0 else {"do_sample": False}
     options |= {} if beta is None else {"beta": beta}
     rows = [prompt for prompt in prompts for _ in range(number)]
-    typer.echo("\n\n".join(_continued(_weights(model), rows, options, seed)))
-
-
-def _weights(name: str) -> str:
-    """Return the folder or hub name of the model that a run folder, a checkpoint or a model's name stands for."""
-    from trlx_like.checkpoint import MANIFEST, CheckpointStore
-
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if folder.is_absolute() or (len(folder.parts) > 1 and folder.parent.is_dir()):  # the hub would be asked
-            raise ConfigError(f"{name}: there is no such folder.")
-        return name
-    if (folder / "config.json").is_file():
-        return str(folder)
-    store = CheckpointStore(folder)
-    chosen: Path | None = next(
-        (place for place in (folder, folder / "best_checkpoint") if (place / MANIFEST).is_file()), None
-    )
-    if chosen is not None:
-        store.verify(chosen)
-    else:
-        chosen = store.newest()
-    if chosen is None:
-        raise ConfigError(f"{name} is not a model, a checkpoint, or a run with a checkpoint.")
-    return str(chosen / "hf_model")
-
-
-def _continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
-    """Return each prompt with its continuation; that of an encoder-decoder model is on a line of its own.
-
-    A prompt that is too long for the model loses its beginning.
-    """
-    import torch
-
-    from trlx_like.config import ModelConfig, TokenizerConfig
-    from trlx_like.models import arch_type, load_model, load_tokenizer
-    from trlx_like.pipelines.prompts import PromptPipeline
-    from trlx_like.samplers.engines import TransformersEngine
-    from trlx_like.samplers.guided import GuidedEngine, load_ilql_heads
-    from trlx_like.samplers.text import TextSampler
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = arch_type(model)
-    lm = load_model(model, ModelConfig(model_path=model, model_arch_type=kind))
-    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
-    torch.nn.Module.to(lm, device)  # transformers' own is not typed
-    positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    room = positions - options["max_new_tokens"]
-    if room < 1:
-        raise ConfigError(
-            f"--max-new-tokens ({options['max_new_tokens']}) must be below the model's {positions} positions."
-        )
-    if seed is not None:
-        torch.manual_seed(seed)
-    seq2seq = kind == "seq2seq"
-    pipeline = PromptPipeline(prompts, room, tokenizer, seq2seq=seq2seq)
-    heads = load_ilql_heads(model)
-    generator: Any = TransformersEngine(lm, tokenizer)
-    if heads is not None:
-        generator = GuidedEngine(lm, tokenizer, heads=heads.to(device))
-        options = {"beta": 1.0, **options}
-    elif "beta" in options:
-        raise ConfigError(f"--beta: {model} has no ILQL heads to be guided by.")
-    sampler = TextSampler(generator, tokenizer, separator="\n" if seq2seq else None, device=device)
-    return sampler.sample(pipeline[range(len(pipeline))], options).samples
+    typer.echo("\n\n".join(continued(weights_of(model), rows, options, seed)))
 
 
 @app.command()

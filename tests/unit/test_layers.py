@@ -42,8 +42,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presets": EVERYTHING - {"api", "cli", "presets"},
     "api": EVERYTHING - {"api", "cli"},
     "__init__": EVERYTHING - {"cli"},
+    "continuation": TRAINING,
     "doctor": GROUND | {"__init__"},
-    "cli": EVERYTHING - {"cli"} | {"doctor", "__init__"},
+    "cli": EVERYTHING - {"cli"} | {"continuation", "doctor", "__init__"},
     "__main__": {"cli"},
 }
 

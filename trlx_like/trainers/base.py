@@ -10,27 +10,25 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
-from trlx_like.checkpoint import RngState, TrainState, isolated_rng
+from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.distributed import World
 from trlx_like.errors import ConfigError, RewardError, SamplerError
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.callbacks import Callback
-from trlx_like.trainers.clock import Clock
-from trlx_like.trainers.context import Metrics, Run
+from trlx_like.trainers.context import Metrics, OfRun, Run
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
 from trlx_like.trainers.rollouts import Rollouts
-from trlx_like.trainers.run import Progress, require
+from trlx_like.trainers.run import require
 from trlx_like.trainers.scoring import Scoring
 
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
@@ -38,7 +36,7 @@ __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
 E = TypeVar("E", bound=Experience)
 
 
-class BaseRLTrainer(ABC, Generic[E]):
+class BaseRLTrainer(OfRun, ABC, Generic[E]):
     """Base of all trainers.
 
     Args:
@@ -193,21 +191,18 @@ class BaseRLTrainer(ABC, Generic[E]):
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.folder.resume(self.state)
-        self.run.open_trackers()
-        with stop_requests() as self.run.stop_request:
-            try:
-                self._call("on_train_begin")
-                if self.progress.step == 0:
+        with self.run.open_trackers(), closing(self.scoring), stop_requests() as self.run.stop_request:
+            self._call("on_train_begin")
+            if self.progress.step == 0:
+                self._log(self._evaluated())
+            while not self.finished:
+                self._run_round()
+            if self.round_steps == 0 and self.progress.step:  # nothing to learn from in the last round
+                if self.progress.step % self.config.train.eval_interval:
                     self._log(self._evaluated())
-                while not self.finished:
-                    self._run_round()
-                if self.round_steps == 0 and self.progress.step:
-                    self._end_without_step()
-                self._call("on_train_end")
-            finally:
-                self.scoring.close()
-                if self.run.tracker is not None:
-                    self.run.tracker.close()
+                if self.progress.step % self.config.train.checkpoint_interval:
+                    self.save()
+            self._call("on_train_end")
         return self.last_metrics
 
     @property
@@ -299,13 +294,6 @@ class BaseRLTrainer(ABC, Generic[E]):
         if stop:
             raise Interrupted(code or 143)
 
-    def _end_without_step(self) -> None:
-        """Do what the last step would have done, had it been known that the last round has nothing to learn from."""
-        if self.progress.step % self.config.train.eval_interval:
-            self._log(self._evaluated())
-        if self.progress.step % self.config.train.checkpoint_interval:
-            self.save()
-
     def _evaluated(self) -> Metrics:
         """Evaluate with random numbers that are not the training's, and keep the best checkpoint."""
         self.model.eval()
@@ -344,54 +332,12 @@ class BaseRLTrainer(ABC, Generic[E]):
         """Add elements to the store."""
         self.store.push(experience)
 
-    # What the run holds, by the names that plugins and callbacks use.
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The `accelerate.Accelerator` of this process."""
-        return self.run.accelerator
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.run.device
-
-    @property
-    def world(self) -> World:
-        """The processes of the run, and what they agree through."""
-        return self.run.world
-
-    @property
-    def group(self) -> World:
-        """The older name of `world`."""
-        return self.run.world
-
-    @property
-    def clock(self) -> Clock:
-        """Seconds by phase."""
-        return self.run.clock
-
-    @property
-    def progress(self) -> Progress:
-        """Steps and rounds done."""
-        return self.run.progress
-
-    @property
-    def state(self) -> TrainState:
-        """Everything that a checkpoint holds."""
-        return self.run.state
+    # Set-up.
 
     @property
     def optimizer(self) -> Any:
         """The optimiser of the trained parameters, as accelerate wraps it."""
         return self.optimisation.optimizer
-
-    @property
-    def scheduler(self) -> Any:
-        """The learning rate's schedule."""
-        return self.optimisation.scheduler
-
-    # Set-up.
 
     def _prepare(self) -> None:
         """Bring the model to the device, make the optimiser, and register what checkpoints hold."""

@@ -7,10 +7,11 @@ and replaced on its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
 from trlx_like.config import TRLConfig
@@ -75,10 +76,13 @@ class Run:
         if code:
             raise Interrupted(code)
 
-    def open_trackers(self) -> None:
-        """Open the trackers, with random numbers of their own: some packages draw some when they are imported."""
+    @contextmanager
+    def open_trackers(self) -> Iterator[None]:
+        """Keep the trackers open. They get random numbers of their own, since some packages draw some when imported."""
         with isolated_rng(self.config.train.seed):
             self.tracker = self.folder.open_trackers(self.progress)
+        with closing(self.tracker):
+            yield
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Send the metrics of the present step to the trackers."""
@@ -92,3 +96,44 @@ class Run:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = sorted(names, key=lambda column: column in LAST_COLUMNS)
         self.tracker.log_table(name, columns, [[row.get(column) for column in columns] for row in rows], step)
+
+
+class OfRun:
+    """Give what belongs to a run, as `self.run`, the shorter names that plugins and callbacks use."""
+
+    run: Run
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The `accelerate.Accelerator` of this process."""
+        return self.run.accelerator
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.run.device
+
+    @property
+    def world(self) -> World:
+        """The processes of the run, and what they agree through."""
+        return self.run.world
+
+    @property
+    def group(self) -> World:
+        """The older name of `world`."""
+        return self.run.world
+
+    @property
+    def clock(self) -> Clock:
+        """Seconds by phase."""
+        return self.run.clock
+
+    @property
+    def progress(self) -> Progress:
+        """Steps and rounds done."""
+        return self.run.progress
+
+    @property
+    def state(self) -> TrainState:
+        """Everything that a checkpoint holds."""
+        return self.run.state
