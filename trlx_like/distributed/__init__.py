@@ -1,4 +1,4 @@
-"""Processes: how they are started, how they agree, and how their gradients become one."""
+"""Distributed training: start processes, exchange data between them, and sum their gradients."""
 
 from trlx_like.distributed.accumulate import GradientAccumulator
 from trlx_like.distributed.setup import launch, make_accelerator

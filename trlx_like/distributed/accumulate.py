@@ -20,7 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class GradientAccumulator:
-    """Backward over micro-batches, one exchange, clipping, the step."""
+    """Accumulate the gradients of micro-batches, sum them over processes, clip them, and make the step.
+
+    Args:
+        world: The processes of the run.
+        parameters: The trained parameters.
+        max_norm: Gradients are clipped to this norm; None does not clip.
+    """
 
     def __init__(self, world: World, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
         self.world = world
@@ -28,7 +34,11 @@ class GradientAccumulator:
         self.max_norm = max_norm
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of one micro-batch. `loss` is divided by the units of the global batch already."""
+        """Add the gradients of one micro-batch.
+
+        Args:
+            loss: The sum over the micro-batch, divided by the units of the global batch. []
+        """
         self.world.accelerator.backward(loss)
 
     def finish(self) -> Tensor:
@@ -39,7 +49,7 @@ class GradientAccumulator:
         if not gradients:
             return torch.zeros(())
         if (scaler := self.world.accelerator.scaler) is not None:
-            scaler.scale(gradients[0].new_zeros(()))  # it has no scale yet where there was nothing to go backward from
+            scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         if self.max_norm is None:
             self.world.accelerator.unscale_gradients()
             return torch.nn.utils.get_total_norm(gradients)
@@ -47,7 +57,14 @@ class GradientAccumulator:
         return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
-        """Steps on what `finish` left, if it is accepted. In fp16 gradients that overflowed are dropped, and said."""
+        """Make an optimiser step on the gradients that `finish` left.
+
+        In fp16 a step whose gradients overflowed is skipped, with a warning.
+
+        Args:
+            optimizer: The optimiser.
+            accepted: False drops the gradients without a step.
+        """
         scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
             if accepted:
@@ -55,7 +72,7 @@ class GradientAccumulator:
         elif accepted:
             scale = scaler.get_scale()
             optimizer.step()
-            if scaler.get_scale() < scale:  # `step_was_skipped` does not know of it where the kernel itself skips
+            if scaler.get_scale() < scale:  # fused kernels skip by themselves: `step_was_skipped` misses it
                 logger.warning(
                     "The gradients overflowed in fp16 at a scale of %g: this step changes nothing, and the scale is %g "
                     "from here on. A few at the start are normal.",
@@ -66,7 +83,7 @@ class GradientAccumulator:
             scaler.update()  # or the next gradients could not be unscaled
 
     def _exchange(self) -> None:
-        """A process without a gradient for a parameter (it had no data, or never used it) adds zero."""
+        """Sum gradients over processes; one that lacks a gradient (no data, or unused parameter) adds zero."""
         has = self.world.sum(float(p.grad is not None) for p in self.parameters)
         wanted = [p for p, count in zip(self.parameters, has, strict=True) if count > 0]
         for parameter in wanted:

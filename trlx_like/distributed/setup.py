@@ -1,4 +1,4 @@
-"""The Accelerator, and several processes on one machine."""
+"""Make the Accelerator, and start several processes on one machine."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from trlx_like.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PATIENCE = 30.0
-"""Seconds that processes may go on after another of the run has failed."""
+"""Seconds that the other processes get to end by themselves after one has failed."""
 
 STOPPED = (130, 143)
-"""Exit codes of processes that were asked to stop by a signal, and have saved."""
+"""Exit codes of processes that saved and ended because of a signal."""
 
 
 def make_accelerator(backend: BackendConfig) -> Accelerator:
-    """The Accelerator of this process.
+    """Make the Accelerator of this process from the section `backend`.
 
-    Without a GPU the CPU is asked for by name: otherwise several processes that were started to work together each
-    believe that they are alone. ConfigError for a number format that cannot be had.
+    Without a GPU the CPU is requested explicitly. Otherwise accelerate would treat each of several processes as the
+    only one.
+
+    Raises:
+        ConfigError: If `backend.mixed_precision` is not available.
     """
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
@@ -43,7 +46,7 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
     except ValueError as error:  # accelerate remembers the first number format of a process
         raise ConfigError(f"backend.mixed_precision ({backend.mixed_precision!r}): {error}") from error
     if on_cpu and accelerator.mixed_precision == "fp16":
-        # accelerate would train in the numbers of the weights, and not say so.
+        # accelerate would silently train in the number format of the weights.
         logger.warning(
             "backend.mixed_precision: fp16 is slow on a CPU, where bf16 does the same. Gradients are scaled."
         )
@@ -52,10 +55,14 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
 
 
 def launch(command: Sequence[str], processes: int) -> int:
-    """Runs `python command...` in `processes` processes that know of each other; returns the exit code.
+    """Run `python <command>` as a distributed run on this machine, and return its exit code.
 
-    Signals that this process gets go on to them, once each; it waits until they have saved. When one of them fails
-    the others have `PATIENCE` seconds to notice and end by themselves.
+    Signals to this process are forwarded to all processes of the run, and it waits until they have saved. When a
+    process fails, the others have `PATIENCE` seconds to end by themselves before they are killed.
+
+    Args:
+        command: Arguments of the Python interpreter.
+        processes: Number of processes.
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
@@ -71,7 +78,7 @@ def launch(command: Sequence[str], processes: int) -> int:
 
 @contextmanager
 def _passed_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Within, signals that would end this process go to the children instead."""
+    """Forward signals that would end this process to the children, within a `with` block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for child in children:
@@ -88,7 +95,7 @@ def _passed_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The exit code of the first process that failed, else of one that a signal stopped, else 0."""
+    """Wait; return the exit code of the first process that failed, else of one stopped by a signal, else 0."""
     failed, since = 0, 0.0
     while running := [child for child in children if child.poll() is None]:
         if not failed:
@@ -102,15 +109,15 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _failure(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The exit code of a process that ended in another way than done, or saved because a signal asked it to stop."""
+    """Return the exit code of a process that failed (not 0, and not stopped by a signal); 0 without one."""
     ended = [child.returncode for child in children if child.returncode is not None]
     return next((code for code in ended if code not in (0, *STOPPED)), 0)
 
 
 def free_port() -> int:
-    """A port that nothing listens on, below those that systems give to whoever asks for any (32768 and up on Linux).
+    """Find a port that nothing listens on, below the range that systems assign automatically.
 
-    One of those might be given to another process before it is used.
+    A port of that range (32768 and up on Linux) could be assigned to another process before it is used.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)

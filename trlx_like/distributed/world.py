@@ -1,4 +1,4 @@
-"""What processes have to agree on. With one process every method returns what it was given."""
+"""Collective operations of the processes of a run. With one process they return their input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Statistics:
-    """Count, mean and spread of numbers from all processes."""
+    """Hold count, mean and spread of numbers from all processes."""
 
     count: float
     mean: float
@@ -34,12 +34,18 @@ class Statistics:
 
     @property
     def std(self) -> float:
-        """Standard deviation, the root of `var`."""
+        """Standard deviation, the square root of `var`."""
         return float(self.var**0.5)
 
 
 class World:
-    """The processes of a run. Every method must be called by all of them, in the same order."""
+    """Communicate between the processes of a run. All of them must call the methods in the same order.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        size: Number of processes.
+        main: Whether this process has rank 0.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -48,7 +54,7 @@ class World:
         self.main: bool = self.rank == 0
 
     def sum(self, values: Iterable[float]) -> list[float]:
-        """Sums of numbers over processes, in float64."""
+        """Sum numbers over processes, in float64."""
         given = list(values)
         if self.size == 1:
             return given
@@ -57,7 +63,7 @@ class World:
         return [float(value) for value in total]
 
     def sum_by_name(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums over processes of numbers by name; a process may lack some."""
+        """Sum numbers by name over processes. A process may lack some names."""
         total: defaultdict[str, float] = defaultdict(float)
         for part in self.gather([dict(values)]):
             for name, value in part.items():
@@ -65,18 +71,26 @@ class World:
         return dict(total)
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
-        """Return count, mean and spread of the values under the mask, over all processes.
+        """Return count, mean and spread of masked values over all processes.
 
         Args:
-            values: numbers [*]; those outside the mask change nothing.
-            mask: bool [*]; a process may have none.
+            values: The values. [*]
+            mask: True for the values to count; it may be False everywhere on a process. [*] bool
         """
         own = torch.stack(masked_stats(values.double(), mask)).tolist()
         merged = combine_stats(torch.tensor(self.gather([own]), dtype=torch.float64))
         return Statistics(*(float(value) for value in merged))
 
     def part(self, total: int, name: str) -> int:
-        """What falls to each process of a number that the option `name` gives. ConfigError if it does not divide."""
+        """Divide a global number evenly over the processes.
+
+        Args:
+            total: The number over all processes.
+            name: The option that it comes from, for the error.
+
+        Raises:
+            ConfigError: If `total` is not a multiple of the number of processes.
+        """
         if total % self.size:
             raise ConfigError(
                 f"{name} ({total}) is over all processes and must be a multiple of their number ({self.size})."
@@ -84,14 +98,15 @@ class World:
         return total // self.size
 
     def max(self, value: int) -> int:
+        """Return the largest value of all processes."""
         return max(self.gather([value]))
 
     def gather(self, items: list[T]) -> list[T]:
-        """The items of all processes, in the order of ranks, on every process."""
+        """Return the items of all processes on every process, concatenated in the order of ranks."""
         return items if self.size == 1 else list(gather_object(items))
 
     def broadcast(self, item: T) -> T:
-        """The item of rank 0."""
+        """Return the item of rank 0 on every process."""
         if self.size == 1:
             return item
         held: list[Any] = [item]
@@ -100,11 +115,11 @@ class World:
         return result
 
     def share(self, items: list[T]) -> list[T]:
-        """This process's part of a list that all of them hold."""
+        """Return this process's part of a list that every process holds: each `size`-th item from `rank` on."""
         return items[self.rank :: self.size]
 
     def join(self, parts: list[T]) -> list[T]:
-        """The inverse of `share`: the whole list, in its first order, on every process."""
+        """Invert `share`: return the whole list in its original order on every process."""
         if self.size == 1:
             return parts
         shares = self.gather([parts])
@@ -112,10 +127,11 @@ class World:
         return [part[row] for row in range(longest) for part in shares if row < len(part)]
 
     def barrier(self) -> None:
+        """Wait until every process has reached this call."""
         self.accelerator.wait_for_everyone()
 
     def same_weights(self, parameters: Iterable[Tensor]) -> None:
-        """Gives every process the weights of rank 0."""
+        """Copy the weights of rank 0 to every process, in place."""
         if self.size > 1:
             for parameter in parameters:
                 dist.broadcast(parameter.data, src=0)

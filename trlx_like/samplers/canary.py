@@ -1,10 +1,10 @@
-"""Whether what samples is what learns, asked in every round before anything is learned from its samples.
+"""Check in every round, before its samples are trained on, that the engine samples from the policy that is trained.
 
-Two checks, since neither sees everything. The checksum compares each weight that an engine generates with, bit by bit,
-with what it should hold: the policy's, adapters merged, in the engine's number format. At a learning rate of 1e-5 a
-layer that is a round old changes log-probabilities by less than their rounding error; its bits are others all the same.
-The ratio compares what engine and learner think of the same tokens: it sees right weights that are used wrongly, and a
-mistake in what both sides of the checksum take for the right ones.
+Two checks, since neither detects everything. The checksum compares every weight of the engine bit by bit with the
+weight that it should hold: the policy's, with adapters merged, in the engine's number format. It finds a layer that
+missed one round of updates. At a learning rate of 1e-5 that changes log-probabilities by less than their rounding
+error. The ratio compares the log-probabilities of engine and policy for the same tokens. It finds correct weights that
+are used wrongly, and mistakes in the weights that the checksum expects.
 """
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ from trlx_like.models import mismerged_weights, plain_weights
 from trlx_like.samplers.engines import Engine
 
 TOKENS, ENOUGH = 256, 64
-"""Tokens of a response, at most, that the ratio is taken of; and of all, after which two responses do."""
+"""Most tokens of a response for the ratio; total tokens with which two responses are enough."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""How far the ratio of a token may be from 1 on average, by the coarsest numbers that it is computed with.
+"""How far the ratio of a token may be from 1 on average, by the coarsest number format in its computation.
 
 Rounding alone makes 6e-6 in float32 and .05 in bfloat16 (docs/audit.md has the measurements).
 """
 
 
 def tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """The entry of `TOLERANCE` for the coarsest of the formats. Formats that are not there are coarse ones."""
+    """Return the `TOLERANCE` of the coarsest format; a format that is not listed counts as bfloat16."""
     return max(TOLERANCE.get(dtype, 0.1) for dtype in dtypes if dtype != torch.float64)
 
 
 def some_of(samples: Completion, drawn: Tensor | None) -> Sampled:
-    """Two to four responses of a chunk, for the ratio. From all over it, since neighbours may share a prompt."""
+    """Choose two to four responses of a chunk for the ratio, spread out because neighbours may share a prompt.
+
+    Args:
+        samples: The responses of a chunk.
+        drawn: Log-probabilities that the engine reported for them, if it does. [B, R]
+
+    Returns:
+        The first `TOKENS` tokens of the chosen responses.
+    """
     last = len(samples) - 1
     rows = list(dict.fromkeys([0, last, last // 3, 2 * last // 3]))
     tokens = samples.mask[rows].sum(dim=1).clamp(max=TOKENS).cumsum(dim=0)
@@ -46,15 +54,23 @@ def some_of(samples: Completion, drawn: Tensor | None) -> Sampled:
 
 
 class Canary:
-    """The checksum. Remembers the digests of the last round, only to tell what went wrong."""
+    """Compare the weights of an engine with those of the policy by checksum.
+
+    The digests of the last round are kept only to explain a difference.
+    """
 
     def __init__(self) -> None:
         self.before: dict[str, Digest] = {}
 
     def weights(self, lm: nn.Module, engine: Engine) -> str | None:
-        """What is wrong with the weights that an engine generates with, in words; None if nothing is.
+        """Compare the weights that an engine generates with to those of the policy.
 
-        lm: the language model that learns.
+        Args:
+            lm: The language model that is trained.
+            engine: The engine.
+
+        Returns:
+            A description of the difference; None if there is none, or the engine generates with the policy itself.
         """
         held = engine.digests()
         if held is None:
@@ -90,6 +106,7 @@ def _as(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _cause(held: Digest | None, expected: Digest, other: Mapping[str, Digest]) -> str:
+    """Describe how a weight differs from the expected one, by comparing it with known mistakes."""
     if held is None:
         return "missing"
     found = [cause for cause, digested in other.items() if digested == held]
@@ -103,7 +120,7 @@ def _cause(held: Digest | None, expected: Digest, other: Mapping[str, Digest]) -
 
 
 def _mistakes(lm: nn.Module, dtype: torch.dtype | None, names: Collection[str]) -> dict[str, dict[str, Digest]]:
-    """What might be in the place of these weights by mistake: for each name, digests by the words for them."""
+    """Return for each weight the digests of its likely mistakes, by their description."""
     found: dict[str, dict[str, Digest]] = {name: {} for name in names}
     for name, cause, weight in mismerged_weights(lm):
         if name in found:

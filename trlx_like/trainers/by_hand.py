@@ -1,4 +1,4 @@
-"""Prompts and responses that a user handles in a loop of their own: `generate`, `decode`, and what `step` is given."""
+"""Support users who write their own loop: `trainer.generate`, `trainer.decode` and `trainer.step`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.text import TextSampler
 
 Query = str | Tensor | Sequence[Message]
-"""A prompt: text, token ids [P], or messages."""
+"""A prompt: text, token ids [P], or chat messages."""
 
 
 class ByHand:
-    """Turn queries into token ids, and sample responses to them.
+    """Convert queries to token ids, and sample responses to them.
 
     Args:
-        tokenizer: the policy's.
-        sampler: generates the responses.
-        seq2seq: whether the model is an encoder-decoder.
-        chat_options: passed to the chat template with messages.
+        tokenizer: The tokenizer of the policy.
+        sampler: Generates the responses.
+        seq2seq: Whether the model is an encoder-decoder.
+        chat_options: Options for the chat template, used when a query is a list of messages.
     """
 
     def __init__(self, tokenizer: Any, sampler: TextSampler, *, seq2seq: bool, chat_options: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class ByHand:
         self.chat_options = chat_options
 
     def ids(self, query: Query) -> list[int]:
-        """Return the token ids of a prompt that is given as text, as messages or as ids [P]."""
+        """Convert a prompt (text, chat messages, or token ids [P]) to a list of token ids."""
         if isinstance(query, str):
             return TextEncoder(self.tokenizer, seq2seq=self.seq2seq).opening([query])[0]
         if not isinstance(query, Tensor):
@@ -45,16 +45,35 @@ class ByHand:
         return ids
 
     def generate(self, queries: Sequence[Query], options: Mapping[str, Any]) -> list[Tensor]:
-        """Sample one response to each query; return token ids [R] for each."""
+        """Sample one response to each query.
+
+        Args:
+            queries: Prompts as text, chat messages, or token ids [P].
+            options: Generation options.
+
+        Returns:
+            The token ids [R] of each response, in the order of the queries.
+        """
         batch = PromptBatch([self.ids(query) for query in queries], [{} for _ in queries])
         return [element.response for element in self.sampler.sample(batch, options).completion.split()]
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
-        """Return the texts of rows of token ids, without special tokens."""
+        """Decode each sequence of token ids [R] to text, without special tokens."""
         return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
 
     def completions(self, queries: Sequence[Query], responses: Sequence[Tensor]) -> Completion:
-        """Batch queries with the responses [R] to them. DataError for an empty response."""
+        """Collate queries and their responses into one padded batch.
+
+        Args:
+            queries: Prompts as text, chat messages, or token ids [P].
+            responses: Token ids [R] of the response to each query.
+
+        Returns:
+            The batch, in which every token of a response is real.
+
+        Raises:
+            DataError: If a response is empty.
+        """
         rows: list[Completion] = []
         for query, response in zip(queries, responses, strict=True):
             if not len(response):

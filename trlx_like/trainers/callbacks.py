@@ -1,4 +1,4 @@
-"""What a user can hang into the loop: `train(callbacks=[...])`."""
+"""Hooks that a user adds to the training loop: `train(callbacks=[...])`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from typing import Any
 
 
 class Callback:
-    """Override what you need. `trainer` is the running trainer; every process calls its own callbacks."""
+    """Act at fixed points of training: derive from this class and override the hooks that you need.
+
+    Every process calls its own callbacks. Each hook gets the running trainer as `trainer`.
+    """
 
     def on_train_begin(self, trainer: Any) -> None:
-        """Before the first step, after a resume."""
+        """Act before the first step. The checkpoint of a resumed run is loaded by then."""
 
     def on_experience(self, trainer: Any, metrics: Mapping[str, float]) -> None:
-        """After the store was filled for a round."""
+        """Act after a round's experience was made; `metrics` are those of its rollouts."""
 
     def on_step(self, trainer: Any, metrics: Mapping[str, float]) -> bool | None:
-        """After an optimiser step. False ends training: the run is saved and `learn` returns."""
+        """Act after an optimiser step.
+
+        Args:
+            trainer: The running trainer.
+            metrics: The metrics of the step.
+
+        Returns:
+            False to end training: the run is saved and `learn` returns. Anything else continues.
+        """
 
     def on_evaluate(self, trainer: Any, metrics: Mapping[str, float]) -> None:
-        """After an evaluation."""
+        """Act after an evaluation; `metrics` are its results."""
 
     def on_save(self, trainer: Any, directory: Path) -> None:
-        """After a checkpoint was published, `best_checkpoint` included."""
+        """Act after a checkpoint (also `best_checkpoint`) was written completely to `directory`."""
 
     def on_train_end(self, trainer: Any) -> None:
-        """After the last step."""
+        """Act after the last step."""

@@ -1,4 +1,4 @@
-"""Where the time goes: wall seconds a phase for the log, CPU seconds for benchmarks."""
+"""Time per phase of training: wall-clock seconds for the log, CPU seconds for benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds spent in named phases. Phases may nest; the inner one's time is not the outer one's too."""
+    """Measure the seconds spent in named phases.
+
+    Phases may nest: while an inner phase runs, no time is added to the outer one.
+    """
 
     def __init__(self) -> None:
         self.wall: defaultdict[str, float] = defaultdict(float)
@@ -19,6 +22,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time of a `with` block to a phase."""
         self._charge()
         self._running.append(phase)
         try:
@@ -28,6 +32,7 @@ class Clock:
             self._running.pop()
 
     def _charge(self) -> None:
+        """Add the time since the last call to the running phase."""
         wall, cpu = time.perf_counter(), time.process_time()
         if self._running:
             self.wall[self._running[-1]] += wall - self._since[0]
@@ -35,7 +40,7 @@ class Clock:
         self._since = (wall, cpu)
 
     def lap(self) -> dict[str, float]:
-        """Wall seconds a phase since the last lap, under "time/<phase>"."""
+        """Return the wall-clock seconds of each phase since the last call, under "time/<phase>"."""
         metrics = {f"time/{phase}": seconds for phase, seconds in self.wall.items()}
         self.wall.clear()
         return metrics

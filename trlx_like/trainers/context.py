@@ -23,21 +23,22 @@ from trlx_like.trainers.run import Progress, RunFolder
 
 Metrics = dict[str, float]
 Row = dict[str, Any]
-"""One sample of a table or of a call of a reward function, by column."""
+"""One sample as column name -> value, for a table or for a call of a reward function."""
 
 LAST_COLUMNS = ("length", "finish_reason", IMAGE)
-"""Columns that tables of samples show last: they are much the same for all samples."""
+"""Columns that tables of samples show last."""
 
 
 class Run:
-    """Hold what all parts of one run share.
+    """Hold what all parts of one training run share.
 
     Args:
-        config: the complete configuration.
-        name: name of the trainer class, for log lines and checkpoints.
+        config: The complete configuration.
+        name: Name of the trainer class, for log lines and checkpoints.
 
     Raises:
-        ConfigError: if the batch size cannot be divided over the processes, or the number format is not available.
+        ConfigError: If `train.batch_size` is not a multiple of the number of processes, or `backend.mixed_precision`
+            is not available.
     """
 
     def __init__(self, config: TRLConfig, name: str) -> None:
@@ -57,7 +58,7 @@ class Run:
 
     @property
     def microbatch_size(self) -> int:
-        """Rows that one forward pass of this process takes: `train.minibatch_size`, or the whole local batch."""
+        """Samples in one forward pass of this process: `train.minibatch_size`, or the whole local batch."""
         return self.config.train.minibatch_size or self.local_batch_size
 
     def seed(self) -> None:
@@ -66,31 +67,40 @@ class Run:
 
     @contextmanager
     def forward(self, phase: str) -> Iterator[None]:
-        """Compute under autocast and charge the time to a phase."""
+        """Run a `with` block under autocast, and add its time to a phase."""
         with self.clock(phase), self.accelerator.autocast():
             yield
 
     def check_stop(self) -> None:
-        """Raise Interrupted if a signal has reached any process. Every process has to call it."""
+        """Raise Interrupted if any process was asked to stop by a signal. Every process must call it."""
         code = int(self.world.max(self.stop_request.code))
         if code:
             raise Interrupted(code)
 
     @contextmanager
     def open_trackers(self) -> Iterator[None]:
-        """Keep the trackers open. They get random numbers of their own, since some packages draw some when imported."""
+        """Keep the trackers open in a `with` block, and leave the random state as it was before they opened.
+
+        Some tracker packages draw random numbers when they are imported.
+        """
         with isolated_rng(self.config.train.seed):
             self.tracker = self.folder.open_trackers(self.progress)
         with closing(self.tracker):
             yield
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of the present step to the trackers."""
+        """Send metrics to the trackers, under the current step. Does nothing while no tracker is open."""
         if metrics and self.tracker is not None:
             self.tracker.log(metrics, self.progress.step)
 
     def log_table(self, name: str, rows: Sequence[Row], step: int) -> None:
-        """Send samples to the trackers as a table."""
+        """Send samples to the trackers as a table.
+
+        Args:
+            name: Name of the table.
+            rows: The samples; a column that a row lacks is left empty.
+            step: The step that the table is logged under.
+        """
         if self.tracker is None or not rows:
             return
         names = dict.fromkeys(name for row in rows for name in row)

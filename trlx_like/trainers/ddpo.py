@@ -1,9 +1,10 @@
 """DDPO (Black et al. 2023): denoising as a decision process, and a policy gradient on its steps.
 
-A round: make images of prompts, score them, compare the rewards; then `inner_epochs` passes, in which every denoising
-step of every image has PPO's clipped loss with the image's advantage. One step of `train.minibatch_size` images is a
-micro-batch, so the activations of one step are alive. With `advantages: group` and `beta` it is Flow-GRPO (Liu et al.
-2025) on flow-matching models. Left out on purpose: rewards that are differentiated through the image.
+A round generates images from prompts, scores them, and turns the rewards into advantages. Then `inner_epochs` passes
+apply PPO's clipped loss to every denoising step of every image, with the image's advantage. A micro-batch is one
+denoising step of `train.minibatch_size` images, so only the activations of one step are in memory. With
+`advantages: group` and `beta` it is Flow-GRPO (Liu et al. 2025) on flow-matching models. Left out on purpose: gradients
+of a differentiable reward through the image.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FORMATS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
-    """Trains the denoising model of a diffusers pipeline, or a LoRA in it, by rewards of its images."""
+    """Train the denoising model of a diffusers pipeline, or a LoRA on it, with rewards for its images."""
 
     method_class = DDPOConfig
     experience_class = DenoisingExperience
@@ -80,7 +81,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             self.state.register("prompts", self.prompts)
 
     def _prepare_model(self) -> None:
-        """Set up adapter, number formats, device, reference, and what saves memory."""
+        """Set up the adapter, number formats, device, reference and memory-saving options."""
         model, config = self.model, self.config
         if config.model.peft_config is not None:
             model.add_adapter(config.model.peft_config)
@@ -136,7 +137,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         return {}
 
     def scored_images(self) -> Iterator[tuple[Trajectories, DenoisingExperience, Scores]]:
-        """Yield a round's images of this process, chunk by chunk, with their experience and scores."""
+        """Generate and score this process's images of a round; yield each chunk with its experience and scores."""
         method = self.method
 
         def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
@@ -152,18 +153,25 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             yield images, experience, scores
 
     def own(self, captions: Captions) -> Captions:
-        """Return this process's share of prompts that all processes hold."""
+        """Return this process's share of captions that every process holds."""
         return captions[self.world.share(list(range(len(captions))))]
 
     def make_images(self, captions: Captions) -> Trajectories | None:
-        """Draw one image to each prompt; None without prompts, as a process may be in the last chunk."""
+        """Generate one image for each caption.
+
+        Args:
+            captions: The prompts. In the last chunk of a round a process may have none.
+
+        Returns:
+            The images with their denoising trajectories; None if there are no captions.
+        """
         if not len(captions):
             return None
         with self.run.forward("generate"):
             return self.sampler.sample(captions, self.device)
 
     def experience(self, images: Trajectories) -> DenoisingExperience:
-        """Give each image a random order in which its steps are learned from, and no advantage yet."""
+        """Convert images to experience: denoising steps in a random order for each image, and advantages of 0."""
         drawn = self.sampler.schedule.stochastic_steps
         order = torch.stack([drawn[torch.randperm(len(drawn))] for _ in images.latents])
         return DenoisingExperience(
@@ -175,16 +183,16 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         )
 
     def advantages(self, prompts: list[str], rewards: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare the rewards of this process's images with those of all processes.
+        """Compute the advantages of this process's images from the rewards on all processes.
 
         Args:
-            prompts: of each image.
-            rewards: of each image [N] float64.
-            scored: whether it has a reward [N] bool.
+            prompts: The prompt of each of the N images.
+            rewards: The reward of each image. [N] float64
+            scored: Whether an image has a reward. [N] bool
 
         Returns:
-            Advantages [N] float64, and which images are learned from [N] bool: those with a reward, and with
-            `advantages: group` only those of groups whose rewards differ.
+            The advantages [N] float64, and a mask [N] bool of the images to train on. These are the images with a
+            reward; `advantages: group` also excludes groups in which all rewards are equal.
         """
         table = list(zip(prompts, rewards.tolist(), scored.tolist(), strict=True))
         shares = self.world.gather([table])
@@ -199,7 +207,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         return torch.zeros_like(rewards).masked_scatter(scored, own), scored
 
     def _group_advantages(self, rewards: Tensor, scored: Tensor, everything: list[float]) -> tuple[Tensor, Tensor]:
-        """(r - group mean) / (deviation of all + 1e-4); a group stays on one process."""
+        """Compute (reward - group mean) / (std of all rewards + 1e-4); a group is on one process."""
         scores, mask = (column.reshape(-1, self.method.num_generations) for column in (rewards, scored))
         spread = float(torch.tensor(everything, dtype=torch.float64).std(unbiased=False))
         advantages = scaled(group_centered(scores, mask), spread)
@@ -208,7 +216,10 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     # The loss.
 
     def microbatches(self, batch: DenoisingExperience) -> Iterator[DenoisingExperience]:
-        """Yield one denoising step of some images at a time. Each pass takes the next steps of an image's own order."""
+        """Yield one denoising step of `train.minibatch_size` images at a time.
+
+        Every image has its own random order of steps. Each pass over the store takes the next steps in that order.
+        """
         steps = batch.order.shape[1]
         taken = max(1, int(steps * self.method.timestep_fraction))
         done = self.store.epoch
@@ -239,7 +250,11 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         return LossOutput(loss.sum(), {name: value.detach().sum() for name, value in metrics.items()})
 
     def accept(self, metrics: Metrics) -> bool:
-        """Warn if rounding alone takes fresh experience out of the clip range; more than rounding is refused."""
+        """Check the ratio on fresh experience before the step, and warn if rounding moves it out of the clip range.
+
+        Raises:
+            SamplerError: If the ratio is further from 1 than rounding explains.
+        """
         deviation, limit = metrics["policy/ratio_deviation"], self.method.cliprange
         if self.progress.fresh and deviation > limit:
             logger.warning(
@@ -254,7 +269,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     # Evaluation, images by hand, export.
 
     def evaluate(self) -> Metrics:
-        """Draw the evaluation prompts, every time from the same noise, and rate the images."""
+        """Generate images for the evaluation prompts, from the same noise every time, and return their metrics."""
         if self.eval_prompts is None:
             return {}
         torch.manual_seed(self.config.train.seed + self.world.rank)
@@ -266,16 +281,20 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Any]) -> list[Any]:
-        """Draw PIL images to prompts, as those that are trained on are drawn."""
+        """Generate one PIL image for each prompt, with the same sampler as in training."""
         self.model.eval()
         images = self.make_images(read_captions(prompts))
         assert images is not None
         return as_pictures(images.images)
 
     def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
-        """A folder that plain diffusers load: the pipeline, or of one with a LoRA a file for `load_lora_weights`.
+        """Write a folder that diffusers can load: the pipeline, or with a LoRA a file for `load_lora_weights`.
 
-        merged: the whole pipeline, the LoRA added into its weights. Called by every process; the main one writes.
+        Every process calls it; the main process writes.
+
+        Args:
+            directory: The folder.
+            merged: Write the whole pipeline, with the LoRA merged into its weights.
         """
         if self.world.main:
             self.model.save(Path(directory), whole=merged)
@@ -284,12 +303,13 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     # Checks.
 
     def _refuse_text_options(self, tokenizer: Any) -> None:
+        """Raise ConfigError for arguments that only trainers of text can use."""
         given = {"tokenizer": tokenizer, "logit_mask": self.logit_mask, "stop_sequences": self.stop_sequences or None}
         if unused := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"{type(self).__name__} makes images and cannot use {', '.join(unused)}.")
 
     def _eval_prompts(self, prompts: Any) -> Captions | None:
-        """What is evaluated on; of a function of prompts, some that it makes with random numbers of their own."""
+        """Return the evaluation prompts, drawn from the prompt function if there are none but that function."""
         given = self.data.get("eval_prompts")
         if given is not None:
             return read_captions(given)

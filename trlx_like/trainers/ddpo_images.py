@@ -1,4 +1,4 @@
-"""Images as reward functions see them, and their files and tables in the run folder."""
+"""Images in the form that reward functions get, and their files and tables in the run folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "images"
 SHOWN = 16
-"""Images of a round that are shown."""
+"""Most images of a round that are saved and logged."""
 
 
 def image_rows(images: Trajectories, kind: str) -> list[Row]:
-    """Return what a function may see of each image, as a PIL image or a tensor by `kind`."""
+    """Return the arguments of a reward function for each image.
+
+    Args:
+        images: The sampled images.
+        kind: "pil" passes PIL images, anything else tensors.
+    """
     seen = as_pictures(images.images) if kind == "pil" else list(images.images)
     rows = zip(seen, images.captions.texts, images.captions.metadata, strict=True)
     # An image has no tokens, so its reward is a number.
@@ -30,7 +35,12 @@ def image_rows(images: Trajectories, kind: str) -> list[Row]:
 
 
 def evaluation_rows(chunks: Iterable[Trajectories], kind: str) -> tuple[list[Row], list[Row]]:
-    """Return what functions may see of each image, and its row in the table."""
+    """Return the arguments of a reward function for each image, and its row in the table of samples.
+
+    Args:
+        chunks: The sampled images.
+        kind: "pil" passes PIL images to the function, anything else tensors.
+    """
     seen, shown = list[Row](), list[Row]()
     for images in chunks:
         seen += image_rows(images, kind)
@@ -40,14 +50,24 @@ def evaluation_rows(chunks: Iterable[Trajectories], kind: str) -> tuple[list[Row
 
 
 def show_evaluation(run: Run, rows: Sequence[Row]) -> Metrics:
-    """Write the rated images of all processes to images/step_<n>/ and the trackers; return their metrics."""
+    """Save and log the images of an evaluation, and return their metrics.
+
+    Args:
+        run: The run. The images go to images/step_<n>/ in its folder, and to its trackers.
+        rows: The scored images of all processes.
+    """
     step = run.progress.step
     show(run, EVALUATION, f"step_{step:0{len(str(run.config.train.total_steps))}d}", rows, step)
     return means(rows)
 
 
 class ShownImages:
-    """Keep the main process's first images of a round, every `interval` rounds (None: never)."""
+    """Collect the main process's first `SHOWN` images of a round, to save and log them.
+
+    Args:
+        run: The run.
+        interval: Images are shown in every `interval`-th round; None never shows any.
+    """
 
     def __init__(self, run: Run, interval: int | None) -> None:
         self.run = run
@@ -57,7 +77,7 @@ class ShownImages:
         self.rows: list[Row] = []
 
     def add(self, images: Trajectories, scores: Scores) -> None:
-        """Take the next images of the round, and keep those that will be shown."""
+        """Add the next chunk of the round. Images beyond the first `SHOWN` are ignored."""
         pictures = as_pictures(images.images[: self.left])
         self.left -= len(pictures)
         for place, picture in enumerate(pictures):
@@ -65,14 +85,26 @@ class ShownImages:
             self.rows.append({"prompt": images.captions.texts[place], **columns, IMAGE: picture})
 
     def log(self, advantages: Sequence[float | None]) -> None:
-        """Show them with their advantages (None: not learned from), under the step that comes next."""
+        """Save and log the collected images, under the step that comes next.
+
+        Args:
+            advantages: The advantage of each image of the round; None for an image that is not trained on.
+        """
         for row, advantage in zip(self.rows, advantages, strict=False):
             row["advantage"] = advantage
         show(self.run, TRAINING, f"round_{self.round:05d}", self.rows, self.run.progress.step + 1)
 
 
 def show(run: Run, table: str, name: str, rows: Sequence[Row], step: int) -> None:
-    """Write rows with a PIL image each to images/<name>/, together to images/<name>.png, and to the trackers."""
+    """Save images to the run folder and log them as a table. Only the main process acts.
+
+    Args:
+        run: The run.
+        table: Name of the table.
+        name: Each image goes to images/<name>/, and a grid of all to images/<name>.png.
+        rows: The samples, each with a PIL image.
+        step: The step that the table is logged under.
+    """
     if run.tracker is None or not run.world.main or not rows:
         return
     directory, folder = run.folder.directory, Path(FOLDER) / name

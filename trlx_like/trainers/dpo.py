@@ -1,7 +1,8 @@
 """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and the losses that have followed it.
 
-The reward of a completion is beta times its log-ratio of policy to reference; the loss is that of a classifier which
-prefers the chosen completion of each pair. No reward model, no sampling. Documented in docs/algorithms/dpo.md.
+The implicit reward of a completion is beta times the log-ratio of policy to reference. The loss is that of a
+classifier which picks the chosen completion of each pair. No reward model, no sampling. Documented in
+docs/algorithms/dpo.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trlx_like.trainers.text import TextTrainer
 
 
 class DPOTrainer(TextTrainer[PreferenceExperience]):
-    """Preference learning on given pairs, held to the policy's own start or to another reference."""
+    """Train a policy on given preference pairs, relative to a reference: the initial policy or another model."""
 
     method_class = DPOConfig
     experience_class = PreferenceExperience
@@ -100,7 +101,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     # Parts of the loss.
 
     def pairs(self, batch: PreferenceExperience, out: PolicyOutput) -> Pairs:
-        """Log-probabilities of the pairs under policy and reference."""
+        """Sum the log-probabilities of each completion under policy and reference."""
         chosen, rejected = batch.sides(out.logprobs)
         ref_chosen, ref_rejected = batch.ref_chosen, batch.ref_rejected
         if out.ref_logprobs is not None:
@@ -124,7 +125,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         )
 
     def pair_weights(self, batch: PreferenceExperience, out: PolicyOutput) -> Tensor:
-        """How likely the policy itself is to write both completions of each pair, in its own terms. [B]"""
+        """Weight each pair by how likely the policy is to sample both of its completions (WPO). [B]"""
         assert out.statistics is not None
         sides = zip(batch.sides(out.logprobs), batch.sides(out.statistics.log_collision), strict=True)
         first, second = (policy_weights(*side, mask) for side, mask in zip(sides, batch.scored, strict=True))
@@ -132,7 +133,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     @torch.no_grad()
     def metrics(self, batch: PreferenceExperience, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor | Term]:
-        """Sum what is logged beside the loss over pairs, or over the tokens of one side or of both."""
+        """Return the metrics beside the loss, as sums over pairs or over tokens."""
         assert out.statistics is not None
         chosen, rejected = (self.method.beta * ratio for ratio in pairs.ratios)
         mean_logits = batch.sides(out.statistics.mean_logit)
@@ -153,7 +154,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     # The reference.
 
     def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
-        """Turn this process's share of pairs into experience, with reference log-probabilities if these are kept."""
+        """Convert this process's share of the pairs to experience.
+
+        Reference log-probabilities are added if they are computed once (`precompute_ref_log_probs`).
+        """
         elements = [
             PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
             for pair in self.world.share(preferences)
@@ -162,13 +166,16 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     @torch.no_grad()
     def with_reference(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
-        """Add the reference's log-probabilities. The policy itself is the reference unless there is another."""
+        """Add log-probabilities under the reference to each element.
+
+        The reference is `model.ref_model_path`, or the policy itself without one.
+        """
         other = self.config.model.ref_model_path is not None
         if other:
             self.load_reference()
         found = list(elements)
         size = self.run.microbatch_size
-        order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # of like length, to save padding
+        order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # saves padding
         for start in range(0, self.world.max(math.ceil(len(order) / size)) * size, size):
             self.run.check_stop()
             rows = order[start : start + size]
@@ -186,7 +193,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     # Evaluation.
 
     def evaluate(self) -> Metrics:
-        """Measure what the policy writes, and on held-out pairs what a step would log, as `eval/<name>`."""
+        """Evaluate responses to the evaluation prompts, and log the metrics of held-out pairs as `eval/<name>`."""
         start = self.progress.step == 0  # the policy is its own reference
         if start and self.method.generate_during_eval:
             self.reference_texts = texts(self._reference_sampler(), self.eval_batches(), self.method.gen_kwargs)
@@ -196,6 +203,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(self.eval_store.elements)
 
     def _reference_sampler(self) -> TextSampler:
+        """Return a sampler that generates with the reference."""
         path = self.config.model.ref_model_path
         if path is None:
             self.sync_sampler()
@@ -217,6 +225,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         )
 
     def _check_sorting(self) -> None:
+        """Raise ConfigError for a loss that sorts the whole batch if there are several processes."""
         names = [name for name in self.method.loss_type if name in SORTED]
         if names and self.world.size > 1:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The losses of DPO by the names of `method.loss_type`, on log-probabilities of whole completions."""
+"""The losses of DPO by their names in `method.loss_type`, as functions of the completions' log-probabilities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trlx_like.functional.preference import (
 
 @dataclass
 class Pairs:
-    """Log-probabilities of B pairs, summed over the tokens of each completion. All [B]."""
+    """Hold the log-probabilities of B pairs, each summed over the tokens of a completion. All fields are [B]."""
 
     chosen: Tensor
     rejected: Tensor
@@ -37,11 +37,19 @@ class Pairs:
 
     @property
     def ratios(self) -> tuple[Tensor, Tensor]:
-        """Log-ratios of policy to reference, of the chosen and the rejected completions."""
+        """Log-ratios of policy to reference, for the chosen and for the rejected completions. [B] each"""
         return self.chosen - self.ref_chosen, self.rejected - self.ref_rejected
 
     def margin(self, method: DPOConfig, *, per_token: bool = False) -> Tensor:
-        """Difference of the scores that the divergence gives; per_token: of each divided by its tokens."""
+        """Subtract the score of the rejected completion from that of the chosen one.
+
+        Args:
+            method: Its divergence defines how a log-ratio becomes a score.
+            per_token: Divide each score by the number of tokens of its completion first.
+
+        Returns:
+            The margin of each pair. [B]
+        """
         scores = [divergence_score(d, method.f_divergence_type, method.f_alpha_divergence_coef) for d in self.ratios]
         if per_token:
             scores = [scores[0] / self.chosen_tokens, scores[1] / self.rejected_tokens]
@@ -49,7 +57,20 @@ class Pairs:
 
 
 def pair_loss(name: str, pairs: Pairs, method: DPOConfig) -> Tensor:
-    """The loss of that name for each pair [B]. Those that sort have one for each rank in the batch instead."""
+    """Compute a loss for each pair.
+
+    Args:
+        name: A name of `method.loss_type`, except "sft".
+        pairs: Log-probabilities of the pairs.
+        method: Options of the losses.
+
+    Returns:
+        The losses [B]. The losses "aot" and "aot_unpaired" compare sorted batches, so theirs belong to places in the
+        sorted batch and not to pairs.
+
+    Raises:
+        ValueError: If there is no loss of that name.
+    """
     beta, smoothing = method.beta, method.label_smoothing
     chosen, rejected = pairs.ratios
     match name:

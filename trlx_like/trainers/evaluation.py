@@ -1,4 +1,4 @@
-"""Evaluation of a text policy: generate, score, show. The metrics of rated rows serve images as well."""
+"""Evaluation of a text policy: generate, score, log. `means` serves images as well."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ def evaluate_text(
     metric_fn: Callable[..., Any] | None = None,
     reference: Mapping[str, Sequence[str]] | None = None,
 ) -> Metrics:
-    """Generate to the evaluation prompts, score, and send the samples to the trackers as one table.
+    """Generate responses to the evaluation prompts, score them, and log the samples as one table.
 
     Args:
-        batches: this process's share of the prompts, dealt out by `World.share`.
-        gen_kwargs: generation options; each combination of list-valued ones is evaluated by itself.
-        reference: texts of another model, as `texts` returns them, to be shown beside the policy's.
+        run: The run.
+        scoring: Calls the functions.
+        sampler: Generates the responses.
+        batches: This process's share of the prompts, as `World.share` returns it.
+        gen_kwargs: Generation options. Each combination of list-valued options is evaluated separately.
+        reward_fn: Scores the samples; None for no rewards.
+        metric_fn: Measures the samples; None for no metrics.
+        reference: Responses of another model, as `texts` returns them, to show in the same table.
 
     Returns:
-        `reward/mean`, `reward/std`, `reward/<name>/mean` for each of several functions, `metrics/<name>` and
-        `generation/length`, with `@temperature=0.7` behind the name in a sweep.
+        `reward/mean`, `reward/std`, `reward/<name>/mean` for each of several reward functions, `metrics/<name>` and
+        `generation/length`. In a sweep each name ends in the options, such as `@temperature=0.7`.
     """
     metrics: Metrics = {}
     table: list[Row] = []
@@ -55,7 +60,12 @@ def evaluate_text(
 
 
 def means(rows: Sequence[Row], suffix: str = "") -> Metrics:
-    """Average the rewards and metrics of rated rows over those that have one; `suffix` goes behind the names."""
+    """Average the rewards and metrics of samples; samples without a value are left out of its mean.
+
+    Args:
+        rows: The scored samples.
+        suffix: Appended to the name of each metric.
+    """
     metrics = {}
     names = dict.fromkeys(name for row in rows for name in row)
     for name in [name for name in names if name == "reward" or name.startswith(("reward/", "metrics/"))]:
@@ -68,7 +78,7 @@ def means(rows: Sequence[Row], suffix: str = "") -> Metrics:
 
 
 def texts(sampler: TextSampler, batches: Sequence[PromptBatch], gen_kwargs: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Generate to this process's evaluation prompts; return the outputs for each of `combinations`."""
+    """Generate responses to this process's evaluation prompts; return their texts by suffix of `combinations`."""
     return {
         suffix: [text for prompts in batches for text in sampler.sample(prompts, options).outputs]
         for suffix, options in combinations(gen_kwargs)
@@ -76,7 +86,14 @@ def texts(sampler: TextSampler, batches: Sequence[PromptBatch], gen_kwargs: Mapp
 
 
 def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("@temperature=0.7@top_k=5", options) for each combination of swept options; ("", options) without any."""
+    """Yield each combination of the list-valued (swept) generation options.
+
+    Args:
+        gen_kwargs: Generation options. Without list-valued ones there is one combination.
+
+    Yields:
+        A suffix for names, such as "@temperature=0.7@top_k=5" (empty without a sweep), and the options.
+    """
     sweeps = swept(gen_kwargs)
     for values in itertools.product(*sweeps.values()):
         chosen = dict(zip(sweeps, values, strict=True))
@@ -87,7 +104,7 @@ def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
 def _sampled(
     run: Run, sampler: TextSampler, batches: Sequence[PromptBatch], options: Mapping[str, Any]
 ) -> tuple[list[Row], list[Row]]:
-    """Generate, and return what functions may see of each sample, and its row in the table."""
+    """Generate; return the arguments of a reward function for each sample, and its row in the table."""
     seen: list[Row] = []
     shown: list[Row] = []
     for prompts in batches:

@@ -1,7 +1,7 @@
-"""What GRPO and RLOO have in common: groups of responses to each prompt, and a clipped loss without a value function.
+"""Base of GRPO and RLOO: a group of responses to each prompt, and a clipped loss without a value function.
 
-A round: sample `num_generations` responses to each prompt, score them, compare each with the others (this is what an
-algorithm adds, `advantages`), then make `num_iterations` passes of clipped updates. A group stays on one process.
+A round samples `num_generations` responses to each prompt, scores them, compares each with the others (`advantages`,
+which the algorithm defines), and makes `num_iterations` passes of clipped updates. A group stays on one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GroupExperience(Completion):
-    """Responses with what the policy thought when it sampled them, and how they compare. All [B, R] float."""
+    """Hold responses with their advantages, and their log-probabilities at sampling time. All [B, R] float."""
 
     old_logprobs: Tensor = padded()
     advantages: Tensor = padded()
@@ -42,20 +42,21 @@ class GroupExperience(Completion):
 
 @dataclass
 class Groups:
-    """Scores of this process's share of a round as tables: a row is a prompt, its entries are responses to it."""
+    """Hold this process's scores of a round as tables [P, G]: a row per prompt, an entry per response to it."""
 
     scores: Tensor  # [P, G] float64
     scored: Tensor  # [P, G] bool: False where the reward function abstained
-    kept: Tensor  # [P, G] bool: whether it is learned from; all that are scored of a prompt, or none
+    kept: Tensor  # [P, G] bool: whether it is trained on; of a prompt all scored responses are, or none
     finished: Tensor  # [P, G] bool
 
     def extend(self, other: Groups) -> Groups:
+        """Return a table with the rows of `other` below these."""
         rows = zip(vars(self).values(), vars(other).values(), strict=True)
         return Groups(*(torch.cat(pair) for pair in rows))
 
 
 class GroupTrainer(OnlineTextTrainer[GroupExperience]):
-    """A trainer that compares responses to the same prompt."""
+    """Base of trainers whose advantages compare the responses to one prompt."""
 
     experience_class = GroupExperience
     method: GroupMethodConfig
@@ -71,15 +72,21 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
 
     @abstractmethod
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        """Of the tokens of a round's responses [B, R], whose scores are the entries of the table under the mask.
+        """Compute the advantage of every token of a round. Every process calls it, even with an empty batch.
 
-        scores, mask: [P, G], in the order of the batch. Called on all processes; one may have no rows.
+        Args:
+            batch: The responses that the mask selects, in the order of the tables.
+            scores: Score of each response to each prompt. [P, G]
+            mask: True for the responses in the batch. [P, G] bool
+
+        Returns:
+            The advantages. [B, R]
         """
 
     # A round.
 
     def take_prompts(self, count: int) -> PromptBatch:
-        """This process's share of the next `count` prompts, each as often as it is to be answered."""
+        """Return this process's share of the next `count` prompts, each repeated `num_generations` times."""
         return super().take_prompts(count).repeated(self.method.num_generations)
 
     def make_experience(self) -> Metrics:
@@ -107,12 +114,12 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         return self.group_metrics(groups) | drawn | self.policy_metrics(batch)
 
     def table(self, rewards: Sequence[Reward], finished: Sequence[bool], lengths: Tensor) -> Groups:
-        """Arrange responses by their prompts.
+        """Arrange the scores of N responses as a table with a row for each prompt.
 
         Args:
-            rewards: one a response; responses to the same prompt follow each other.
-            finished: which ended by themselves.
-            lengths: in tokens [N].
+            rewards: One for each response; responses to the same prompt are consecutive.
+            finished: Whether each response ended by itself, not at `max_new_tokens`.
+            lengths: Tokens of each response. [N]
         """
         method = self.method
         scores = torch.tensor([whole(reward) or 0.0 for reward in rewards], dtype=torch.float64)
@@ -127,7 +134,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         return Groups(scores, scored, kept, ended)
 
     def record(self, responses: list[Completion]) -> GroupExperience:
-        """Compute what policy and reference think of responses, in order; without any return no rows."""
+        """Compute log-probabilities of responses under policy and reference; keep the order. The list may be empty."""
         if not responses:
             return self._nothing()
         recorded: dict[int, GroupExperience] = {}
@@ -138,18 +145,18 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         return GroupExperience.collate([recorded[row] for row in range(len(recorded))])
 
     def penalty(self, batch: GroupExperience) -> Tensor:
-        """The KL penalty in the reward of each token [B, R]."""
+        """Return the KL penalty that is subtracted from each token's reward; 0 unless `kl_in` is "reward". [B, R]"""
         if self.method.kl_in != "reward" or batch.ref_logprobs is None:
             return torch.zeros_like(batch.old_logprobs)
         return self.method.beta * zero_padding(kl_k1(batch.old_logprobs, batch.ref_logprobs), batch.mask)
 
     def penalized(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        """Scores less the KL penalty of the whole response. scores, mask: [P, G]"""
+        """Subtract from each score [P, G] the KL penalty of its whole response, where the mask [P, G] is True."""
         penalties = torch.zeros_like(scores).masked_scatter(mask, self.penalty(batch).sum(dim=1).to(scores))
         return scores - penalties
 
     def shown_columns(self, batch: GroupExperience, kept: list[bool]) -> dict[str, Iterable[float | None]]:
-        """Of all responses of a round, what it made of those that are kept."""
+        """Return mean advantage and KL of each response of a round as table columns; None for responses not kept."""
         columns = {"advantage": sequence_means(batch.advantages, batch.mask)}
         if batch.ref_logprobs is not None:
             columns["kl"] = sequence_sums(kl_k3(batch.old_logprobs, batch.ref_logprobs), batch.mask)
@@ -171,7 +178,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             "policy/clip_fraction_low": low_clipped,
             "policy/clip_fraction_high": high_clipped,
         }
-        weighted = {"losses/policy_loss": policy_loss}  # divided as the loss is
+        weighted = {"losses/policy_loss": policy_loss}  # weighted like the loss
         loss = policy_loss
         if batch.ref_logprobs is not None and method.kl_in == "loss":
             weighted["losses/kl"] = kl = kl_k3(out.logprobs, batch.ref_logprobs)
@@ -190,7 +197,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     # Metrics of a round.
 
     def group_metrics(self, groups: Groups) -> Metrics:
-        """Compute how the scores of groups differ, over all groups with a score, also those that are left out."""
+        """Compute metrics of the spread of scores within groups, over all groups with a score, trained on or not."""
         scored, statistics = groups.scored, self.world.statistics
         compared = scored.any(dim=1, keepdim=True)  # [P, 1]
         ties = statistics(group_ties(groups.scores, scored).double(), compared)
@@ -202,7 +209,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         }
 
     def policy_metrics(self, batch: GroupExperience) -> Metrics:
-        """Compute entropy and KL to the reference of the responses that have an advantage."""
+        """Compute entropy and KL to the reference, over the responses that have an advantage."""
         mask = batch.mask
         metrics = {"policy/entropy": self.world.statistics(-batch.old_logprobs, mask).mean}
         if self.method.beta:

@@ -1,7 +1,7 @@
-"""World relative policy optimisation (Shao et al. 2024, arXiv:2402.03300).
+"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300).
 
-A response's advantage is its score, compared with the scores of the other responses to the same prompt, in units of
-their spread. Documented in docs/algorithms/grpo.md.
+A response's advantage is its score minus the mean score of the responses to the same prompt, divided by their standard
+deviation. Documented in docs/algorithms/grpo.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 
 class GRPOTrainer(GroupTrainer):
-    """GRPO: every token of a response has the advantage of the response."""
+    """Train with GRPO: every token of a response gets the advantage of the response."""
 
     method_class = GRPOConfig
     method: GRPOConfig

@@ -1,8 +1,8 @@
 """Implicit language Q-learning (Snell et al. 2022, arXiv:2206.11871): offline reinforcement learning on rewarded text.
 
 Every output token is an action. Q and V are learned from the samples and their rewards by expectile regression
-(Kostrikov et al. 2021, arXiv:2110.06169), the language model imitates, and decoding shifts its logits by
-beta (min Q - V). Documented in docs/algorithms/ilql.md.
+(Kostrikov et al. 2021, arXiv:2110.06169). The language model imitates the samples, and decoding adds beta (min Q - V)
+to its logits. Documented in docs/algorithms/ilql.md.
 """
 
 from __future__ import annotations
@@ -38,18 +38,22 @@ from trlx_like.trainers.text import TextTrainer
 
 @dataclass
 class ILQLExperience(Completion):
-    """A dialogue: the first token is the prompt (of an encoder-decoder the first turn), all others are the response."""
+    """Hold dialogues with rewards. The first token is the prompt, and all others are the response.
+
+    For an encoder-decoder the prompt is the first turn.
+    """
 
     action: Tensor = padded(value=False)  # [B, R] bool, output tokens: what the model chose
     rewards: Tensor = padded()  # [B, R], of actions; 0 elsewhere
 
     @property
     def scored(self) -> Tensor:
+        """Which response tokens are actions. [B, R] bool"""
         return self.action
 
 
 class ILQLTrainer(TextTrainer[ILQLExperience]):
-    """V and Q heads on a language model, and decoding guided by them."""
+    """Train V and Q heads on a language model, which guide its decoding."""
 
     method_class = ILQLConfig
     experience_class = ILQLExperience
@@ -69,7 +73,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
 
     @property
     def values(self) -> ILQLHeads:
-        """V, the Qs and their targets."""
+        """The V head, the Q heads and their target networks."""
         heads = self.model.heads["ilql"]
         assert isinstance(heads, ILQLHeads)
         return heads
@@ -89,9 +93,9 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         """Fill the store with this process's share of rewarded samples, by default those given to `train`.
 
         Args:
-            samples: texts or dialogues.
-            rewards: for each sample one number, one for each output, or one for each output token.
-            max_length: tokens after which a sample is cut; None: `train.seq_length`.
+            samples: Texts or dialogues.
+            rewards: For each sample one number, one number per output, or one number per output token.
+            max_length: Tokens after which a sample is truncated; None for `train.seq_length`.
 
         Returns:
             Metrics of the data.

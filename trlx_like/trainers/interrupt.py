@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noted when they come, answered at the next step boundary."""
+"""Ctrl-C and SIGTERM: recorded when they arrive, handled after the running optimiser step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ logger = logging.getLogger(__name__)
 
 
 class Interrupted(SystemExit):
-    """The run was stopped by a signal and is saved. The process exits with 130 (Ctrl-C) or 143 (SIGTERM)."""
+    """Exit the process after a signal stopped the run and it was saved: code 130 (Ctrl-C) or 143 (SIGTERM)."""
 
     code: int
 
 
 class StopRequest:
-    """`code` is 0 until a signal asks to stop; then the exit code."""
+    """Record a signal that asks the run to stop.
+
+    Attributes:
+        code: 0 until a signal arrives, then the exit code.
+    """
 
     def __init__(self) -> None:
         self.code = 0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
+        """Record the first signal; raise KeyboardInterrupt at the second."""
         if self.code:
             raise KeyboardInterrupt  # asked twice: do not wait for the step to end
         self.code = 128 + number
@@ -33,7 +38,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within, SIGINT and SIGTERM set the request's code. Outside the main thread signals are left alone."""
+    """Record SIGINT and SIGTERM within a `with` block, in the StopRequest that it yields.
+
+    In another thread than the main one, signals are handled as usual.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

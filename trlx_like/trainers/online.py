@@ -1,4 +1,4 @@
-"""What trainers share that learn from text which their own policy samples."""
+"""Base of the trainers that learn from text sampled by their own policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ E = TypeVar("E", bound=Experience)
 
 
 class OnlineTextTrainer(TextTrainer[E]):
-    """A text trainer that makes its experience with its own policy and a reward function."""
+    """Make experience by sampling from the policy and scoring with a reward function."""
 
     uses = frozenset({"prompts", "eval_prompts"})
     needs = ("reward_fn", "prompts")
@@ -31,7 +31,7 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     @property
     def sampling_temperature(self) -> float:
-        """The temperature that tokens are drawn at."""
+        """Temperature at which response tokens are sampled."""
         return float(self.experience_kwargs.get("temperature", 1.0))
 
     @property
@@ -40,13 +40,13 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     @property
     def scorer(self) -> Callable[..., Any] | None:
-        """The reward function of what is trained on."""
+        """Function that scores the rollouts; evaluation always uses `reward_fn`."""
         return self.reward_fn
 
     def scored_samples(
         self, count: int, chunk_size: int, given: PromptBatch | None = None
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
-        """Yield what `all_samples` yields, without the samples that have no reward (None)."""
+        """Yield the chunks of `all_samples`, without the samples whose reward is None."""
         for samples, rewards in self.all_samples(count, chunk_size, given):
             kept = [row for row, reward in enumerate(rewards) if reward is not None]
             if kept:
@@ -58,17 +58,17 @@ class OnlineTextTrainer(TextTrainer[E]):
         """Sample responses to prompts and score them, chunk by chunk.
 
         Args:
-            count: prompts, over all processes.
-            chunk_size: prompts of a chunk, per process.
-            given: the prompts, which all processes hold; None: the next ones of the run.
-            more: add to a round that has samples already.
+            count: Number of prompts, over all processes.
+            chunk_size: Prompts per chunk and process.
+            given: The prompts, the same on all processes; None takes the next prompts of the training data.
+            more: Add samples to the current round instead of beginning a round.
 
         Yields:
-            The samples of this process and their rewards.
+            For each chunk, the samples of this process and their rewards.
 
         Raises:
-            RewardError: if no sample of the round has a reward.
-            SamplerError: if the engine is not the policy that learns.
+            RewardError: If no sample of the round has a reward.
+            SamplerError: If the engine does not sample from the policy that is trained.
         """
         if not more:
             self.rollouts.begin()

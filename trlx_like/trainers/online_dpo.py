@@ -1,7 +1,7 @@
 """Online DPO (Guo et al. 2024, arXiv:2402.04792): preference learning on pairs that the policy writes itself.
 
-A round: sample several responses to each prompt, let a judge or a reward function say which are better, and make a step
-of DPO on the best and the worst of each prompt. Documented in docs/algorithms/online_dpo.md.
+A round samples several responses to each prompt and ranks them with a judge or a reward function. Then it makes DPO
+steps on the best and the worst response to each prompt. Documented in docs/algorithms/online_dpo.md.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from trlx_like.trainers.samples import ShownSamples
 logger = logging.getLogger(__name__)
 
 REFERENCE_KEY = "reference"
-"""Key of the evaluation prompts under which there is a completion to be compared with."""
+"""Key of an evaluation prompt that holds a completion to compare the policy's response with."""
 
 
 @dataclass
 class JudgedPair(PreferenceExperience):
-    """The best and the worst response to a prompt, and what was thought of them. In this order: [2] each."""
+    """Hold the best and the worst response to each prompt, with their scores in this order. [B, 2]"""
 
     scores: Tensor | None = None  # [B, 2] float, after `missing_eos_penalty`
     finished: Tensor | None = None  # [B, 2] float: 1 for a response that ended by itself
 
 
 class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
-    """DPO on the best and the worst of the policy's own responses to each prompt."""
+    """Train with DPO on the best and the worst of the policy's own responses to each prompt."""
 
     method_class = OnlineDPOConfig
     experience_class = JudgedPair
@@ -93,7 +93,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return self.pair_metrics(without)
 
     def divergence(self, completions: Sequence[Completion]) -> list[float]:
-        """Estimate KL(policy || reference) of each response in nats, by k3."""
+        """Estimate KL(policy || reference) of each response in nats, with the k3 estimator."""
         if not completions:
             return []
         found = torch.zeros(len(completions))
@@ -105,7 +105,11 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return found.tolist()
 
     def pair_metrics(self, without: Mapping[str, int]) -> Metrics:
-        """Count pairs and prompts without one, over all processes."""
+        """Count pairs, and prompts without a pair, over all processes.
+
+        Args:
+            without: Number of this process's prompts under "ties" and under "unjudged".
+        """
         pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
         if not pairs and self.round_steps != 0:  # of many such rounds in a row it is said once
             logger.warning(
@@ -116,7 +120,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return {"rollout/pairs": pairs, "rollout/ties": ties, "rollout/unjudged": unjudged}
 
     def take_prompts(self, count: int) -> PromptBatch:
-        """This process's share of the next `count` prompts, each as often as it is to be answered."""
+        """Return this process's share of the next `count` prompts, each repeated `n_generations_per_prompt` times."""
         return super().take_prompts(count).repeated(self.method.n_generations_per_prompt)
 
     @property
@@ -124,7 +128,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return self.reward_fn if self.judge is None else self.judged
 
     def penalized(self, rewards: Sequence[Reward], finished: Sequence[bool]) -> list[float | None]:
-        """Subtract `missing_eos_penalty` from the scores of responses that do not end by themselves."""
+        """Subtract `missing_eos_penalty` from the scores of responses that were cut off at `max_new_tokens`."""
         penalty = self.method.missing_eos_penalty or 0.0
         rows = zip(map(whole, rewards), finished, strict=True)
         return [None if score is None else score - (not ended) * penalty for score, ended in rows]
@@ -135,7 +139,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         return self.loss_of(batch, self.model(batch.completions(), reference=True))
 
     def loss_of(self, batch: JudgedPair, out: PolicyOutput) -> LossOutput:
-        """The loss of pairs whose log-probabilities are known."""
+        """Compute the loss of pairs from the policy's output on them."""
         pairs = _sums(batch, out)
         chosen, rejected = pairs.ratios
         margin = chosen - rejected
@@ -145,7 +149,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
     @torch.no_grad()
     def metrics(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
-        """Metrics, summed over pairs. What is of single responses is the mean of a pair's two."""
+        """Return metrics as sums over pairs. A metric of single responses is averaged over the two of a pair first."""
         assert out.ref_logprobs is not None and batch.scores is not None and batch.finished is not None
         chosen, rejected = (self.beta * ratio for ratio in pairs.ratios)
         kl = (chosen + rejected) / (2 * self.beta)  # [B]
@@ -173,7 +177,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     # Evaluation.
 
     def _add_win_rate(self) -> None:
-        """With references to the evaluation prompts: how often the judge prefers what the policy writes."""
+        """Add the win rate to the metrics if every evaluation prompt has a completion to compare with."""
         judge = self.reward_fn if self.judge is None else self.judge
         rows = [] if self.eval_pipeline is None else self.eval_pipeline.metadata
         if judge is not None and rows and all(isinstance(row.get(REFERENCE_KEY), str) for row in rows):
@@ -181,13 +185,13 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
 
 def best_and_worst(scores: Mapping[int, float]) -> tuple[int, int] | None:
-    """Return the rows of the best and the worst response to a prompt, of equals the first.
+    """Find the best and the worst response to a prompt. Of equal scores the first one counts.
 
     Args:
-        scores: by the row of each response that has one.
+        scores: Scores by the row of the response; responses without a score are left out.
 
     Returns:
-        None if there are fewer than two scores, or all are equal.
+        The rows of the two; None if there are fewer than two scores, or all are equal.
     """
     if len(set(scores.values())) < 2:
         return None
@@ -208,7 +212,7 @@ def _pair(best: Completion, worst: Completion, scores: list[float], finished: li
 
 
 def _sums(batch: JudgedPair, out: PolicyOutput) -> Pairs:
-    """Log-probabilities of whole responses."""
+    """Sum the log-probabilities of each response under policy and reference."""
     assert out.ref_logprobs is not None
     masks = batch.chosen_mask, batch.rejected_mask
     policy = [sequence_sums(*side) for side in zip(batch.sides(out.logprobs), masks, strict=True)]

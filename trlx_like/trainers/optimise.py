@@ -21,31 +21,34 @@ from trlx_like.trainers.context import Metrics, Run
 
 E = TypeVar("E")
 Units = float | Mapping[str, float]
-"""How many units a micro-batch has: one number, or several by the names of their units, the main one first."""
+"""Number of units of a micro-batch. With several kinds of units: numbers by name, the main one first."""
 Term = tuple[Tensor, str]
-"""A sum [] and the name of the unit that it is over; "min" and "max" in its place take the extreme of all batches."""
+"""A sum [] and the name of the unit that it is over.
+
+With the name "min" or "max" the tensor is not a sum: the smallest or largest of all micro-batches is taken.
+"""
 
 MAIN = "units"
-"""The name of the unit of a trainer whose `units` returns a number."""
+"""Name of the unit if `units` returns one number."""
 EXTREMES = {"min": min, "max": max}
 COMBINE = {"min": torch.minimum, "max": torch.maximum}
 
 
 @dataclass
 class LossOutput:
-    """Return value of `loss`: sums over units, so that micro-batches and processes add up.
+    """Hold what `loss` returns: sums over units, so that micro-batches and processes can be added up.
 
     Attributes:
-        loss: the sum [] over the main unit, or terms by name, each with the unit that it is summed over. The loss is
-            the sum of all terms' means.
-        metrics: values [] to log, each a sum over the main unit, or with the name of another unit beside it.
+        loss: The sum [] over the main unit, or terms by name, each a sum and its unit. The loss is the sum of the
+            means of all terms.
+        metrics: Values [] to log, each a sum over the main unit, or a sum and its unit.
     """
 
     loss: Tensor | Mapping[str, Term]
     metrics: Mapping[str, Tensor | Term] = field(default_factory=dict)
 
     def sums(self, main: str) -> dict[str, Tensor]:
-        """Add up the terms that share a unit; `main` is the unit of a plain sum. Each []."""
+        """Add up the terms of each unit; return sums [] by unit. `main` is the unit of a loss without terms."""
         if isinstance(self.loss, Tensor):
             return {main: self.loss}
         terms: dict[str, list[Tensor]] = {}
@@ -54,14 +57,14 @@ class LossOutput:
         return {unit: torch.stack(of_unit).sum() for unit, of_unit in terms.items()}
 
     def mean(self, totals: Mapping[str, float], main: str) -> Tensor:
-        """Divide each sum by the total of its unit, and add up the means. []"""
+        """Divide each sum by the global number of its units, and add up the means. []"""
         means = [total / max(totals[unit], 1.0) for unit, total in self.sums(main).items()]
         return means[0] if len(means) == 1 else torch.stack(means).sum()
 
 
 @dataclass
 class Totals:
-    """Units of a global batch, by name, over all micro-batches and processes."""
+    """Hold the number of units of a global batch by name, over all micro-batches and processes."""
 
     units: Mapping[str, float]
     main: str
@@ -69,7 +72,10 @@ class Totals:
 
 
 class MetricSums:
-    """The metrics of one global batch. They stay on the device until `means` reads them all at once."""
+    """Add up the metrics of one global batch.
+
+    The sums stay on the device until `means` reads them all at once.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], Tensor] = {}  # by name and unit, each [] float64
@@ -88,13 +94,15 @@ class MetricSums:
             self._sums[name, unit] = value if before is None else COMBINE.get(unit, torch.add)(before, value)
 
     def means(self, run: Run, totals: Totals, *others: Tensor) -> tuple[Metrics, list[float]]:
-        """Read the sums from the device, add those of all processes, and divide each by the total of its unit.
+        """Divide the sums of all processes by the number of their units.
 
         Args:
-            others: further numbers [] to read in the same transfer.
+            run: The run.
+            totals: The units of the global batch.
+            others: Further numbers [] to read from the device in the same transfer.
 
         Returns:
-            The metrics by name, and the other numbers of this process.
+            The metrics by name, and the values of `others` on this process.
         """
         tensors = [*self._sums.values(), *(other.double() for other in others)]
         numbers = torch.stack([tensor.to(run.device) for tensor in tensors]).tolist() if tensors else []
@@ -114,11 +122,11 @@ class Optimisation:
     """Make optimiser steps on a model's trainable parameters, and measure a loss without a step.
 
     Args:
-        run: the run, whose checkpoints get optimiser and scheduler.
-        model: the network; the parameters with `requires_grad` are trained.
+        run: The run. Its checkpoints will hold the optimiser and the scheduler.
+        model: The network. Its parameters with `requires_grad` are trained.
 
     Raises:
-        ConfigError: if no parameter is trainable.
+        ConfigError: If no parameter is trainable.
     """
 
     def __init__(self, run: Run, model: nn.Module) -> None:
@@ -143,13 +151,13 @@ class Optimisation:
         units: Callable[[E], Units],
         accept: Callable[[Metrics], bool],
     ) -> tuple[Metrics, bool]:
-        """Make one step on a global batch. Every process calls it, also one that has no data.
+        """Make one optimiser step on a global batch. Every process calls it, even without data.
 
         Args:
-            parts: this process's micro-batches, on the device.
-            loss: the loss of a micro-batch, summed over units.
-            units: how many units a micro-batch has.
-            accept: told the metrics of the global batch before the step; False drops the gradients.
+            parts: This process's micro-batches, on the device.
+            loss: Computes the loss of a micro-batch, as sums over units.
+            units: Counts the units of a micro-batch.
+            accept: Gets the metrics of the global batch before the step; returns False to drop the gradients.
 
         Returns:
             The metrics of the global batch, and whether any process was asked to stop.
@@ -177,7 +185,7 @@ class Optimisation:
     def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:
         """Return the metrics that a step on this data would log, without a gradient or a step.
 
-        The arguments are those of `step`. Every process calls it; without data on any of them it returns nothing.
+        The arguments are those of `step`. Every process calls it. If no process has data, there are no metrics.
         """
         totals = self._totals(parts, units)
         sums = MetricSums()
@@ -187,7 +195,7 @@ class Optimisation:
         return sums.means(self.run, totals)[0]
 
     def _totals(self, parts: Sequence[E], units: Callable[[E], Units]) -> Totals:
-        """Count the units of the global batch, and ask on the way whether some process was told to stop."""
+        """Count the units of the global batch, and find out whether any process was asked to stop."""
         counts = [count if isinstance(count, Mapping) else {MAIN: count} for count in map(units, parts)]
         own: dict[str, float] = {}
         for count in counts:

@@ -1,8 +1,8 @@
 """Proximal Policy Optimization for language models (Schulman et al. 2017, arXiv:1707.06347; Ziegler et al. 2019,
 arXiv:1909.08593).
 
-A round: sample responses, score them, subtract a KL penalty to the reference from the reward of each token, estimate
-advantages, then make `ppo_epochs` passes of clipped updates. Documented in docs/algorithms/ppo.md.
+A round samples responses, scores them, subtracts a KL penalty to the reference from the reward of each token, and
+estimates advantages. Then it makes `ppo_epochs` passes of clipped updates. Documented in docs/algorithms/ppo.md.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from trlx_like.trainers.samples import ShownSamples
 
 @dataclass
 class PPOExperience(Completion):
-    """Responses with what policy, value head and reference computed when they were sampled. All [B, R] float."""
+    """Hold responses with what policy, value head and reference computed at sampling time. All [B, R] float."""
 
     old_logprobs: Tensor = padded()
     old_values: Tensor = padded()  # of the state before each token
     ref_logprobs: Tensor = padded()
-    kl: Tensor = padded()  # the KL penalty's estimate for each token
+    kl: Tensor = padded()  # estimate of the KL to the reference, as `kl_penalty` says
     scores: Tensor = padded()  # from the reward function, after `missing_eos_penalty` and `cliprange_reward`
     advantages: Tensor = padded()
     returns: Tensor = padded()
@@ -54,7 +54,7 @@ _COMPUTED = ("old_logprobs", "old_values", "ref_logprobs", "kl", "advantages", "
 
 
 class PPOTrainer(OnlineTextTrainer[PPOExperience]):
-    """PPO with a value head on the policy and a KL penalty to the policy's own start."""
+    """Train with PPO: a value head on the policy, and a KL penalty to the reference."""
 
     method_class = PPOConfig
     experience_class = PPOExperience
@@ -101,15 +101,15 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     def record(
         self, completion: Completion, scores: Tensor, finished: Sequence[bool]
     ) -> tuple[list[int], list[PPOExperience]]:
-        """Compute what policy, value head and reference think of responses.
+        """Compute log-probabilities, values and reference log-probabilities of responses.
 
         Args:
-            completion: the responses.
-            scores: rewards of their tokens [B, R].
-            finished: which responses ended by themselves.
+            completion: The responses.
+            scores: Reward of each token. [B, R]
+            finished: Whether each response ended by itself, not at `max_new_tokens`.
 
         Returns:
-            For each element its row in the batch, and the elements, on the CPU, without advantages yet.
+            The row in the batch of each element, and the elements on the CPU, without advantages yet.
         """
         if self.method.missing_eos_penalty is not None:
             last = completion.mask.sum(dim=1, keepdim=True) - 1  # [B, 1]
@@ -133,7 +133,14 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return places, elements
 
     def add_experience(self, elements: list[PPOExperience]) -> Metrics:
-        """Compute rewards, advantages and returns of a round over all processes, and fill the store."""
+        """Compute rewards, advantages and returns of a round, and fill the store. Every process calls it.
+
+        Args:
+            elements: This process's responses of the round, as `record` returns them.
+
+        Returns:
+            The metrics of the round, over all processes.
+        """
         method, world = self.method, self.world
         # A process without any still takes part in the statistics, with one row that is all padding.
         batch = PPOExperience.collate(elements) if elements else _padding()
@@ -185,7 +192,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return float(batch.mask.sum())
 
     def accept(self, metrics: Metrics) -> bool:
-        """Drop the step of a batch that has left the trust region; beyond `target_kl` end the round as well."""
+        """Drop a step whose batch has left the trust region; above `target_kl`, end the round as well."""
         super().accept(metrics)
         method = self.method
         too_far = method.target_kl is not None and metrics["policy/approx_kl"] > method.target_kl
@@ -196,15 +203,20 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return not (too_far or too_steep)
 
     def step(self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
-        """Train one round on responses that were made and scored by hand: `ppo_epochs` passes.
+        """Train for one round (`ppo_epochs` passes) on responses that the caller sampled and scored.
+
+        Every process calls it with its own share of the samples.
 
         Args:
-            queries: prompts as text, messages or token ids [P].
-            responses: token ids [R] as `generate` returns them, sampled by the present policy.
-            scores: one a response. With several processes each gives its own share.
+            queries: Prompts as text, chat messages, or token ids [P].
+            responses: Token ids [R] as `generate` returns them, sampled from the current policy.
+            scores: The score of each response.
 
         Returns:
-            The metrics of the round, and the means of those of its steps.
+            The metrics of the round, and the metrics of its steps averaged over the steps.
+
+        Raises:
+            DataError: If the numbers of queries, responses and scores differ, or a response is empty.
         """
         if not len(queries) == len(responses) == len(scores):
             raise DataError(
@@ -227,7 +239,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     def _given(
         self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]
     ) -> list[PPOExperience]:
-        """Count responses made by hand as samples of the round, and record them."""
+        """Convert responses that the caller sampled to experience, and count them in the round's statistics."""
         completion = self.by_hand.completions(queries, responses).to(self.device)
         reasons = self.sampler.finish_reasons(completion, generation_config(self.experience_kwargs, self.tokenizer))
         rewards = [float(score) for score in scores]
@@ -236,13 +248,13 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return self.record(completion, dense(rewards, completion.mask), samples.finished)[1]
 
     def _penalty(self, out: PolicyOutput) -> Tensor:
-        """Estimate the KL to the reference of each token [B, R], as `method.kl_penalty` says."""
+        """Estimate the KL to the reference at each token with the estimator `method.kl_penalty`. [B, R]"""
         if out.full_kl is not None:
             return out.full_kl
         assert out.ref_logprobs is not None
         kind = self.method.kl_penalty
         assert kind != "full"
-        # In a loss log-ratios do nothing: their gradient is zero on average. Half their square has the gradient of
+        # As a loss, a log-ratio does nothing: its gradient is zero on average. Half its square has the gradient of
         # KL(policy || reference); that of k3 would be the gradient of KL(reference || policy).
         in_loss = kind == "kl" and self.method.kl_in == "loss"
         return kl_penalty(out.logprobs, out.ref_logprobs, "mse" if in_loss else kind)
@@ -253,7 +265,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return whiten(values, mask, values.new_tensor(spread.mean), values.new_tensor(spread.var), center)
 
     def _experience_metrics(self, batch: PPOExperience, rewards: Tensor) -> Metrics:
-        """Compute what is logged of the responses that are learned from, over all processes."""
+        """Compute the metrics of the responses that are trained on, over all processes."""
         mask, rows, statistics = batch.mask, batch.mask.any(dim=1), self.world.statistics
         divergence = torch.where(mask, kl_k3(batch.old_logprobs, batch.ref_logprobs), 0)
         per_response = statistics(divergence.sum(dim=1), rows).mean

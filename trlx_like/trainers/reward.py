@@ -1,7 +1,7 @@
-"""Reward models: a classifier with one label learns which of two answers is preferred.
+"""Reward models: a classifier with one label that learns which of two answers is preferred.
 
-Documented in docs/algorithms/reward.md. The model gives a sequence one number; generating text, a reference and prompts
-are not part of this, so it builds on the loop alone. What is trained here is used by `rewards/models.py`.
+Documented in docs/algorithms/reward.md. The model maps a sequence to one number. It generates no text and has no
+reference, so its trainer derives from the base class and not from `TextTrainer`. `rewards/models.py` scores with it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
 
 @dataclass
 class PreferencePair(Experience):
-    """A prompt with either answer, as token ids."""
+    """Hold pairs of answers as token ids; each answer includes its prompt."""
 
-    margin: Tensor  # [B], by how much the chosen one is to be better
+    margin: Tensor  # [B], by how much the chosen reward should be larger
     chosen: Tensor = padded(mask="chosen_mask")  # [B, T] int64
     chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, T] bool
     rejected: Tensor = padded(mask="rejected_mask")  # [B, U] int64
     rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, U] bool
 
     def both(self) -> tuple[Tensor, Tensor]:
-        """Ids and mask of the chosen ones and below them the rejected ones. [2B, max(T, U)]"""
+        """Stack chosen above rejected answers; return token ids and mask. [2B, max(T, U)] each"""
         width = max(self.chosen.shape[1], self.rejected.shape[1])
         pairs = ((self.chosen, self.rejected), (self.chosen_mask, self.rejected_mask))
         ids, mask = (torch.cat([pad(part, (0, width - part.shape[1])) for part in pair]) for pair in pairs)
@@ -47,7 +47,7 @@ class PreferencePair(Experience):
 
 
 class RewardTrainer(BaseRLTrainer[PreferencePair]):
-    """Maximum likelihood of the preferences under the Bradley-Terry model, in which rewards are log-odds."""
+    """Train a reward model by maximum likelihood of the preferences under the Bradley-Terry model."""
 
     method_class = RewardConfig
     experience_class = PreferencePair
@@ -98,15 +98,19 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         return LossOutput(loss.sum(), {name: value.sum() for name, value in metrics.items()} | extremes)
 
     def evaluate(self) -> Metrics:
-        """Measure on the pairs that are held out what a step would log, as `eval/<name>`."""
+        """Measure loss and metrics of the held-out pairs, as `eval/<name>`."""
         by_length = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))
         return self.evaluate_held_out(by_length)
 
     def save_pretrained(self, directory: str | Path, *, merged: bool = True) -> None:
-        """A folder that plain `AutoModelForSequenceClassification` and `AutoTokenizer` load.
+        """Write a folder that `AutoModelForSequenceClassification` and `AutoTokenizer` load.
 
-        merged: with an adapter, the whole model with it merged in; otherwise the adapter and the head alone, for
-        `add_and_load_reward_modeling_adapter`. Called by every process; the main one writes.
+        Every process calls it; the main process writes.
+
+        Args:
+            directory: The folder.
+            merged: Write the whole model, with an adapter merged into it. False writes the adapter and the head
+                alone, for `add_and_load_reward_modeling_adapter`.
         """
         if self.world.main:
             save_model(self.model.lm, Path(directory), merged)
@@ -127,11 +131,13 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         )
 
     def _check(self) -> None:
+        """Raise ConfigError for functions that score generated text."""
         for argument in ("reward_fn", "metric_fn"):
             if getattr(self, argument) is not None:
                 raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
 
     def _check_length(self, config: Any) -> None:
+        """Raise ConfigError if sequences can be longer than the model's positions."""
         positions = getattr(config, "max_position_embeddings", None)
         longest = self.config.train.seq_length
         if positions is not None and longest > positions:

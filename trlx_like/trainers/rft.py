@@ -1,8 +1,8 @@
-"""Rejection-sampling fine-tuning: imitate the best of one's own responses (RAFT, Dong et al. 2023, arXiv:2304.06767;
+"""Rejection-sampling fine-tuning: imitate the policy's own best responses (RAFT, Dong et al. 2023, arXiv:2304.06767;
 Yuan et al. 2023, arXiv:2308.01825; the rising threshold is that of ReST, Gulcehre et al. 2023, arXiv:2308.08998).
 
-The pool grows: every prompt gets new responses, which are scored. Then `n_improve_steps` rounds of supervised
-fine-tuning follow, on the responses above a percentile of their own prompt's scores. Documented in
+Every prompt gets new responses, which are scored and added to a pool. Then `n_improve_steps` rounds of supervised
+fine-tuning follow, on the responses above a percentile of the scores of their own prompt. Documented in
 docs/algorithms/rft.md.
 """
 
@@ -24,7 +24,7 @@ from trlx_like.trainers.sft import negative_log_likelihood
 
 
 class RFTTrainer(OnlineTextTrainer[Completion]):
-    """Maximum likelihood of the responses that scored best among those to the same prompt."""
+    """Fine-tune on the responses that scored best among the responses to the same prompt."""
 
     method_class = RFTConfig
     experience_class = Completion
@@ -38,7 +38,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
 
     @property
     def temperature(self) -> float:
-        """1, whatever temperature the responses were sampled at: they are imitated like any text."""
+        """Temperature of the loss. It is 1 whatever the responses were sampled at, since they are imitated as text."""
         return 1.0
 
     def make_experience(self) -> Metrics:
@@ -48,7 +48,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         return self.select(step)
 
     def grow_pool(self) -> None:
-        """Sample and score new responses to every prompt. The pool is the same on all processes."""
+        """Sample and score new responses to every prompt, and add them to the pool, which all processes share."""
         pipeline, times = self.prompts.pipeline, self.method.n_generations_per_prompt
         prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
         made: list[ScoredResponse] = []
@@ -63,7 +63,14 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         shown.log()
 
     def select(self, step: int) -> Metrics:
-        """Fill the store with the responses above the threshold of the `step`-th round since the pool has grown."""
+        """Fill the store with the responses that score above the threshold of a round.
+
+        Args:
+            step: Number of the round since the pool has grown, from 0.
+
+        Returns:
+            The metrics of pool and selection.
+        """
         method = self.method
         percentile = percentile_at(step, method.start_percentile, method.end_percentile, method.n_improve_steps)
         scores = self.pool.scores()

@@ -1,9 +1,9 @@
 """REINFORCE with a leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740), and REINFORCE++
 (Hu 2025, arXiv:2501.03262).
 
-A response's advantage is its score less the mean score of the other responses to the same prompt. In REINFORCE++ it is
-compared with all responses of the round instead, and the KL penalty counts from each token on. Documented in
-docs/algorithms/rloo.md.
+A response's advantage is its score minus the mean score of the other responses to the same prompt. REINFORCE++ compares
+with all responses of the round instead, and subtracts from each token the KL penalties of that token and those after
+it. Documented in docs/algorithms/rloo.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 
 class RLOOTrainer(GroupTrainer):
-    """RLOO, or with `baseline: batch` REINFORCE++."""
+    """Train with RLOO, or with REINFORCE++ if `baseline` is "batch"."""
 
     method_class = RLOOConfig
     method: RLOOConfig
@@ -30,7 +30,15 @@ class RLOOTrainer(GroupTrainer):
         return compared[mask][:, None].expand_as(batch.old_logprobs)
 
     def whitened_returns(self, batch: GroupExperience, scores: Tensor) -> Tensor:
-        """Score less the KL penalty of a token and those after it, whitened over all tokens of the round. [B, R]"""
+        """Compute the advantages of REINFORCE++, whitened over all tokens of the round.
+
+        Args:
+            batch: The responses.
+            scores: Score of each response. [B]
+
+        Returns:
+            For each token the score minus the KL penalties of the token and those after it, whitened. [B, R]
+        """
         rewards = -self.penalty(batch)
         last = batch.mask.sum(dim=1, keepdim=True).clamp(min=1) - 1
         rewards = rewards.scatter_add(1, last, scores[:, None].to(rewards))

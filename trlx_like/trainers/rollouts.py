@@ -1,8 +1,8 @@
-"""One round of samples: made and scored chunk by chunk, written to a file, and counted.
+"""The samples of one round: generated and scored chunk by chunk, written to a file, and summarised.
 
 The statistics of a round are defined here, once for all online trainers. They are taken over all samples of all
-processes, whether the trainer learns from them or not. Those that it learns from have names of their own,
-`rollout/kept/...`.
+processes, whether the trainer learns from them or not. `rollout/kept/...` are the statistics of the samples that it
+learns from.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from trlx_like.trainers.scoring import Batch, Scoring, after_faults, whole
 T = TypeVar("T")
 
 FEWEST_PROMPTS = 4
-"""With fewer different prompts in a round, a common output says little: each prompt may have its own."""
+"""Fewest different prompts in a round for which the share of the commonest output is logged.
+
+With fewer prompts a common output does not show a collapsed policy.
+"""
 
 
 @dataclass
 class Sample:
-    """What the statistics need of one sample, without its text: processes send these to each other."""
+    """Hold what the statistics need to know of one sample. Processes exchange these, so the text is left out."""
 
     score: float | None  # from the reward function; None: it abstained
     components: dict[str, float | None]  # scores of several reward functions, by name
@@ -47,11 +50,13 @@ class Sample:
 
 @dataclass
 class Rollouts:
-    """The samples of the present round, those of this process.
+    """Make, score and count this process's samples of the current round.
 
     Args:
-        run: the run.
-        scoring: calls the reward function.
+        run: The run.
+        scoring: Calls the reward function.
+        samples: The samples of the round so far.
+        faults: Calls of reward functions that failed in this round.
     """
 
     run: Run
@@ -60,7 +65,7 @@ class Rollouts:
     faults: int = 0  # calls of reward functions that failed in this round
 
     def begin(self) -> None:
-        """Start a round: forget the samples of the last one."""
+        """Start a round, and drop the samples of the last one."""
         self.samples, self.faults = [], 0
 
     def chunks(
@@ -71,16 +76,19 @@ class Rollouts:
         make: Callable[[int, int], T | None],
         rows: Callable[[T], list[Row]],
     ) -> Iterator[tuple[T, Scores]]:
-        """Sample chunk by chunk, and score each chunk while the next ones are made if the reward has workers.
+        """Make and score samples chunk by chunk.
+
+        With `reward.workers`, a chunk is scored while the next ones are made.
 
         Args:
-            function: the reward function.
-            count: prompts of the round, over all processes.
-            size: prompts of a chunk, per process.
-            make: samples this process's share of a chunk, given the number of its first prompt and of its prompts over
-                all processes; returns None if the share is empty. It has to draw all random numbers of its chunk,
-                since the caller may use a chunk before or after the next one is made.
-            rows: what functions may see of each sample of a chunk.
+            function: The reward function.
+            count: Number of prompts of the round, over all processes.
+            size: Prompts per chunk and process.
+            make: Called as `make(begin, count)`; makes this process's share of a chunk. `begin` is the number of the
+                chunk's first prompt in the round, and `count` the chunk's prompts over all processes. It returns None
+                if the share is empty. It must draw all random numbers of the chunk, because the next chunk may be
+                made before this one is used.
+            rows: Returns the arguments of the reward function for each sample of a chunk.
 
         Yields:
             Each chunk of this process and its scores, in order.
@@ -110,7 +118,14 @@ class Rollouts:
                 self.scoring.close()
 
     def add_text(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:
-        """Count responses, and write them to the round's file. Those with a reward are kept until `keep` is called."""
+        """Add responses to the round's statistics, and write them to the round's file.
+
+        Responses with a reward count as kept, unless `keep` says otherwise.
+
+        Args:
+            samples: The responses of a chunk.
+            rewards: The reward of each; None if the reward function gave none.
+        """
         completion = samples.completion
         columns = (
             *(map(_digest, texts) for texts in (samples.prompts, samples.outputs)),
@@ -122,7 +137,7 @@ class Rollouts:
         self._write(samples, rewards)
 
     def add_images(self, scores: Scores) -> None:
-        """Count images, which have no length. Those with a reward are kept until `keep` is called."""
+        """Add images to the round's statistics. Images with a reward count as kept, unless `keep` says otherwise."""
         for place in range(len(scores.rewards)):
             self._add(scores.rewards, scores.components, place)
 
@@ -134,18 +149,18 @@ class Rollouts:
         self.samples.append(Sample(score, parts, score is not None, *about))  # type: ignore[arg-type]
 
     def keep(self, kept: Sequence[bool]) -> None:
-        """Say for each of this process's samples, in the order in which they were added, whether it is learned from."""
+        """Set for each of this process's samples, in the order they were added, whether the trainer learns from it."""
         for sample, keep in zip(self.samples, kept, strict=True):
             sample.kept = keep
 
     def check(self, *, may_be_empty: bool = False) -> None:
-        """Check that there is something to learn from. Every process calls it.
+        """Check that enough samples of the round have a reward. Every process calls it.
 
         Args:
-            may_be_empty: accept that no sample has a reward.
+            may_be_empty: Accept that no sample has a reward.
 
         Raises:
-            RewardError: if no sample has a reward, or fewer than `reward.max_abstained` demands.
+            RewardError: If no sample has a reward, or a larger fraction than `reward.max_abstained` has none.
         """
         abstained = sum(sample.score is None for sample in self.samples)
         total, without, faults = self.run.world.sum([len(self.samples), abstained, self.faults])
@@ -155,7 +170,7 @@ class Rollouts:
             raise RewardError(f"{what}; there is nothing to train on.")
 
     def metrics(self) -> Metrics:
-        """Return the statistics of the round, over all processes; nothing before a sample was added."""
+        """Compute the statistics of the round over all processes. Empty if no sample was added."""
         everything = self.run.world.gather(self.samples)
         if not everything:
             return {}
@@ -163,12 +178,13 @@ class Rollouts:
         return round_metrics(everything) | {"rollout/reward_faults": faults}
 
     def _file(self) -> Path | None:
-        """Where the samples of this round and process are written, if they are."""
+        """Return the file for this process's samples of the round; None if samples are not written."""
         folder = self.run.config.train.rollout_logging_dir
         name = f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
         return None if folder is None else Path(folder) / name
 
     def _write(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:
+        """Append samples to the round's file, one JSON object per line."""
         file = self._file()
         if file is None:
             return
@@ -184,9 +200,9 @@ class Rollouts:
 def round_metrics(samples: Sequence[Sample]) -> Metrics:
     """Compute the statistics of a round from all of its samples; docs/metrics.md has one row for each.
 
-    Means of scores are over the samples that have one. Metrics that are undefined for a round are left out: lengths of
-    images, the share of the commonest output with fewer than `FEWEST_PROMPTS` prompts, a correlation where all lengths
-    or all scores are equal, and `rollout/kept/...` where everything was kept.
+    Statistics of scores are over the samples that have one. Metrics that are undefined for a round are left out:
+    the lengths of images; the share of the commonest output with fewer than `FEWEST_PROMPTS` prompts; a correlation if
+    all lengths or all scores are equal; `rollout/kept/...` if all samples were kept, or none.
     """
     kept = [sample for sample in samples if sample.kept]
     metrics = {"rollout/samples": float(len(samples)), **_means(samples, "rollout/")}
@@ -203,7 +219,7 @@ def round_metrics(samples: Sequence[Sample]) -> Metrics:
 
 
 def _means(samples: Sequence[Sample], prefix: str) -> Metrics:
-    """Moments of scores and lengths, and the share of responses that ended by themselves."""
+    """Compute mean and deviation of scores and lengths, and the fraction of responses that ended by themselves."""
     mean, std = _moments([sample.score for sample in samples if sample.score is not None])
     metrics = {f"{prefix}score_mean": mean, f"{prefix}score_std": std}
     if samples[0].length is not None:
@@ -214,7 +230,7 @@ def _means(samples: Sequence[Sample], prefix: str) -> Metrics:
 
 
 def _text_metrics(samples: Sequence[Sample]) -> Metrics:
-    """How often outputs are the same, and whether the score goes by length."""
+    """Compute how often outputs repeat, and the correlation of score and length."""
     texts = Counter(sample.output for sample in samples)
     metrics = {
         "rollout/prompt_length_mean": _moments([sample.prompt_length for sample in samples])[0],
@@ -230,7 +246,7 @@ def _text_metrics(samples: Sequence[Sample]) -> Metrics:
 
 
 def _moments(values: Sequence[float | None]) -> tuple[float, float]:
-    """Mean and standard deviation with n - 1; the deviation of one value is 0, and the mean of none NaN."""
+    """Return the mean (NaN of no values) and the standard deviation with n - 1 (0 of fewer than two values)."""
     numbers = torch.tensor(values, dtype=torch.float64)
     return float(numbers.mean()), float(numbers.std()) if len(values) > 1 else 0.0
 
@@ -240,14 +256,14 @@ def _digest(text: str) -> str:
 
 
 def dense(rewards: Sequence[Reward], mask: Tensor) -> Tensor:
-    """Place rewards on tokens: a scalar on the last response token, a list from the first token on.
+    """Assign rewards to tokens: a number to the last response token, a list to the tokens from the first on.
 
     Args:
-        rewards: one a response; None leaves zeros.
-        mask: real response tokens [B, R] bool.
+        rewards: The reward of each response; None gives zeros.
+        mask: True on response tokens, False on padding. [B, R] bool
 
     Returns:
-        Rewards [B, R] float, on the device of the mask.
+        The reward of each token, on the device of the mask. [B, R] float
     """
     scores = torch.zeros(mask.shape)
     last = mask.sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""The run folder: configuration, checkpoints, what trackers write, and how a run is found again."""
+"""The run folder: configuration, checkpoints, the files of trackers, and resuming from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """Where a run is. All of it is in every checkpoint."""
+    """Hold the position of a run in training. Every checkpoint holds all of it."""
 
     step: int = 0  # optimiser steps done
     round: int = 0  # rounds begun; a round is: make experience, then optimise on it
@@ -38,14 +38,21 @@ class Progress:
         return self.in_round and self.position == 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the fields by name, for a checkpoint."""
         return {**vars(self), "tracker": dict(self.tracker)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the fields from a checkpoint."""
         vars(self).update(state)
 
 
 class RunFolder:
-    """`train.checkpoint_dir` and everything in it. Every method is called by all processes."""
+    """Manage `train.checkpoint_dir` and everything in it. Every process must call every method.
+
+    Args:
+        config: The complete configuration.
+        world: The processes of the run.
+    """
 
     def __init__(self, config: TRLConfig, world: World) -> None:
         self.config = config
@@ -54,7 +61,7 @@ class RunFolder:
         self.resumed = False
 
     def announce(self, name: str, device: torch.device) -> None:
-        """The first line of a run."""
+        """Log the first line of a run: trainer, processes, device, and length."""
         train, processes = self.config.train, self.world.size
         if self.world.main:
             logger.info(
@@ -63,6 +70,7 @@ class RunFolder:
             )
 
     def checkpoints(self, directory: Path | None = None) -> CheckpointStore:
+        """Return the store of checkpoints in a folder, by default the run folder."""
         return CheckpointStore(
             directory or self.directory,
             keep=self.config.train.keep_checkpoints,
@@ -71,15 +79,18 @@ class RunFolder:
         )
 
     def resume(self, state: TrainState) -> None:
-        """Follows `train.resume_from_checkpoint`."""
+        """Restore the state as `train.resume_from_checkpoint` says, if it is set."""
         wanted = self.config.train.resume_from_checkpoint
         if wanted is not None:
             self.load(wanted, state)
 
     def load(self, wanted: str | Path, state: TrainState) -> None:
-        """Restores the state from a checkpoint, a run folder's newest, or with "auto" this run's newest if any.
+        """Restore the state from a checkpoint. All processes load the one that the main process finds.
 
-        The main process chooses, so that all load the same one.
+        Args:
+            wanted: A checkpoint, or a run folder for its newest checkpoint, or "auto" for this run folder's newest
+                checkpoint if there is one.
+            state: The state to restore.
         """
         found = self.checkpoints().resolve(str(wanted)) if self.world.main else None
         found = self.world.broadcast(found)
@@ -91,7 +102,7 @@ class RunFolder:
         self._say("Resumed from %s.", found)
 
     def _set_aside(self) -> None:
-        """Moves an earlier run's checkpoints, faults and images away: nothing is lost, and no runs are mixed up."""
+        """Move checkpoints, reward faults and images of an earlier run to a folder `earlier_<n>`."""
         names = ("checkpoint_*", "best_checkpoint", "reward_*", "images")
         old = [path for name in names for path in self.directory.glob(name)]
         if not old:
@@ -104,7 +115,11 @@ class RunFolder:
         logger.info("%s has files of an earlier run; they are kept in %s.", self.directory, place.name)
 
     def open_trackers(self, progress: Progress) -> Trackers:
-        """Writes config.yml and opens the trackers, which continue the files of a resumed run."""
+        """Write config.yml and open the trackers, which continue the files of a resumed run.
+
+        Args:
+            progress: The position of the run, with the ids that trackers resume by.
+        """
         train = self.config.train
         if self.world.main:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -130,13 +145,13 @@ class RunFolder:
     def save(
         self, state: TrainState, export: Callable[[Path], None], step: int, path: str | Path | None = None
     ) -> Path:
-        """Publish a checkpoint and return its folder.
+        """Write a checkpoint completely or not at all, and return its folder.
 
         Args:
-            state: everything that a resume restores.
-            export: writes the model as plain Hugging Face files into the folder it is given.
-            step: optimiser steps done, which name the folder.
-            path: where the checkpoint goes in place of `checkpoint_<step>` in this folder.
+            state: Everything that a resume restores.
+            export: Writes the model as plain Hugging Face files into a given folder.
+            step: Optimiser steps done; they name the folder.
+            path: Folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
         """
         width = len(str(self.config.train.total_steps))
         place = Path(path) if path is not None else self.directory / f"checkpoint_{step:0{width}d}"
@@ -151,7 +166,12 @@ class RunFolder:
             logger.info(message, place)
 
     def is_best(self, progress: Progress, metrics: Mapping[str, float]) -> bool:
-        """Whether the metric that `train.save_best` watches is the highest so far. NaN is never best."""
+        """Return whether the metric of `train.save_best` is the highest so far, and remember it in `progress` if so.
+
+        Args:
+            progress: The position of the run, with the best value so far.
+            metrics: The metrics of an evaluation. NaN is never the best.
+        """
         if not self.config.train.save_best:
             return False
         value = watched(metrics, self.config.train.best_metric)
@@ -162,10 +182,17 @@ class RunFolder:
 
 
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
-    """The value that says which checkpoint is best: the highest of a sweep's.
+    """Return the metric by which checkpoints are compared, the highest one of a sweep.
 
-    name: `train.best_metric`; None: reward/mean, else metrics/reward, else none. ConfigError for a name that the
-    evaluation does not report.
+    Args:
+        metrics: The metrics of an evaluation.
+        name: `train.best_metric`; None takes reward/mean, or metrics/reward without it.
+
+    Returns:
+        The value; None if `name` is None and the evaluation has neither metric.
+
+    Raises:
+        ConfigError: If the evaluation does not report the metric `name`.
     """
     for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
         values = [v for key, v in metrics.items() if key == wanted or key.startswith(f"{wanted}@")]
@@ -177,9 +204,15 @@ def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
 
 
 def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """ConfigError that says which argument of `train` the trainer cannot do without, if it is not there.
+    """Check that the arguments of `train` that a trainer needs are given.
 
-    A name may be two, "reward_fn or judge": then one of them will do.
+    Args:
+        config: The complete configuration.
+        names: The needed arguments. Of a name like "reward_fn or judge" one argument is enough.
+        given: The arguments by name.
+
+    Raises:
+        ConfigError: If one is missing.
     """
     for name in names:
         either = name.split(" or ")

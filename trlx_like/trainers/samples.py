@@ -1,4 +1,4 @@
-"""The samples of a round that people get to see: rows of a table, with what the algorithm made of each."""
+"""The table of a round's first samples, with their advantages and other results of the algorithm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trlx_like.trainers.scoring import reward_columns
 
 
 class ShownSamples:
-    """Keep the main process's first samples of a round: the responses to the first `train.log_samples` prompts.
+    """Collect the main process's responses to the first `train.log_samples` prompts of a round, to log them.
 
-    Nothing is kept if the samples of another round were shown less than `train.log_samples_interval` steps ago.
+    Nothing is collected if samples were logged less than `train.log_samples_interval` steps ago.
 
     Args:
-        run: the run.
-        group_size: how many consecutive responses belong to one prompt; None: responses to the same prompt may be
-            anywhere in the round. Unless it is 1, the rows say which group they are in.
+        run: The run.
+        group_size: How many consecutive responses belong to one prompt. None: responses to the same prompt may be
+            anywhere in the round. Unless it is 1, the table has a column with the number of the group.
     """
 
     def __init__(self, run: Run, group_size: int | None = 1) -> None:
@@ -37,7 +37,7 @@ class ShownSamples:
         self._seen = 0
 
     def add(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:
-        """Take the next samples of the round, and keep those that will be shown."""
+        """Add the next samples of the round; only responses to the first prompts are kept."""
         if not self.prompts or (self.group_size is not None and len(self._groups) == self.prompts):
             return
         shown = dict(self._shown(samples))
@@ -50,10 +50,10 @@ class ShownSamples:
             self.rows.append({**row, "length": lengths[place], "finish_reason": samples.finish_reasons[place]})
 
     def log(self, **columns: Iterable[Any]) -> None:
-        """Send the rows to the trackers with further columns, under the step that comes next.
+        """Log the collected samples with further columns, under the step that comes next.
 
         Args:
-            columns: one cell for each sample of the round, in order; cells beyond the rows that are shown are ignored.
+            columns: Values for the samples of the round, in order; values beyond the collected samples are ignored.
         """
         for name, cells in columns.items():
             for row, cell in zip(self.rows, cells, strict=False):
@@ -64,7 +64,7 @@ class ShownSamples:
             progress.shown = progress.step
 
     def _shown(self, samples: TextSamples) -> Iterator[tuple[int, int]]:
-        """Find the places of the samples that will be shown, and the numbers of their groups."""
+        """Yield the place of each sample that will be logged, and the number of its group."""
         for place, prompt in enumerate(samples.prompts):
             key: Hashable = prompt if self.group_size is None else self._seen // self.group_size
             self._seen += 1
@@ -73,6 +73,6 @@ class ShownSamples:
 
 
 def spread(values: Iterable[float], kept: Iterable[bool]) -> Iterator[float | None]:
-    """Put the values at the places that are kept, and None at the others."""
+    """Yield the next value for each True in `kept`, and None for each False."""
     remaining = iter(values)
     return (next(remaining) if keep else None for keep in kept)

@@ -1,4 +1,4 @@
-"""Call the user's functions on what was sampled, such that a failure on one process is a failure on all."""
+"""Call the user's reward and metric functions on samples. A failure on one process is raised on all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass
 class Batch:
-    """Samples of this process that are being scored."""
+    """Hold samples of this process that are being scored."""
 
     function: Callable[..., Any]
     count: int
@@ -26,15 +26,14 @@ class Batch:
 
 
 class Scoring:
-    """Run reward and metric functions. Every process has to call its methods equally often.
+    """Run reward and metric functions. Every process must call the methods equally often.
 
-    Samples are given as rows: dictionaries with what a function may see of a sample, such as "prompts" and "outputs";
-    "metadata" holds the prompt's own keys, "length" the number of response tokens.
+    Samples are given as rows: dictionaries with the arguments of the function for one sample, such as "prompts" and
+    "outputs". "metadata" holds the prompt's own keys, and "length" the number of response tokens.
 
     Args:
-        run: the run, whose section `reward` says how functions are called.
-        function: the reward function, if there is one; its runner is made at once, so that what is wrong with it is
-            said before a model is loaded.
+        run: The run. The section `reward` of its configuration says how functions are called.
+        function: The reward function, if there is one. It is checked at once, before a model is loaded.
     """
 
     def __init__(self, run: Run, function: Callable[..., Any] | None = None) -> None:
@@ -45,7 +44,11 @@ class Scoring:
             self.runner(function)
 
     def runner(self, function: Callable[..., Any]) -> RewardRunner:
-        """Return the runner of a function. ConfigError if it cannot be run as the section `reward` says."""
+        """Return the runner of a function, the same one at each call.
+
+        Raises:
+            ConfigError: If the function cannot be run with the options in the section `reward`.
+        """
         if id(function) not in self._runners:
             options, directory = self.run.config.reward, self.run.folder.directory
             rank = self.run.world.rank
@@ -53,7 +56,17 @@ class Scoring:
         return self._runners[id(function)]
 
     def submit(self, function: Callable[..., Any], rows: Sequence[Row]) -> Batch:
-        """Begin to score the rows of this process; with `train.reward_on_main_process` the main one scores all rows."""
+        """Start to score the rows of this process, without waiting for the scores.
+
+        With `train.reward_on_main_process` the main process scores the rows of all processes.
+
+        Args:
+            function: The reward function.
+            rows: The samples of this process.
+
+        Returns:
+            The batch, for `result`.
+        """
         world, on_main = self.run.world, self.run.config.train.reward_on_main_process
         seen = world.gather(list(rows)) if on_main else list(rows)
         seen = seen if world.main or not on_main else []
@@ -64,7 +77,11 @@ class Scoring:
         return Batch(function, len(rows), submitted)
 
     def result(self, batch: Batch) -> Scores:
-        """Wait for the scores of this process's rows. RewardError on every process if one has it."""
+        """Wait for the scores of a batch.
+
+        Raises:
+            RewardError: On every process, if scoring failed on one.
+        """
         world = self.run.world
         scores = _on_all(world, lambda: self.runner(batch.function).result(batch.submitted))
         if not self.run.config.train.reward_on_main_process:
@@ -76,13 +93,21 @@ class Scoring:
         return Scores(scores.rewards[own], components, scores.faults if world.main else 0)
 
     def score(self, function: Callable[..., Any], rows: Sequence[Row]) -> Scores:
-        """Score the rows of this process and wait for the result: `submit` and `result` in one."""
+        """Score the rows of this process, and wait for the scores."""
         return self.result(self.submit(function, rows))
 
     def measure(self, function: Callable[..., Any], rows: Sequence[Row]) -> Mapping[str, Sequence[Reward]]:
-        """Call a metric function on the rows of this process; return one number a row by the metric's name.
+        """Call a metric function on the rows of this process.
 
-        Reward functions or judges that it stands for (`WinRate.scored`) go through their runner, and may abstain.
+        A metric that is computed by a reward function or judge (`WinRate.scored`) runs like a reward function, and
+        may return None for a sample.
+
+        Args:
+            function: The metric function.
+            rows: The samples of this process.
+
+        Returns:
+            For each metric by name, one number per row.
         """
         scored: Mapping[str, Callable[..., Any]] = getattr(function, "scored", {})
         plain = getattr(function, "also", None) if scored else function
@@ -103,11 +128,16 @@ class Scoring:
         seen: Sequence[Row],
         shown: Sequence[Row],
     ) -> None:
-        """Add rewards and metrics to this process's rows of an evaluation.
+        """Score the samples of an evaluation, and add the results to its table in place.
 
         Args:
-            seen: what the functions may see of each sample.
-            shown: the row of each sample, which gets the columns "reward", "reward/<name>" and "metrics/<name>".
+            reward_fn: The reward function; None for no rewards.
+            metric_fn: The metric function; None for no metrics.
+            seen: The arguments of the functions for each sample.
+            shown: The table: a row per sample, which gets the columns "reward", "reward/<name>" and "metrics/<name>".
+
+        Raises:
+            RewardError: If scoring fails, or a larger fraction of samples than `reward.max_abstained` has no reward.
         """
         if reward_fn is not None:
             scores = self.score(reward_fn, seen)
@@ -120,20 +150,20 @@ class Scoring:
                     row[f"metrics/{name}"] = value
 
     def check(self, samples: float, abstained: float, faults: float) -> None:
-        """Raise RewardError if a larger fraction of all samples has no reward than `reward.max_abstained` allows."""
+        """Raise RewardError if the fraction of samples without a reward is above `reward.max_abstained`."""
         limit = self.run.config.reward.max_abstained
         if abstained > limit * samples:
             share = f"{abstained:g} of {samples:g} samples have no reward"
             raise RewardError(f"{share}{after_faults(faults)}; reward.max_abstained is {limit:g}.")
 
     def close(self) -> None:
-        """End the workers of this process, also those that are busy."""
+        """Stop the reward workers of this process, even if they are busy."""
         for runner in self._runners.values():
             runner.close()
 
 
 def after_faults(faults: float) -> str:
-    """Say where to read on in an error, if functions failed."""
+    """Return the end of an error message that points to the recorded failures, or "" without any."""
     return f", after {faults:g} faults ({FAULTS_FILE})" if faults else ""
 
 
@@ -145,13 +175,19 @@ def whole(reward: Reward) -> float | None:
 def reward_columns(
     rewards: Sequence[Reward], components: Mapping[str, Sequence[Reward]], place: int
 ) -> dict[str, float | None]:
-    """Return the cells of one sample: its reward and those of each of several functions, as numbers."""
+    """Return the table columns "reward" and "reward/<name>" of one sample.
+
+    Args:
+        rewards: The reward of each sample.
+        components: The rewards of each of several functions, by name.
+        place: Index of the sample.
+    """
     columns = {"reward": rewards, **{f"reward/{name}": column for name, column in components.items()}}
     return {name: whole(column[place]) for name, column in columns.items()}
 
 
 def _on_all(world: World, call: Callable[[], T]) -> T:
-    """Return what `call` returns. RewardError on every process if it fails on one, so that none waits for another."""
+    """Return the result of `call`, or raise RewardError on every process if it fails on one."""
     failure, result = None, None
     try:
         result = call()
@@ -168,6 +204,6 @@ def _on_all(world: World, call: Callable[[], T]) -> T:
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
-    """Turn rows into columns, and the metadata of each prompt."""
+    """Convert rows to columns by name, and the list of the prompts' metadata."""
     names = [name for name in rows[0] if name not in ("metadata", "length")] if rows else []
     return {name: [row[name] for row in rows] for name in names}, [row["metadata"] for row in rows]

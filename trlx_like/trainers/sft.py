@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: next-token prediction on given text, on all of it or on the outputs of dialogues.
+"""Supervised fine-tuning: next-token prediction on given texts, or on the outputs of dialogues.
 
 Documented in docs/algorithms/sft.md.
 """
@@ -25,25 +25,32 @@ from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer
 
 MOST_NATS = 700.0
-"""Loss of a token up to which its exponential is a number."""
+"""Largest loss whose exponential, the perplexity, is a finite float."""
 
 
 @dataclass
 class SFTExperience(Completion):
-    """A sample, or several packed into one row: the first token is the prompt, all others are the response.
+    """Hold rows with one sample, or several packed samples. The first token is the prompt, all others the response.
 
-    For an encoder-decoder prompt and response are the sample's own.
+    For an encoder-decoder, prompt and response are those of the sample.
     """
 
-    target: Tensor = padded(value=False)  # [B, R] bool, the tokens that the loss is on
-    segment: Tensor | None = padded(value=-1, default=None)  # [B, R] int64, which packed sample a token is of
+    target: Tensor = padded(value=False)  # [B, R] bool, the tokens that are trained on
+    segment: Tensor | None = padded(value=-1, default=None)  # [B, R] int64, number of the packed sample of each token
 
     @property
     def scored(self) -> Tensor:
+        """The tokens that are trained on. [B, R] bool"""
         return self.target
 
     def inputs(self, start: int | None = None) -> dict[str, Tensor]:
-        """Return a model's arguments. Packed rows get no mask: positions that restart keep their samples apart."""
+        """Return the arguments of a model's forward pass.
+
+        Packed rows have position ids that restart with each sample, in place of an attention mask.
+
+        Args:
+            start: First token of the decoder, for an encoder-decoder; None for a causal model.
+        """
         inputs = super().inputs(start)
         if self.segment is None:
             return inputs
@@ -55,7 +62,7 @@ class SFTExperience(Completion):
 
 
 class SFTTrainer(TextTrainer[SFTExperience]):
-    """Maximum likelihood of the samples' outputs."""
+    """Fine-tune a policy by maximum likelihood of the samples' outputs."""
 
     method_class = SFTConfig
     experience_class = SFTExperience
@@ -106,7 +113,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
 
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:
-    """Sum -log p over the scored tokens of a batch."""
+    """Return the loss of maximum likelihood: the sum of -log p over the trained tokens (`scored`) of a batch."""
     return LossOutput(masked_sum(-model(batch).logprobs, batch.scored))
 
 

@@ -1,4 +1,4 @@
-"""What every trainer of a text policy shares: tokenizer, policy, sampler, prompts, evaluation, export."""
+"""Base of all trainers of text policies: tokenizer, policy, sampler, prompts, evaluation, export."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ C = TypeVar("C", bound=Completion)
 
 
 class TextTrainer(BaseRLTrainer[E]):
-    """A trainer whose model is a `LanguagePolicy`."""
+    """Train a `LanguagePolicy`; algorithms derive from this class."""
 
     model: LanguagePolicy
     keep_dropout = False
-    """Whether dropout stays on in training. It is off if the loss compares with the policy that sampled."""
+    """Whether dropout stays on in training. A loss that compares with the sampling policy needs it off."""
     heads_kind = "ValueHead"
-    """Which class reads the heads beside an exported model: `AutoModelForCausalLMWith<heads_kind>`."""
+    """Ending of the class that loads an exported model with its heads: `AutoModelForCausalLMWith<heads_kind>`."""
 
     def build(self, tokenizer: Any = None) -> None:
         model = self.config.model
@@ -83,7 +83,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self.by_hand = ByHand(tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
 
     def sampler_of(self, engine: Engine) -> TextSampler:
-        """Make a sampler that generates with an engine, as the configuration says."""
+        """Make a sampler for an engine, with the configured stop sequences and batch size."""
         return TextSampler(
             engine,
             self.tokenizer,
@@ -100,7 +100,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @property
     def chat_options(self) -> dict[str, Any]:
-        """Options that the chat template gets with all messages."""
+        """Options that are passed to every call of the chat template."""
         return common_options(self.config.tokenizer.chat_template_kwargs)
 
     # What an algorithm adds.
@@ -109,11 +109,15 @@ class TextTrainer(BaseRLTrainer[E]):
         """Read and check the training data with the tokenizer, before a model is loaded."""
 
     def make_engine(self) -> Engine:
-        """Make the engine that generates."""
+        """Make the engine that generates rollouts and evaluation samples."""
         return self.engine_for(self.model.lm)
 
     def engine_for(self, lm: PreTrainedModel) -> Engine:
-        """Make the configured engine for a language model. ConfigError for options that it does not take."""
+        """Make the configured sampling engine for a language model.
+
+        Raises:
+            ConfigError: If the engine does not take the options `sampler.kwargs`.
+        """
         name, options = self.config.sampler.engine, self.config.sampler.kwargs
         try:
             engine: Engine = ENGINES.get(name)(lm, self.tokenizer, self.model.allowed, **options)
@@ -122,28 +126,34 @@ class TextTrainer(BaseRLTrainer[E]):
         return engine
 
     def sync_sampler(self) -> None:
-        """Give the engine the present weights."""
+        """Copy the current weights of the policy to the engine."""
         with self.clock("sync"):
             self.sampler.engine.sync_weights(self.model.lm)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
-        """Make the heads on the policy's hidden states, by name."""
+        """Make the heads on the policy's hidden states, by name. None by default.
+
+        Args:
+            hidden_size: Width of the hidden states.
+            vocabulary: Number of tokens.
+        """
         return {}
 
     def head_blocks(self) -> dict[str, int]:
-        """Say how many top blocks a head gets as a trained copy of its own, by the head's name."""
+        """Return by head how many of the model's top blocks it gets as its own trained copy. None by default."""
         return {}
 
     @property
     def temperature(self) -> float:
-        """The temperature that the loss takes log-probabilities at: that of the text that is trained on."""
+        """Temperature of the log-probabilities in the loss: the one that the training text was sampled at."""
         return 1.0
 
     def add_reference(self, moving: bool = False) -> None:
-        """Give the policy its reference: `model.ref_model_path`, or the policy as it is now.
+        """Add the reference to the policy: `model.ref_model_path`, or a frozen copy of the policy as it is now.
 
         Args:
-            moving: the reference will change, so checkpoints hold its weights and not only their fingerprint.
+            moving: The reference changes in training, so checkpoints hold its weights. Otherwise they hold a
+                fingerprint, which a resume compares.
         """
         self.load_reference()
         modules = self.model.reference_modules()
@@ -151,7 +161,7 @@ class TextTrainer(BaseRLTrainer[E]):
         self.state.register("reference", kept, small=not moving)
 
     def load_reference(self) -> None:
-        """Load the reference onto the device of this process, without registering it."""
+        """Load the reference to the device of this process, without adding it to checkpoints."""
         path = self.config.model.ref_model_path
         self.model.add_reference(None if path is None else load_model(path, self.config.model))
         for module in self.model.reference_modules():
@@ -162,10 +172,10 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @property
     def max_prompt_length(self) -> int:
-        """Most tokens of a prompt such that it and its response fit into `train.seq_length`.
+        """Most tokens of a prompt that leave room for the longest response in `train.seq_length`.
 
         Raises:
-            ConfigError: if responses leave no room for a prompt.
+            ConfigError: If responses leave no room for a prompt.
         """
         longest = max(longest_response(options) for options in (self.method.gen_kwargs, self.experience_kwargs))
         seq_length = self.config.train.seq_length
@@ -176,12 +186,12 @@ class TextTrainer(BaseRLTrainer[E]):
         return seq_length - longest
 
     def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
-        """Set the prompts that experience is made from."""
+        """Set the prompts that rollouts are sampled for."""
         self.prompts = PromptStream(pipeline, self.config.train.seed)
         self.state.register("prompts", self.prompts)
 
     def add_eval_pipeline(self, pipeline: PromptPipeline) -> None:
-        """Set the prompts that are evaluated on."""
+        """Set the evaluation prompts."""
         self.eval_pipeline = pipeline
 
     def _add_prompts(self) -> None:
@@ -194,15 +204,15 @@ class TextTrainer(BaseRLTrainer[E]):
                 add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer, **kind))
 
     def take_prompts(self, count: int) -> PromptBatch:
-        """Return this process's share of the next `count` prompts of the run."""
+        """Take the next `count` prompts of the training data, and return this process's share."""
         return self.share_prompts(self.prompts.take(count))
 
     def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
-        """Return this process's share of prompts that all processes hold."""
+        """Return this process's share of prompts that every process holds."""
         return PromptBatch(self.world.share(prompts.ids), self.world.share(prompts.metadata))
 
     def eval_batches(self) -> list[PromptBatch]:
-        """Return this process's share of the evaluation prompts, in order."""
+        """Return this process's share of the evaluation prompts in batches, in order."""
         if self.eval_pipeline is None:
             return []
         rows = self.world.share(list(range(len(self.eval_pipeline))))
@@ -213,10 +223,10 @@ class TextTrainer(BaseRLTrainer[E]):
         return self.evaluate_prompts()
 
     def evaluate_prompts(self, reference: Mapping[str, Sequence[str]] | None = None) -> Metrics:
-        """Generate to the evaluation prompts and rate what comes; without prompts return nothing.
+        """Generate responses to the evaluation prompts, score them, and return the metrics; none without prompts.
 
         Args:
-            reference: texts of another model to the same prompts, to be shown beside the policy's.
+            reference: Responses of another model to the same prompts, to show in the same table.
         """
         if self.eval_pipeline is None:
             return {}
@@ -227,11 +237,12 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @torch.no_grad()
     def score_batch(self, batch: C, size: int | None, **outputs: Any) -> Iterator[tuple[Tensor, C, PolicyOutput]]:
-        """Run the policy on a batch without gradient, in parts of similar length, to record what it thinks of it.
+        """Run the policy on a batch without gradients, in parts of similar length.
 
         Args:
-            size: rows of a part; None: the whole batch at once.
-            outputs: which outputs are wanted, as in `LanguagePolicy.forward`.
+            batch: The responses to score.
+            size: Rows of a part; None runs the whole batch at once.
+            outputs: The outputs to compute, as in `LanguagePolicy.forward`.
 
         Yields:
             The rows of each part in the batch [n], the part on the device of this process, and the policy's output.
@@ -246,43 +257,54 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @torch.no_grad()
     def generate(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Sample responses as experience is sampled.
+        """Sample a response to each query, with the generation options of training.
 
         Args:
-            queries: prompts as text, messages or token ids [P].
-            gen_kwargs: generation options that replace the configured ones.
+            queries: Prompts as text, chat messages, or token ids [P].
+            gen_kwargs: Generation options that override the configured ones.
 
         Returns:
-            Token ids [R] of the response to each query.
+            The token ids [R] of the response to each query.
         """
         self.sync_sampler()
         return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
 
     @torch.no_grad()
     def generate_eval(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Sample responses with the options of evaluation, the first value of a sweep; otherwise as `generate`."""
+        """Sample a response to each query, with the generation options of evaluation.
+
+        Of a swept option the first value is used.
+
+        Args:
+            queries: Prompts as text, chat messages, or token ids [P].
+            gen_kwargs: Generation options that override the configured ones.
+
+        Returns:
+            The token ids [R] of the response to each query.
+        """
         self.sync_sampler()
         first = {name: values[0] for name, values in swept(self.method.gen_kwargs).items()}
         return self.by_hand.generate(queries, {**self.method.gen_kwargs, **first, **gen_kwargs})
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
-        """Return the texts of rows of token ids, without special tokens."""
+        """Decode each sequence of token ids [R] to text, without special tokens."""
         return self.by_hand.decode(ids)
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
-        """Generation options of what is trained on."""
+        """Generation options of rollouts."""
         return dict(self.method.gen_kwargs)
 
     # Export.
 
     def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
-        """Write a folder that `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load; heads lie beside it.
+        """Write a folder that `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load.
 
-        Every process calls it; the main one writes.
+        Heads are written to a file of their own in it. Every process calls it; the main process writes.
 
         Args:
-            merged: merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
+            directory: The folder.
+            merged: Merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
         """
         check_folder(self.model.lm, Path(directory), merged)
         if self.world.main:
@@ -292,6 +314,7 @@ class TextTrainer(BaseRLTrainer[E]):
     # Checks.
 
     def _check_lengths(self, config: Any) -> None:
+        """Raise ConfigError if sequences can be longer than the model's positions."""
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and self.config.train.seq_length > positions:
             raise ConfigError(
@@ -300,6 +323,7 @@ class TextTrainer(BaseRLTrainer[E]):
             )
 
     def _allowed(self, vocabulary: int) -> Tensor | None:
+        """Check `logit_mask` and return it as a tensor [V, V] bool; None without one."""
         if self.logit_mask is None:
             return None
         allowed = torch.as_tensor(self.logit_mask)
