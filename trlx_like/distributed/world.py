@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,14 +60,6 @@ class World:
         total = torch.tensor(given, dtype=torch.float64, device=self.accelerator.device)
         dist.all_reduce(total)
         return [float(value) for value in total]
-
-    def sum_by_name(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sum numbers by name over processes. A process may lack some names."""
-        total: defaultdict[str, float] = defaultdict(float)
-        for part in self.gather([dict(values)]):
-            for name, value in part.items():
-                total[name] += value
-        return dict(total)
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
         """Return count, mean and spread of masked values over all processes.

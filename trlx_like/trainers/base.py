@@ -167,8 +167,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         """Measure on this process's held-out elements what a step would log; return it under `eval/<name>`."""
         size = self.run.microbatch_size
         parts = [
-            self.experience_class.collate(elements[start : start + size]).to(self.device)
-            for start in range(0, len(elements), size)
+            self.experience_class.collate(elements[start : start + size]) for start in range(0, len(elements), size)
         ]
         metrics = self.optimisation.measure(parts, self.loss, self.units)
         return {f"eval/{name}": value for name, value in metrics.items()}
@@ -251,7 +250,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
 
     def optimize(self, batch: E | None) -> Metrics:
         """Make one step on this process's part of a global batch (None: it has none), and return its metrics."""
-        parts = [] if batch is None else [part.to(self.device) for part in self.microbatches(batch)]
+        parts = [] if batch is None else list(self.microbatches(batch))
         metrics, self._stopping = self.optimisation.step(parts, self.loss, self.units, self.accept)
         return metrics
 

@@ -14,12 +14,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from trlx_like.data import Experience
 from trlx_like.distributed import GradientAccumulator
 from trlx_like.errors import ConfigError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.trainers.context import Metrics, Run
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Experience)
 Units = float | Mapping[str, float]
 """Number of units of a micro-batch. With several kinds of units: numbers by name, the main one first."""
 Term = tuple[Tensor, str]
@@ -58,8 +59,16 @@ class LossOutput:
 
     def mean(self, totals: Mapping[str, float], main: str) -> Tensor:
         """Divide each sum by the global number of its units, and add up the means. []"""
-        means = [total / max(totals[unit], 1.0) for unit, total in self.sums(main).items()]
+        means = [total / _count(totals, unit) for unit, total in self.sums(main).items()]
         return means[0] if len(means) == 1 else torch.stack(means).sum()
+
+
+def _count(totals: Mapping[str, float], unit: str) -> float:
+    """Return the total that a sum is divided by, at least 1. ValueError for a unit that nobody counts."""
+    if unit not in totals:
+        counted = ", ".join(totals) or "nothing"
+        raise ValueError(f"loss has a sum over the unit {unit!r}, which units does not count: it counts {counted}.")
+    return max(totals[unit], 1.0)
 
 
 @dataclass
@@ -114,7 +123,7 @@ class MetricSums:
             if unit in EXTREMES:
                 metrics[name] = EXTREMES[unit](values)
             else:
-                metrics[name] = metrics.get(name, 0.0) + sum(values) / max(totals.units[unit], 1.0)
+                metrics[name] = metrics.get(name, 0.0) + sum(values) / _count(totals.units, unit)
         return metrics, numbers[len(own) :]
 
 
@@ -154,7 +163,7 @@ class Optimisation:
         """Make one optimiser step on a global batch. Every process calls it, even without data.
 
         Args:
-            parts: This process's micro-batches, on the device.
+            parts: This process's micro-batches. Each is moved to the device for its forward and backward pass.
             loss: Computes the loss of a micro-batch, as sums over units.
             units: Counts the units of a micro-batch.
             accept: Gets the metrics of the global batch before the step; returns False to drop the gradients.
@@ -167,7 +176,7 @@ class Optimisation:
         sums = MetricSums()
         for part in parts:
             with run.forward("forward"):
-                output = loss(part)
+                output = loss(part.to(run.device))
             with run.clock("backward"):
                 self.gradients.backward(output.mean(totals.units, totals.main))
             sums.add(output, totals.main)
@@ -191,7 +200,7 @@ class Optimisation:
         sums = MetricSums()
         for part in parts:
             with self.run.accelerator.autocast():
-                sums.add(loss(part), totals.main)
+                sums.add(loss(part.to(self.run.device)), totals.main)
         return sums.means(self.run, totals)[0]
 
     def _totals(self, parts: Sequence[E], units: Callable[[E], Units]) -> Totals:

@@ -38,6 +38,6 @@ def by_prompt(rounds: Sequence[Sequence[tuple[str, float]]], buffer_size: int, m
         advantages = []
         for prompt, reward in given:
             compared = kept[prompt] if len(kept[prompt]) >= min_count else everything
-            advantages.append((reward - np.mean(compared)) / (np.std(compared) + 1e-6))
+            advantages.append(float((reward - np.mean(compared)) / (np.std(compared) + 1e-6)))
         found.append(advantages)
     return found

@@ -123,6 +123,51 @@ def test_a_step_by_hand(minibatch_size: int | None, tmp_path: Path) -> None:
     assert trainer.batches == ([3] if minibatch_size in (None, 3) else [1, 1, 1])
 
 
+class TermsTrainer(LineTrainer):
+    """The squared error per point, half of |w| per batch row, and the largest x."""
+
+    def loss(self, batch: Points) -> LossOutput:
+        terms = {
+            "fit": (super().loss(batch).sums("points")["points"], "points"),
+            "size": (0.5 * self.model.weight.abs().sum() * len(batch), "rows"),
+        }
+        metrics = {
+            "x": (batch.x[batch.mask].sum(), "points"),
+            "x/max": (batch.x.max(), "max"),
+            "x/min": (batch.x.min(), "min"),
+        }
+        return LossOutput(terms, {**metrics, "one": torch.tensor(float(batch.mask.sum()))})
+
+    def units(self, batch: Points) -> dict[str, float]:
+        return {"points": float(batch.mask.sum()), "rows": len(batch)}
+
+
+@pytest.mark.parametrize("minibatch_size", [None, 1])
+def test_terms_have_denominators_of_their_own(minibatch_size: int | None, tmp_path: Path) -> None:
+    """Four points in three rows: 2.25 of the points as above, and .5 |1| of the rows; the gradients are 1.5 and .5.
+    The x are 1 2 3 1: with padding in one batch the smallest is 0.
+    """
+    trainer = line(tmp_path, TermsTrainer, **{"train.minibatch_size": minibatch_size})
+    batch = Points.collate(trainer.data_of_a_round)
+    measured = trainer.optimisation.measure(list(trainer.microbatches(batch)), trainer.loss, trainer.units)
+    metrics = trainer.optimize(batch)
+    assert metrics["losses/total_loss"] == pytest.approx(2.75) and metrics["grad_norm"] == pytest.approx(2.0)
+    assert weight(trainer) == pytest.approx(1 - 0.1 * 2.0)
+    assert metrics["x"] == 7 / 4 and metrics["one"] == 1
+    assert (metrics["x/min"], metrics["x/max"]) == (1 if minibatch_size else 0, 3)
+    assert {name: metrics[name] for name in measured} == pytest.approx(measured)
+
+
+def test_a_unit_that_is_not_counted_is_named(tmp_path: Path) -> None:
+    class Forgetful(TermsTrainer):
+        def units(self, batch: Points) -> dict[str, float]:
+            return {"points": 1.0}
+
+    trainer = line(tmp_path, Forgetful)
+    with pytest.raises(ValueError, match="over the unit 'rows', which units does not count: it counts points"):
+        trainer.optimize(Points.collate(trainer.data_of_a_round))
+
+
 def test_gradients_are_clipped_by_their_norm(tmp_path: Path) -> None:
     trainer = line(tmp_path, **{"train.max_grad_norm": 0.5})
     metrics = trainer.optimize(Points.collate(trainer.data_of_a_round))
