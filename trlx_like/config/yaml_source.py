@@ -2,6 +2,9 @@
 
 Read as YAML 1.2: `1e-5` is a number, only `true` and `false` are booleans, dates are text. Tags and a key
 given twice are refused. Left out on purpose: anything but mappings, lists, text, numbers, booleans and null.
+
+On PyYAML's nodes, which transformers brings along, and not on ruamel.yaml: that would be one more dependency, stops at
+the first repeated key, reads dates as dates and keeps unknown tags, so most of the code below would still be needed.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def _check_sorting(self) -> None:
         """Raise ConfigError for a loss that sorts the whole batch if there are several processes."""
-        names = [name for name in self.method.loss_type if name in SORTED]
+        names = [name for name in self.method.losses if name in SORTED]
         if names and self.world.size > 1:
             raise ConfigError(
                 f"method.loss_type ({names[0]}) sorts the whole batch, which {self.world.size} processes do not have "

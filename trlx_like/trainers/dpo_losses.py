@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -40,6 +41,11 @@ class Pairs:
         """Log-ratios of policy to reference, for the chosen and for the rejected completions. [B] each"""
         return self.chosen - self.ref_chosen, self.rejected - self.ref_rejected
 
+    def rewards(self, method: DPOConfig) -> tuple[Tensor, Tensor]:
+        """Return beta times the log-ratios: the implicit rewards of chosen and rejected completions."""
+        chosen, rejected = self.ratios
+        return method.beta * chosen, method.beta * rejected
+
     def margin(self, method: DPOConfig, *, per_token: bool = False) -> Tensor:
         """Subtract the score of the rejected completion from that of the chosen one.
 
@@ -56,6 +62,27 @@ class Pairs:
         return scores[0] - scores[1]
 
 
+FORMULAS: dict[str, Callable[[Pairs, DPOConfig], Tensor]] = {
+    "sigmoid": lambda pairs, m: sigmoid_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "sigmoid_norm": lambda pairs, m: sigmoid_loss(m.beta * pairs.margin(m, per_token=True), m.label_smoothing),
+    "hinge": lambda pairs, m: hinge_loss(m.beta * pairs.margin(m)),
+    "ipo": lambda pairs, m: ipo_loss(pairs.margin(m, per_token=True), m.beta),
+    "robust": lambda pairs, m: robust_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "exo_pair": lambda pairs, m: exo_pair_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "discopop": lambda pairs, m: discopop_loss(m.beta * pairs.margin(m), m.discopop_tau),
+    "nca_pair": lambda pairs, m: nca_pair_loss(*pairs.rewards(m)),
+    "bco_pair": lambda pairs, m: bco_pair_loss(*pairs.rewards(m)),
+    "sppo_hard": lambda pairs, m: sppo_hard_loss(*pairs.ratios, m.beta),
+    "apo_zero": lambda pairs, m: apo_zero_loss(*pairs.rewards(m)),
+    "apo_down": lambda pairs, m: apo_down_loss(*pairs.rewards(m)),
+    "aot": lambda pairs, m: sigmoid_loss(
+        m.beta * sorted_margin(pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected), m.label_smoothing
+    ),
+    "aot_unpaired": lambda pairs, m: sigmoid_loss(m.beta * sorted_margin(*pairs.ratios), m.label_smoothing),
+}
+"""The losses on pairs by name. `config.methods.dpo.LOSSES` says which options each of them takes."""
+
+
 def pair_loss(name: str, pairs: Pairs, method: DPOConfig) -> Tensor:
     """Compute a loss for each pair.
 
@@ -67,40 +94,5 @@ def pair_loss(name: str, pairs: Pairs, method: DPOConfig) -> Tensor:
     Returns:
         The losses [B]. The losses "aot" and "aot_unpaired" compare sorted batches, so theirs belong to places in the
         sorted batch and not to pairs.
-
-    Raises:
-        ValueError: If there is no loss of that name.
     """
-    beta, smoothing = method.beta, method.label_smoothing
-    chosen, rejected = pairs.ratios
-    match name:
-        case "sigmoid":
-            return sigmoid_loss(beta * pairs.margin(method), smoothing)
-        case "sigmoid_norm":
-            return sigmoid_loss(beta * pairs.margin(method, per_token=True), smoothing)
-        case "hinge":
-            return hinge_loss(beta * pairs.margin(method))
-        case "ipo":
-            return ipo_loss(pairs.margin(method, per_token=True), beta)
-        case "robust":
-            return robust_loss(beta * pairs.margin(method), smoothing)
-        case "exo_pair":
-            return exo_pair_loss(beta * pairs.margin(method), smoothing)
-        case "discopop":
-            return discopop_loss(beta * pairs.margin(method), method.discopop_tau)
-        case "nca_pair":
-            return nca_pair_loss(beta * chosen, beta * rejected)
-        case "bco_pair":
-            return bco_pair_loss(beta * chosen, beta * rejected)
-        case "sppo_hard":
-            return sppo_hard_loss(chosen, rejected, beta)
-        case "apo_zero":
-            return apo_zero_loss(beta * chosen, beta * rejected)
-        case "apo_down":
-            return apo_down_loss(beta * chosen, beta * rejected)
-        case "aot":
-            margin = sorted_margin(pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected)
-            return sigmoid_loss(beta * margin, smoothing)
-        case "aot_unpaired":
-            return sigmoid_loss(beta * sorted_margin(chosen, rejected), smoothing)
-    raise ValueError(f"{name!r} is no loss on pairs.")
+    return FORMULAS[name](pairs, method)

@@ -14,7 +14,7 @@ from jsonschema import Draft7Validator
 from trlx_like.config import METHODS, ModelConfig, TRLConfig
 from trlx_like.config.schema import meanings
 from trlx_like.config.yaml_source import YamlSource
-from trlx_like.presets import PRESETS, default_ppo_config
+from trlx_like.presets import PRESETS, default_dpo_config, default_ppo_config
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "configs" / "trlx_like.schema.json"
@@ -76,6 +76,15 @@ def test_a_mistake_is_found_at_its_place(changes: dict[str, dict[str, Any]], pla
     assert mistakes(values) == [place]
     with_plugin = {**values, "plugins": ["mine.py"]}
     assert mistakes(with_plugin) == ([] if place.endswith("name") or place == "train.trainer" else [place])
+
+
+@pytest.mark.parametrize(
+    ("loss", "valid"), [("ipo", True), (["ipo", "sft"], True), ("ipoo", False), ([], False), (["ipoo"], False)]
+)
+def test_losses_of_dpo_may_be_one_or_several(loss: Any, valid: bool) -> None:
+    values = json.loads(str(default_dpo_config()))
+    values["method"]["loss_type"] = loss
+    assert mistakes(values) == ([] if valid else ["method.loss_type"])
 
 
 def test_sections_may_be_left_out_but_not_what_a_run_needs() -> None:

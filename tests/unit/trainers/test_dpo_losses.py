@@ -14,9 +14,10 @@ import torch
 from tests.contract.recipes import NO_DROPOUT, make
 from tests.tiny import tiny_lm
 from tests.unit.functional import preference_numpy as twin
-from trlx_like.config.methods.dpo import LOSS_TYPES
+from trlx_like.config.methods.dpo import LOSSES
 from trlx_like.data import PreferenceExperience
 from trlx_like.trainers.dpo import DPOTrainer
+from trlx_like.trainers.dpo_losses import FORMULAS
 
 BETA = 0.5
 E = 0.1
@@ -122,9 +123,9 @@ def step(trainer: DPOTrainer) -> dict[str, float]:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_every_loss_is_that_of_plain_transformers(family: str, tmp_path: Path) -> None:
-    assert set(EXPECTED) == set(LOSS_TYPES)
-    weights = [0.1 * (1 + row) for row in range(len(LOSS_TYPES))]
-    changes = {"method.loss_type": list(LOSS_TYPES), "method.loss_weights": weights, "method.label_smoothing": E}
+    assert set(EXPECTED) == set(LOSSES) == {*FORMULAS, "sft"}
+    weights = [0.1 * (1 + row) for row in range(len(LOSSES))]
+    changes = {"method.loss_type": list(LOSSES), "method.loss_weights": weights, "method.label_smoothing": E}
     lm = tiny_lm(family, **NO_DROPOUT if family == "gpt2" else {})
     reference = copy.deepcopy(lm)
     # Held still: the gradient is not what is looked at here.
@@ -136,7 +137,7 @@ def test_every_loss_is_that_of_plain_transformers(family: str, tmp_path: Path) -
     expected = {name: math.fsum(loss(known)) / len(loss(known)) for name, loss in EXPECTED.items()}
     for name, value in expected.items():
         assert metrics[f"losses/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    total = math.fsum(weight * expected[name] for name, weight in zip(LOSS_TYPES, weights, strict=True))
+    total = math.fsum(weight * expected[name] for name, weight in zip(LOSSES, weights, strict=True))
     assert metrics["losses/total_loss"] == pytest.approx(total, rel=1e-4)
     check_watched(metrics, known)
 

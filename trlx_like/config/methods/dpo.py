@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
 from trlx_like.config.problems import Accepts, Problem, listed
 
-LOSS_TYPES = (
-    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
-    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
-)
-
-# What each option acts on. Given beside other losses alone it would do nothing, or mean something else.
-DIVERGENT = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop")
-SMOOTHED = ("sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired")
-SORTED = ("aot", "aot_unpaired")
+# What each loss takes beside beta. `trainers/dpo_losses.py` has their formulas by the same names. Given beside other
+# losses alone, an option would do nothing or mean something else.
+LOSSES: dict[str, frozenset[str]] = {
+    "sigmoid": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
+    "hinge": frozenset({"f_divergence_type", "use_weighting"}),
+    "ipo": frozenset({"f_divergence_type", "use_weighting"}),
+    "exo_pair": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
+    "nca_pair": frozenset({"use_weighting"}),
+    "robust": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
+    "bco_pair": frozenset({"use_weighting"}),
+    "sppo_hard": frozenset({"use_weighting"}),
+    "aot": frozenset({"label_smoothing", "whole_batch"}),
+    "aot_unpaired": frozenset({"label_smoothing", "whole_batch"}),
+    "apo_zero": frozenset({"use_weighting"}),
+    "apo_down": frozenset({"use_weighting"}),
+    "discopop": frozenset({"f_divergence_type", "discopop_tau", "use_weighting"}),
+    "sft": frozenset(),
+    "sigmoid_norm": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
+}
+SORTED = [name for name, takes in LOSSES.items() if "whole_batch" in takes]
+"""Losses that sort the batch, so that they need all of it at once and know no pairs."""
 
 
 def _as_list(value: Any) -> Any:
@@ -26,7 +38,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _loss_types(names: list[str]) -> list[str]:
-    if not names or any(name not in LOSS_TYPES for name in names):
+    if not names or any(name not in LOSSES for name in names):
         raise ValueError
     return names
 
@@ -37,10 +49,13 @@ class DPOConfig(TextMethodConfig):
     beta: float = Field(default=0.1, gt=0)
     """Strength of the pull to the reference (tau in IPO). A smaller value lets the policy go further."""
     loss_type: Annotated[
-        list[str],
+        str | list[str],
         BeforeValidator(_as_list),
         AfterValidator(_loss_types),
-        Accepts(f"one of {', '.join(LOSS_TYPES)}, or a list of them"),
+        Accepts(f"one of {', '.join(LOSSES)}, or a list of them"),
+        WithJsonSchema(
+            {"anyOf": [{"enum": [*LOSSES]}, {"type": "array", "items": {"enum": [*LOSSES]}, "minItems": 1}]}
+        ),
     ] = ["sigmoid"]
     """Name of the loss, or a list of losses to add up."""
     loss_weights: list[float] | None = None
@@ -83,9 +98,14 @@ class DPOConfig(TextMethodConfig):
     """Show completions of the reference beside those of the policy in evaluations."""
 
     @property
+    def losses(self) -> list[str]:
+        """Return the names in `loss_type` as a list."""
+        return [self.loss_type] if isinstance(self.loss_type, str) else self.loss_type
+
+    @property
     def weights(self) -> dict[str, float]:
         """Return the losses with their weights; the term of RPO is the loss sft."""
-        weights = dict(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
+        weights = dict(zip(self.losses, self.loss_weights or [1.0] * len(self.losses), strict=True))
         return weights if self.rpo_alpha is None else {**weights, "sft": self.rpo_alpha}
 
     @property
@@ -100,18 +120,19 @@ class DPOConfig(TextMethodConfig):
         yield from self._reference_problems()
 
     def _loss_problems(self) -> Iterator[Problem]:
-        names = self.loss_type
+        names = self.losses
         if len(set(names)) < len(names):
             yield _problem("loss_type", f"{names} names a loss twice; weigh it with method.loss_weights.")
         if self.loss_weights is not None and len(self.loss_weights) != len(names):
             yield _problem("loss_weights", f"has {len(self.loss_weights)} weights for {len(names)} losses.")
         if self.loss_weights is not None and (min(self.loss_weights, default=0) < 0 or not any(self.loss_weights)):
             yield _problem("loss_weights", f"{self.loss_weights} must be at least 0, and not all 0.")
-        without = [name for name in names if name not in (*DIVERGENT, "sft")]
+        divergent, smoothed = _taking("f_divergence_type"), _taking("label_smoothing")
+        without = [name for name in names if name not in (*divergent, "sft")]
         if self.f_divergence_type != "reverse_kl" and without:
-            yield _problem("f_divergence_type", f"{_these(without)} only reverse_kl; use {_any_of(DIVERGENT)}.")
-        if self.label_smoothing > 0 and not set(names) & set(SMOOTHED):
-            yield _problem("label_smoothing", f"{_these(names)} none; set it to 0, or use {_any_of(SMOOTHED)}.")
+            yield _problem("f_divergence_type", f"{_these(without)} only reverse_kl; use {listed(divergent)}.")
+        if self.label_smoothing > 0 and not set(names) & set(smoothed):
+            yield _problem("label_smoothing", f"{_these(names)} none; set it to 0, or use {listed(smoothed)}.")
         if self.label_smoothing == 0 and "exo_pair" in names:
             yield _problem("label_smoothing", "exo_pair is infinite without; set it above 0, for example to 0.001.")
         sorting = [name for name in names if name in SORTED]
@@ -131,7 +152,7 @@ class DPOConfig(TextMethodConfig):
             yield _problem("sync_ref_model", "true does not go with method.reference_free: there is no reference.")
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
-        names = [name for name in self.loss_type if name in SORTED]
+        names = [name for name in self.losses if name in SORTED]
         if names and config.train.minibatch_size not in (None, config.train.batch_size):
             given = config.train.minibatch_size
             yield Problem(
@@ -143,10 +164,10 @@ class DPOConfig(TextMethodConfig):
             yield _problem("sync_ref_model", "true does not go with model.peft_config, whose reference cannot move.")
 
     def unused_options(self) -> list[str]:
-        names, found = self.loss_type, []
+        names, found = self.losses, []
         if self.f_divergence_type != "alpha_divergence":
             found.append("f_alpha_divergence_coef")
-        if "discopop" not in names:
+        if not set(names) & set(_taking("discopop_tau")):
             found.append("discopop_tau")
         if not self.sync_ref_model:
             found += ["ref_model_mixup_alpha", "ref_model_sync_steps"]
@@ -162,5 +183,5 @@ def _these(names: Iterable[str]) -> str:
     return f"{' and '.join(names)} {'knows' if len(names) == 1 else 'know'}"
 
 
-def _any_of(names: Iterable[str]) -> str:
-    return listed(list(names))
+def _taking(option: str) -> list[str]:
+    return [name for name, takes in LOSSES.items() if option in takes]
