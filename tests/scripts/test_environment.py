@@ -196,7 +196,7 @@ def test_the_real_commands_make_an_environment_that_runs_the_package(environment
     assert os.path.samefile(output.strip(), environment.folder)
 
 
-@pytest.mark.parametrize("name", ["environment.py", "demo.py", "test.py", "check.py", "package.py"])
+@pytest.mark.parametrize("name", ["browser.py", "environment.py", "demo.py", "test.py", "check.py", "package.py"])
 def test_what_runs_before_an_install_uses_the_standard_library_only(name: str) -> None:
     imported = set()
     script = SCRIPTS / name
@@ -205,4 +205,4 @@ def test_what_runs_before_an_install_uses_the_standard_library_only(name: str) -
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    assert imported <= set(sys.stdlib_module_names) | {"environment"}
+    assert imported <= set(sys.stdlib_module_names) | {"browser", "environment"}

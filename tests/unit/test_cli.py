@@ -199,7 +199,7 @@ def test_a_preset_as_yaml_with_the_meaning_of_every_option(here: Path, name: str
     options = [number for number, line in enumerate(lines) if re.match(r"(  )?\w+:", line)]
     assert len(options) > 50
     assert [lines[number] for number in options if not re.match(r" *# \w", lines[number - 1])] == []
-    assert "  # Seed of every random number.\n  seed: 1000\n" in text
+    assert "  # Seed of all random numbers of the run.\n  seed: 1000\n" in text
 
 
 def test_a_file_is_completed(here: Path, plugin: Path) -> None:

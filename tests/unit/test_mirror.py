@@ -19,6 +19,7 @@ ELSEWHERE = {
     "config/methods/rft": "tests/unit/trainers/test_rft.py",
     "config/methods/rloo": "tests/unit/test_presets.py",
     "config/methods/sft": "tests/unit/trainers/test_sft.py",
+    "continuation": "tests/unit/test_cli_runs.py",
     "data/diffusion": "tests/unit/trainers/test_ddpo.py",
     "distributed/accumulate": "tests/contract/test_gradients.py",
     "errors": "tests/unit/test_cli.py",
