@@ -16,7 +16,7 @@ IMDB = "lvwerra/gpt2-imdb"
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm: where its parts are, and the configuration to start from."""
+    """Describe one algorithm: where its parts are, and the configuration to start from."""
 
     name: str
     """Name of its preset and of its files."""

@@ -16,26 +16,26 @@ class TrlxError(Exception):
 
 
 class ConfigError(TrlxError):
-    """A configuration that cannot run: an unknown key, a wrong type, an impossible value, contradictory options."""
+    """Report a configuration that cannot run: an unknown key, a wrong type, an impossible value, or a conflict."""
 
 
 class RegistryError(TrlxError):
-    """A name that is not registered, or already taken, or a plugin that cannot be loaded."""
+    """Report a name that is not registered or is already taken, or a plugin that cannot be loaded."""
 
 
 class DataError(TrlxError):
-    """Prompts, samples or files that cannot be trained on; the message names the row."""
+    """Report prompts, samples or files that cannot be trained on; the message names the row."""
 
 
 class RewardError(TrlxError):
-    """A reward or metric function that raised an exception or returned something unusable."""
+    """Report a reward or metric function that raised an exception or returned something unusable."""
 
 
 class CheckpointError(TrlxError):
-    """A checkpoint that is missing, damaged, or of another run."""
+    """Report a checkpoint that is missing, damaged, or of another run."""
 
 
 class SamplerError(TrlxError):
-    """A sampler whose log-probabilities differ from the learner's. The run stopped before learning, and is saved."""
+    """Report a sampler that does not sample from the trained policy. Nothing was learned from its samples."""
 
     exit_code = 3

@@ -118,13 +118,13 @@ def _warming(name: str, optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
 
 @register_scheduler("constant")
 def constant(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    """torch's ConstantLR, with a factor of 1 unless one is given."""
+    """Make torch's ConstantLR, with a factor of 1 unless one is given."""
     return ConstantLR(optimizer, **{"factor": 1.0, **kwargs})
 
 
 @register_scheduler("linear")
 def linear(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    """torch's LinearLR, or transformers' schedule of that name if the arguments are its."""
+    """Make torch's LinearLR, or the schedule `linear` of transformers if the arguments are for that one."""
     own = {"num_warmup_steps", "num_training_steps"} & set(kwargs)
     return _warming("linear", optimizer, **kwargs) if own else LinearLR(optimizer, **kwargs)
 

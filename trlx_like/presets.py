@@ -43,7 +43,7 @@ def preset_for(
     rewards: object = None,
     preferences: object = None,
 ) -> tuple[str, TRLConfig]:
-    """The name and configuration of the preset that fits what `train` was given.
+    """Return the name and the configuration of the preset that fits the arguments of `train`.
 
     Raises `ConfigError` if nothing says what to learn from, or two things do.
     """

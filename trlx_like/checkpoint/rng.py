@@ -91,7 +91,7 @@ def isolated_rng(seed: int) -> Iterator[None]:
 
 
 class RngState:
-    """All random number generators of this process, as an item for `TrainState.register`."""
+    """Save and restore all random number generators of this process, as an item for `TrainState.register`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all generators, see `rng_state`."""

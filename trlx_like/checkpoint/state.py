@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class Stateful(Protocol):
-    """The interface of items: torch modules, optimizers, schedulers, and all else with these two methods."""
+    """Define the interface of items to register. Torch modules, optimizers and schedulers have it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as a tree that `save_tree` can write."""
@@ -34,7 +34,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Fields:
-    """Attributes of an object as an item for `TrainState.register`. Make it with `fields`."""
+    """Hold attributes of an object as an item for `TrainState.register`. Make it with `fields`."""
 
     owner: Any
     names: tuple[str, ...]
@@ -81,7 +81,7 @@ def fields(obj: Any, *names: str) -> Fields:
 
 @dataclass(frozen=True)
 class Registered:
-    """An item and the options that it was registered with."""
+    """Hold an item and the options that it was registered with."""
 
     item: Stateful
     local: bool
@@ -89,7 +89,9 @@ class Registered:
 
 
 class TrainState:
-    """The state of a run: registered items by name, saved as `state/shared/<name>` and `state/rank_<r>/<name>`.
+    """Save and restore the state of a run: items registered by name.
+
+    Their files are `state/shared/<name>` and `state/rank_<r>/<name>`.
 
     Args:
         meta: Who writes the state, such as {"trainer": "PPOTrainer"}; it is shown in error messages.

@@ -35,7 +35,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 
 
 class CheckpointStore:
-    """The checkpoints of a run folder: `checkpoint_<step>`, and others under names such as `best_checkpoint`.
+    """Manage the checkpoints of a run folder: `checkpoint_<step>`, and others under names such as `best_checkpoint`.
 
     Args:
         directory: The run folder, on a disk that all processes share.

@@ -28,7 +28,7 @@ class Sections(Protocol):
 
 
 class MethodConfig(Section):
-    """The section `method`: the algorithm and its options. `name` chooses the class."""
+    """Configure the algorithm: the section `method`. `name` chooses the class."""
 
     section: ClassVar[str] = "method"
     registered_name: ClassVar[str] = ""  # set by `register_method`
@@ -55,7 +55,7 @@ def default_gen_kwargs() -> dict[str, Any]:
 
 
 class TextMethodConfig(MethodConfig):
-    """A method whose evaluation generates text."""
+    """Hold the options of a method whose evaluation generates text."""
 
     generation_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that `gen_kwargs` may have beside those of text generation."""
@@ -68,7 +68,7 @@ class TextMethodConfig(MethodConfig):
 
 
 class OnlineTextMethodConfig(TextMethodConfig):
-    """A method that learns from text it generates itself."""
+    """Hold the options of a method that learns from text it generates itself."""
 
     exact_sampling: ClassVar[bool] = True
     """Whether the loss needs the distribution that was sampled from. Imitation (RFT) does not."""

@@ -52,7 +52,7 @@ PathText = Annotated[str, BeforeValidator(_as_text)]
 
 
 class ModelConfig(Section):
-    """The section `model`."""
+    """Configure the model and its adapter: the section `model`."""
 
     section: ClassVar[str] = "model"
 
@@ -86,7 +86,7 @@ class ModelConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """The section `tokenizer`."""
+    """Configure the tokenizer and chat template: the section `tokenizer`."""
 
     section: ClassVar[str] = "tokenizer"
 
@@ -117,7 +117,7 @@ def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerConfig(Section):
-    """The section `optimizer`."""
+    """Choose the optimizer and its arguments: the section `optimizer`."""
 
     section: ClassVar[str] = "optimizer"
 
@@ -128,7 +128,7 @@ class OptimizerConfig(Section):
 
 
 class SchedulerConfig(Section):
-    """The section `scheduler`."""
+    """Choose the learning-rate schedule and its arguments: the section `scheduler`."""
 
     section: ClassVar[str] = "scheduler"
 
@@ -139,7 +139,7 @@ class SchedulerConfig(Section):
 
 
 class SamplerConfig(Section):
-    """The section `sampler`: how text is generated during training."""
+    """Configure how samples are generated during training: the section `sampler`."""
 
     section: ClassVar[str] = "sampler"
 
@@ -152,7 +152,7 @@ class SamplerConfig(Section):
 
 
 class BackendConfig(Section):
-    """The section `backend`: numbers, devices and threads."""
+    """Configure number formats, devices and threads: the section `backend`."""
 
     section: ClassVar[str] = "backend"
 

@@ -15,7 +15,7 @@ from trlx_like.errors import ConfigError
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: its place (`("train", "seed")`) and a sentence about it."""
+    """Describe one mistake in a configuration: its place (`("train", "seed")`) and a sentence about it."""
 
     path: tuple[Any, ...]
     sentence: str
@@ -30,11 +30,11 @@ class Problem:
 
 
 class UnknownKey(Problem):
-    """A key that its section does not have; another section may have it."""
+    """Describe a key that its section does not have; another section may have it."""
 
 
 class InvalidConfig(ConfigError):
-    """The error of a configuration with problems, one line for each."""
+    """Report a configuration with problems, one line for each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)

@@ -10,7 +10,7 @@ from trlx_like.config.section import Section
 
 
 class RewardFnConfig(Section):
-    """The section `reward`: how the reward function is run."""
+    """Configure how the reward function is run: the section `reward`."""
 
     section: ClassVar[str] = "reward"
 

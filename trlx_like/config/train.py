@@ -23,7 +23,7 @@ def _known_trainer(name: str) -> str:
 
 
 class TrainConfig(Section):
-    """The section `train`."""
+    """Configure the training loop, checkpoints and logging: the section `train`."""
 
     section: ClassVar[str] = "train"
 
@@ -110,7 +110,7 @@ class TrainConfig(Section):
 
 
 class DataConfig(Section):
-    """The section `data`: where a run without a script finds its data and functions.
+    """Name the data and functions of a run that has no script: the section `data`.
 
     Data is a .txt, .jsonl, .csv or .parquet file, `module:function`, `file.py:function`, or a hub dataset
     `name[:split]`.

@@ -52,7 +52,7 @@ for _name, _pattern, _first in _RESOLVERS:
 
 
 class YamlSource:
-    """The values of a YAML file, with the overrides of a command line put over them.
+    """Read the values of a YAML file, and apply the overrides of a command line.
 
     `problems` holds mistakes in the text itself, such as a repeated key, beside which the rest can still be checked.
     """

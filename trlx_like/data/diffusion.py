@@ -13,7 +13,7 @@ from trlx_like.data.experience import Experience
 
 @dataclass
 class Conditioning(Experience):
-    """Prompts and negative prompts (for guidance) as the denoising model reads them.
+    """Hold encoded prompts and negative prompts (for guidance) as the denoising model reads them.
 
     All prompts are encoded to the same length, so that nothing is padded here.
     """
@@ -34,7 +34,7 @@ class Conditioning(Experience):
 
 @dataclass
 class DenoisingExperience(Conditioning):
-    """Denoising trajectories with their log-probabilities and advantages.
+    """Hold denoising trajectories with their log-probabilities and advantages.
 
     A batch may hold a single step of each trajectory instead of all steps, see `at`.
     """

@@ -32,7 +32,9 @@ def padded(
 
 @dataclass
 class Experience:
-    """Base class of experience. Every field is a tensor, either `padded(...)` or of one shape in all elements."""
+    """Hold experience; algorithms derive from this class.
+
+    Every field is a tensor, either `padded(...)` or of one shape in all elements."""
 
     @classmethod
     def collate(cls, elements: Sequence[Self]) -> Self:

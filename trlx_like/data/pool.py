@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ScoredResponse(NamedTuple):
-    """A response with its prompt and score."""
+    """Hold a response with its prompt and score."""
 
     prompt: list[int]  # token ids
     response: list[int]  # token ids

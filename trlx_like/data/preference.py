@@ -16,7 +16,7 @@ from trlx_like.data.text import Completion
 
 @dataclass
 class MultiTurnCompletion(Completion):
-    """Completions that may hold tokens of others, such as a user's turn between two answers."""
+    """Hold completions that may include tokens of others, such as a user's turn between two answers."""
 
     assistant_mask: Tensor = padded(value=False)  # [B, R] bool
 
@@ -28,7 +28,7 @@ class MultiTurnCompletion(Completion):
 
 @dataclass
 class PreferenceExperience(Experience):
-    """Prompts, each with a chosen and a rejected completion, and the reference's log-probabilities of both."""
+    """Hold prompts, each with a chosen and a rejected completion, and the reference's log-probabilities of both."""
 
     prompt: Tensor = padded("left", mask="prompt_mask")  # [B, P] int64, P >= 1
     prompt_mask: Tensor = padded("left", False, mask="prompt_mask")  # [B, P] bool

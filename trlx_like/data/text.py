@@ -12,7 +12,7 @@ from trlx_like.data.experience import Experience, padded
 
 @dataclass
 class Completion(Experience):
-    """Token ids of prompts and of the responses that follow them.
+    """Hold token ids of prompts and of the responses that follow them.
 
     The ids are those that were sampled (or tokenised once); they are never made from text again.
     """
@@ -61,7 +61,7 @@ class Completion(Experience):
 
 @dataclass
 class Sampled(Completion):
-    """A completion that an engine has just sampled."""
+    """Hold completions that an engine has just sampled, with its log-probabilities if it reports them."""
 
     sampling_logprobs: Tensor | None = padded(default=None)  # [B, R] float32: of each token when it was sampled
 

@@ -15,7 +15,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Digest:
-    """The checksum of a tensor. Tensors of equal dtype, shape and bits have equal digests."""
+    """Hold the checksum of a tensor. Tensors of equal dtype, shape and bits have equal digests."""
 
     kind: str  # dtype and shape
     ordered: int  # changes if a number changes or two numbers are swapped

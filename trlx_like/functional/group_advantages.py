@@ -96,8 +96,8 @@ def scaled(advantages: Tensor, std: Tensor | float) -> Tensor:
     Returns:
         The scaled advantages. [P, G]
 
-    Difference: the paper has no 1e-4, which is that of TRL 1.16 `grpo_trainer.py`, and does not say whether its
-    deviation is the unbiased one, as here and in TRL.
+    Difference: the 1e-4 is not in the paper but in TRL 1.16 `grpo_trainer.py`. The paper does not say whether the
+    standard deviation is the unbiased one; here and in TRL it is.
     """
     return advantages / (std + STD_EPS)
 

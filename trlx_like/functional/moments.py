@@ -6,7 +6,7 @@ import math
 
 
 class RunningMoments:
-    """Running count, mean and m2 = sum (x - mean)^2 of everything seen, merged batch by batch.
+    """Track the running count, mean and m2 = sum (x - mean)^2 of everything seen, merged batch by batch.
 
     Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
     eq. 2.1. The state consists of Python floats, which can be saved as JSON and do not drift. It starts empty.

@@ -98,7 +98,7 @@ def clip_fraction(logprobs: Tensor, old_logprobs: Tensor, cliprange: float) -> T
 
 
 def ratio_metrics(logprobs: Tensor, old_logprobs: Tensor, cliprange: float | None = None) -> dict[str, Tensor]:
-    """The metrics of a probability ratio, by name: approx_kl, r, |r - 1|, and whether |r - 1| > c.
+    """Compute the metrics of a probability ratio, by name: approx_kl, r, |r - 1|, and whether |r - 1| > c.
 
     Source: `approx_kl`, `probability_ratio` and `clip_fraction` of this file. Shapes: both [*] -> each [*], without
     gradient. The last one is left out without a range.

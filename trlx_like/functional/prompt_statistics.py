@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class PromptStatistics:
-    """The most recent rewards of each prompt, and advantages normalised by them.
+    """Keep the most recent rewards of each prompt, and normalise advantages by them.
 
     Source: Black et al. 2023, arXiv:2305.13301 (DDPO), sec. 5.1 and appendix; ddpo-pytorch @1958463 `stat_tracking.py`.
 

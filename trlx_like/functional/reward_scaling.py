@@ -56,7 +56,7 @@ class RewardScaling:
         return scores / std
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume restores."""
+        """Return the reference moments and the running moments of scores, for a checkpoint."""
         return {"ref_mean": self.ref_mean, "ref_std": self.ref_std, "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 @dataclass
 class PolicyOutput:
-    """Scores at the response positions of a batch; zero at tokens that are not scored."""
+    """Hold scores at the response positions of a batch; zero at tokens that are not scored."""
 
     logprobs: Tensor  # [B, R]
     states: Tensor  # [B, R + 1, H]: last hidden states around the response tokens
@@ -43,7 +43,7 @@ class PolicyOutput:
 
 
 class LanguagePolicy(nn.Module):
-    """A language model, heads on its hidden states, and a frozen reference.
+    """Combine a language model, heads on its hidden states, and a frozen reference.
 
     The encoder of an encoder-decoder reads the prompt. Its states here are those of the decoder, which starts with a
     token of its own.

@@ -19,7 +19,7 @@ from trlx_like.models.top_blocks import TopBlocks
 
 
 class Reference(Protocol):
-    """The interface of a reference: computes hidden states and logits of the frozen model."""
+    """Define the interface of a reference, which computes hidden states and logits of the frozen model."""
 
     @property
     def head(self) -> Head:
@@ -49,7 +49,7 @@ class Reference(Protocol):
 
 
 class FrozenCopy:
-    """A complete second model as the reference, if all layers are trained or it is another checkpoint."""
+    """Use a complete second model as the reference, if all layers are trained or it is another checkpoint."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm.eval().requires_grad_(False)
@@ -69,7 +69,7 @@ class FrozenCopy:
 
 
 class FrozenTop:
-    """The hydra reference: a frozen copy of the trained top blocks only.
+    """Use a frozen copy of only the trained top blocks as the reference (hydra).
 
     The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output.
     """
@@ -99,7 +99,7 @@ class FrozenTop:
 
 
 class FrozenPolicy:
-    """The policy itself as the reference: nothing of the language model is trained, only heads."""
+    """Use the policy itself as the reference, when only heads and no weights of the language model are trained."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
@@ -131,7 +131,7 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
 
 
 class FrozenAdapter:
-    """The policy with its adapter as it was at the start, without a second copy of the model.
+    """Use the policy with the initial weights of its adapter as the reference, without a second copy of the model.
 
     For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
     start, so it cannot simply be switched off.
@@ -148,12 +148,12 @@ class FrozenAdapter:
             return run_base(self.lm, inputs)[0]
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Compute logits with the adapter's first weights in place."""
+        """Compute logits with the initial weights of the adapter."""
         with self.weights.in_place():
             return self._head(hidden)
 
     def modules(self) -> list[nn.Module]:
-        """Return the copy of the adapter's first weights."""
+        """Return the copy of the adapter's initial weights."""
         return [self.weights]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lost(NamedTuple):
-    """The number of tokens of one row that were cut."""
+    """Count the tokens of one row that were cut."""
 
     prompt: int = 0
     output: int = 0
@@ -19,7 +19,7 @@ class Lost(NamedTuple):
 
 @dataclass
 class Truncation:
-    """Totals of what was cut or dropped, over all rows of some data."""
+    """Add up the tokens that were cut and the rows that were dropped, over all rows of some data."""
 
     rows: int  # of the data
     cut: int  # rows that have lost tokens

@@ -23,7 +23,7 @@ STUCK = 5.0
 
 @dataclass(frozen=True)
 class Limit:
-    """The seconds that a call which begins now may take, with the option that sets the limit and its value."""
+    """Hold the seconds that a call may take from now on, with the option that sets the limit and its value."""
 
     seconds: float
     option: str
@@ -58,7 +58,7 @@ class Deadline:
 
 
 class TimeUp(BaseException):
-    """The exception that interrupts a function whose time is up; no `Exception`, which the function might catch."""
+    """Interrupt a function whose time is up. It is no `Exception`, because the function might catch that."""
 
 
 def check_alarm() -> None:

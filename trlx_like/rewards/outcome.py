@@ -17,7 +17,7 @@ Reward = float | list[float] | None
 
 @dataclass(eq=False)
 class Fault:
-    """The reason why some samples have no reward: a call that failed, or a value that cannot be used."""
+    """Hold the reason why some samples have no reward: a call that failed, or a value that cannot be used."""
 
     kind: str  # raised, wrong length, wrong type, not finite, time limit, memory limit, died
     function: str
@@ -45,7 +45,7 @@ def _no_limit() -> Limit | None:
 
 @dataclass
 class Call:
-    """One call of a function on some samples."""
+    """Hold one call of a function on some samples."""
 
     function: Callable[..., Any]
     columns: Columns

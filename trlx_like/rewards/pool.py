@@ -56,7 +56,7 @@ class Pool:
             thread.start()
 
     def submit(self, job: Job) -> Outcomes:
-        """Queue a job."""
+        """Queue a job for the next free worker."""
         answer: Outcomes = Future()
         self._jobs.put((answer, job))
         return answer
@@ -92,7 +92,11 @@ def check_workers(functions: Sequence[Callable[..., Any]], memory: int | None) -
 
 
 def packed(functions: Sequence[Callable[..., Any]]) -> bytes:
-    """Pickle functions for another process. ConfigError names the one that cannot be pickled."""
+    """Pickle functions for another process.
+
+    Raises:
+        ConfigError: If a function cannot be pickled; it names the function.
+    """
     for function in functions:
         _packed(function, name_of(function))
     return pickle.dumps(list(functions))

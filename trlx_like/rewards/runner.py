@@ -33,7 +33,7 @@ OUTPUT_FILE = "reward_output.log"
 
 @dataclass
 class Scores:
-    """The rewards of a batch."""
+    """Hold the rewards of a batch."""
 
     rewards: list[Reward]  # one per sample; None: all functions abstained
     components: dict[str, list[Reward]] = field(default_factory=dict)  # of each of several functions, by name
@@ -42,7 +42,7 @@ class Scores:
 
 @dataclass
 class Submitted:
-    """A batch whose calls have been started in workers, or will be made when the result is asked for."""
+    """Hold a batch whose calls run in workers, or will be made when its result is requested."""
 
     count: int
     calls: list[Call]

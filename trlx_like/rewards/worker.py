@@ -56,7 +56,7 @@ def refuse_in_worker() -> None:
 
 @dataclass(frozen=True)
 class Payload:
-    """The data that every worker of a run is started with."""
+    """Hold the data that every worker of a run is started with."""
 
     functions: bytes  # a pickled list
     tokenizer: bytes
@@ -70,7 +70,7 @@ Job = Sequence[tuple[int, Call]]
 
 
 class Worker:
-    """A handle of one worker process, which is started when it is needed and started again after it was killed."""
+    """Control one worker process, which is started when it is needed and restarted after it was killed."""
 
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
@@ -137,7 +137,7 @@ class Worker:
         return call.fault("died", f"ended the process that it ran in ({ended}).")
 
     def stop(self) -> None:
-        """Abort the current job and refuse any other. To be called from another thread than `run`."""
+        """Abort the current job and refuse new ones. Call it from another thread than the one that is in `run`."""
         self._stopped = True
         if self._busy and (process := self._process) is not None:
             _kill(process)
@@ -203,7 +203,7 @@ class Worker:
         return pages * os.sysconf("SC_PAGE_SIZE") > self.payload.memory * 2**20
 
     def close(self, at_once: bool = False) -> str:
-        """End the process.
+        """End the worker process.
 
         Args:
             at_once: Kill it now, instead of giving it a second to end by itself.

@@ -17,7 +17,7 @@ from trlx_like.samplers.schedules import Schedule, Step
 
 @dataclass
 class Trajectories:
-    """Images with the denoising steps that made them. All tensors are on the CPU."""
+    """Hold images with the denoising steps that made them. All tensors are on the CPU."""
 
     captions: Captions
     prompts: Conditioning
@@ -27,7 +27,7 @@ class Trajectories:
 
 
 class EncodedPrompts:
-    """A cache of encoded prompts: known prompts are encoded once, others on every use.
+    """Cache encoded prompts: known prompts are encoded once, others on every use.
 
     Args:
         model: The diffusion model that encodes.
@@ -78,7 +78,7 @@ class EncodedPrompts:
 
 
 class DiffusionSampler:
-    """Samples images with a diffusion model, and scores their denoising steps for training.
+    """Sample images with a diffusion model, and score their denoising steps for training.
 
     Args:
         model: The diffusion model.

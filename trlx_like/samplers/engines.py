@@ -40,7 +40,7 @@ register_engine = ENGINES.register
 
 
 class Engine(Protocol):
-    """The interface of a sampling engine: generates responses, and keeps its weights equal to the policy's.
+    """Define the interface of a sampling engine, which generates responses and keeps its weights equal to the policy's.
 
     Write one to sample with other software, such as vLLM or a server. Register the class with
     `@register_engine("my_engine")`; the YAML then chooses it with `sampler.engine: my_engine`. Every process makes its
@@ -123,7 +123,7 @@ class Engine(Protocol):
 
 
 class AllowedTokens(LogitsProcessor):
-    """A logits processor that forbids tokens by the previous token.
+    """Forbid tokens by the previous token; a logits processor of transformers.
 
     Args:
         allowed: `allowed[previous, next]` is True if `next` may follow `previous`. [V, V] bool
@@ -157,7 +157,7 @@ class _TokenSampler(LogitsProcessor):
 
 
 class StopStrings(StoppingCriteria):
-    """A stopping criterion that ends a row when its response completes a stop string. The prompt is not searched.
+    """End a row when its response completes a stop string; a stopping criterion. The prompt is not searched.
 
     Args:
         stop: The stop strings, at least one.
@@ -198,7 +198,7 @@ class StopStrings(StoppingCriteria):
 
 
 class TransformersEngine:
-    """The engine "transformers": calls `generate()` of the trained model itself, so its weights are always up to date.
+    """Generate with the trained model itself, so its weights are always current (engine "transformers").
 
     Args:
         lm: The policy's language model.

@@ -28,7 +28,7 @@ from trlx_like.samplers.engines import TransformersEngine
 
 
 class AdvantageGuide(LogitsProcessor):
-    """A logits processor that adds beta times the advantage of each token to the logits [B, V].
+    """Add beta times the advantage of each token to the logits [B, V]; a logits processor of transformers.
 
     `generate()` applies temperature, top-k and top-p afterwards.
 
@@ -77,7 +77,7 @@ def guidance(lm: PreTrainedModel, heads: ILQLHeads, beta: float) -> Iterator[lis
 
 
 class GuidedEngine(TransformersEngine):
-    """The engine of ILQL: `TransformersEngine` with value-guided decoding.
+    """Generate with value-guided decoding, for ILQL; otherwise as `TransformersEngine`.
 
     Its option `beta` in `method.gen_kwargs` is the weight of the advantage; without it, the policy alone decodes.
 

@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @register_engine("copy")
 class CopyEngine(TransformersEngine):
-    """The engine "copy": generates with a copy of the model that `sync_weights` updates.
+    """Generate with a copy of the model that `sync_weights` updates (engine "copy").
 
     Args:
         lm: The policy's language model.

@@ -27,7 +27,7 @@ from trlx_like.functional.diffusion import (
 
 
 class Step(NamedTuple):
-    """Result of one denoising step for each row."""
+    """Hold the result of one denoising step for each row."""
 
     prev: Tensor  # [B, *x], the latents x' after the step
     logprob: Tensor  # [B] float32, mean over the dimensions of x
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Schedule(ABC):
-    """A sequence of S denoising steps, numbered from 0 (pure noise). Its tables are on the CPU."""
+    """Define a sequence of S denoising steps, numbered from 0 (pure noise). Its tables are on the CPU."""
 
     timesteps: Tensor  # [S], the timestep that the model gets as input
     stds: Tensor  # [S] float64
@@ -89,7 +89,7 @@ class Schedule(ABC):
 
 
 class DDIMSchedule(Schedule):
-    """The denoising steps of DDIM, with noise (Song et al. 2020).
+    """Denoise with the stochastic steps of DDIM (Song et al. 2020).
 
     Each step leads to the noise level at which the next one starts. The step of diffusers always goes down by N/S of
     the N training timesteps, which is not where the next one starts with timestep spacing "linspace".
@@ -131,7 +131,7 @@ class DDIMSchedule(Schedule):
 
 
 class FlowSchedule(Schedule):
-    """The SDE of Flow-GRPO (Liu et al. 2025) for flow matching models.
+    """Denoise flow matching models with the SDE of Flow-GRPO (Liu et al. 2025).
 
     Args:
         scheduler: A `FlowMatchEulerDiscreteScheduler` of diffusers.

@@ -25,7 +25,7 @@ FinishReason = Literal["eos", "stop", "length"]
 
 @dataclass
 class TextSamples:
-    """Sampled responses, as ids for the trainer and as text for the user's functions. One entry per response."""
+    """Hold sampled responses, as ids for the trainer and as text for the user's functions. One entry per response."""
 
     completion: Completion
     prompts: list[str]
@@ -79,7 +79,7 @@ class TextSamples:
 
 
 class TextSampler:
-    """Generates text with an engine.
+    """Generate responses to batches of prompts with an engine.
 
     Args:
         engine: Generates token ids.

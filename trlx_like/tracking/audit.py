@@ -27,7 +27,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one signal on a run."""
+    """Hold the verdict of one signal on a run."""
 
     name: str
     advice: str
@@ -48,7 +48,7 @@ class Verdict:
 
 
 class Audit:
-    """The verdicts on a run, updated round by round.
+    """Judge a run by all signals, updated round by round.
 
     Args:
         config: The configuration of the run as nested mappings. Its `reward.weights` weigh the reward functions, and
@@ -100,7 +100,7 @@ class Audit:
 
 
 def audit_run(run_dir: Path, last_step: int | None = None) -> Audit:
-    """Audit a run folder.
+    """Audit a run folder for signs of reward hacking.
 
     Args:
         run_dir: The folder, with metrics.jsonl and, if there is one, config.yml.
@@ -163,7 +163,7 @@ def show_audit(run_dir: Path) -> bool:
 
 
 class AuditTracker(Tracker):
-    """Logs one warning for each signal, in the round in which it is first found. A resumed run does not repeat them."""
+    """Log one warning for each signal, in the round in which it is first found. A resumed run does not repeat them."""
 
     def __init__(self, run: RunInfo) -> None:
         resumed = run.resume_step is not None and (run.directory / "metrics.jsonl").is_file()

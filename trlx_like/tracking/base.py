@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 @dataclass
 class RunInfo:
-    """What a tracker may know about the run."""
+    """Hold what a tracker may know about the run."""
 
     directory: Path  # the run folder
     config: dict[str, Any]  # the whole configuration; values that JSON does not support are shown as text

@@ -45,7 +45,7 @@ QUIET_SECONDS = 60.0
 
 
 class Headline:
-    """The latest values of the most important metrics, as one line of text."""
+    """Keep the latest values of the most important metrics, as one line of text."""
 
     def __init__(self) -> None:
         self._latest: dict[str, float] = {}
@@ -88,7 +88,7 @@ def make_console(run: RunInfo) -> Tracker:
 
 
 class Lines(Tracker):
-    """Shows the run as plain lines, for files and pipes."""
+    """Show the run as plain lines, for files and pipes."""
 
     def __init__(self, run: RunInfo) -> None:
         self._total = run.total_steps
@@ -120,7 +120,7 @@ def _duration(seconds: float) -> str:
 
 
 class Bar(Tracker):
-    """Shows the run on a terminal. The bar appears with the first metrics: a trainer that never trains shows none."""
+    """Show the run on a terminal. The bar appears with the first metrics: a trainer that never trains shows none."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

@@ -45,7 +45,7 @@ FIRST = ["reward/mean", "metrics/", "reward/", "policy/kl_per_token", "losses/to
 
 @dataclass
 class Curve:
-    """The values of one metric over the run."""
+    """Hold the values of one metric over the run."""
 
     name: str
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -218,9 +218,13 @@ def duration(curves: dict[str, Curve]) -> float | None:
 
 
 def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
-    """Return at most three metrics to judge the run by: reward and metrics of evaluations, or one of training.
+    """Choose at most three metrics by which to judge the run.
 
-    Of a sweep it is the variant with the highest value. "lower" says that lower is better.
+    They are the reward and the metrics of evaluations, or without any the first training metric of `FALLBACKS`. Of a
+    sweep the variant with the highest value is taken.
+
+    Returns:
+        The summary of each metric's curve; "lower" tells whether lower values are better.
     """
     best: dict[str, dict[str, Any]] = {}
     for name in sorted(curves, key=_rank):

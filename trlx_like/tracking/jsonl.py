@@ -26,7 +26,7 @@ LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u
 
 
 class JsonlTracker(Tracker):
-    """Writes lines `{"step": 3, "reward/mean": 0.5, ...}` and `{"step": 3, "table": "samples", "prompt": ...}`.
+    """Write lines `{"step": 3, "reward/mean": 0.5, ...}` and `{"step": 3, "table": "samples", "prompt": ...}`.
 
     Adds `time/elapsed`, the seconds of the run so far without the time between a stop and a resume. A resumed run drops
     the rows of steps that it will repeat. A fresh run moves older files aside.

@@ -118,7 +118,7 @@ def _digest(text: str) -> str:
 
 
 class ReportTracker(Tracker):
-    """Writes the page when a run ends, however it ends, from the files that the run wrote."""
+    """Write the HTML report when a run ends, also after an error, from the files that the run wrote."""
 
     def __init__(self, run: RunInfo) -> None:
         self._directory = run.directory

@@ -27,7 +27,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Reading:
-    """The value of a signal in the last rounds, its bound, and a sentence with the numbers.
+    """Hold the value of a signal in the last rounds, its bound, and a sentence with the numbers.
 
     A value that is NaN says that the run does not log what the signal needs.
     """
@@ -39,7 +39,7 @@ class Reading:
 
 
 class History:
-    """The metrics of the first round and of the last `WINDOW` rounds of a run.
+    """Hold the metrics of the first round and of the last `WINDOW` rounds of a run.
 
     Args:
         weights: `reward.weights`, in the order of the reward functions; None if all weigh the same.
@@ -195,11 +195,13 @@ SIGNALS: dict[str, tuple[Callable[[History], Reading], tuple[Remedy, ...]]] = {
 
 
 def advice(remedies: Sequence[Remedy], config: Mapping[str, Any]) -> str:
-    """Join remedies to one sentence that names only options of a configuration.
+    """Join remedies into one sentence, leaving out options that the run's method does not have.
 
     Args:
-        remedies: A text each, and the options that do it. One whose options are all missing is left out.
-        config: The configuration of the run as nested mappings; empty if unknown, which leaves out only the names.
+        remedies: Each a text, and the dotted options that implement it. A remedy is left out if the configuration has
+            none of its options.
+        config: The configuration of the run as nested mappings. If it is empty (unknown), every remedy is kept, without
+            the names of options.
     """
 
     def has(option: str) -> bool:

@@ -16,7 +16,7 @@ from trlx_like.tracking.values import compact, plain
 
 
 class TensorboardTracker(Tracker):
-    """Writes an event file to `train.logging_dir`, or to `tensorboard/` in the run folder.
+    """Write an event file to `train.logging_dir`, or to `tensorboard/` in the run folder.
 
     A resumed run hides what the interrupted one wrote after the step that it continues from.
     """

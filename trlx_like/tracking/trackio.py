@@ -11,7 +11,7 @@ from trlx_like.tracking.values import plain
 
 
 class TrackioTracker(Tracker):
-    """Logs to a Trackio run, which continues under the same name when the run is resumed."""
+    """Log to a Trackio run, which continues under the same name when the run is resumed."""
 
     def __init__(self, run: RunInfo) -> None:
         with optional_package("trackio"):

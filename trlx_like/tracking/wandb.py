@@ -14,7 +14,7 @@ from trlx_like.tracking.values import plain
 
 
 class WandbTracker(Tracker):
-    """Logs to a wandb run, which continues under the same id when the run is resumed.
+    """Log to a wandb run, which continues under the same id when the run is resumed.
 
     The x axis is a metric `step`, because wandb's own counter cannot go back as a resumed run must.
     """

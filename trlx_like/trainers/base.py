@@ -230,7 +230,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         self.progress.in_round = False
 
     def optimize_round(self) -> Iterator[Metrics]:
-        """Make the steps that are left of this round, and yield the metrics of each."""
+        """Make the remaining optimiser steps of the current round, and yield the metrics of each."""
         for batch in self.round_batches():
             metrics = self.optimize(batch)
             self.progress.position += 1
@@ -238,7 +238,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
             yield metrics
 
     def round_batches(self) -> Iterator[E | None]:
-        """Yield the batches that are left of this round, in order; None where only other processes have data left."""
+        """Yield the remaining batches of the current round, in order; None if only other processes have data left."""
         done, passes = self.progress.position, self.passes
         generator = torch.Generator().manual_seed(self.config.train.seed * 1_000_003 + self.progress.round)
         batches = self.store.batches(self.run.local_batch_size, generator, passes)

@@ -166,7 +166,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     @torch.no_grad()
     def with_reference(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
-        """Add log-probabilities under the reference to each element.
+        """Compute log-probabilities under the reference once for all pairs, and add them to the elements.
 
         The reference is `model.ref_model_path`, or the policy itself without one.
         """

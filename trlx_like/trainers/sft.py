@@ -30,7 +30,7 @@ MOST_NATS = 700.0
 
 @dataclass
 class SFTExperience(Completion):
-    """Hold rows with one sample, or several packed samples. The first token is the prompt, all others the response.
+    """Hold rows of one sample, or of several packed samples: the first token is the prompt, the others the response.
 
     For an encoder-decoder, prompt and response are those of the sample.
     """

@@ -17,7 +17,7 @@ def default_gen_kwargs() -> dict[str, Any]:
 
 
 class ILQLConfig(TextMethodConfig):
-    """Implicit language Q-learning (Snell et al. 2022): learns values from rewarded text, decodes by them."""
+    """Learn values from rewarded text and decode by them: implicit language Q-learning (Snell et al. 2022)."""
 
     generation_options: ClassVar[tuple[str, ...]] = ("beta",)
 

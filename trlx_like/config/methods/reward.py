@@ -10,7 +10,7 @@ from trlx_like.config.method import MethodConfig
 
 
 class RewardConfig(MethodConfig):
-    """A reward model from pairs of answers of which one is preferred."""
+    """Train a reward model on pairs of answers, of which one is preferred."""
 
     center_rewards_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the squared sum of a pair's rewards, which keeps rewards around zero; 0.01 is usual."""

@@ -12,7 +12,7 @@ from trlx_like.config.problems import Problem
 
 
 class RFTConfig(OnlineTextMethodConfig):
-    """Next-token prediction on the best of the model's own responses."""
+    """Fine-tune on the best of the model's own responses (rejection sampling, RAFT; Dong et al. 2023)."""
 
     exact_sampling: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ def _function(value: Any) -> Any:
 
 
 class SFTConfig(TextMethodConfig):
-    """Next-token prediction on given text."""
+    """Fine-tune on given text by next-token prediction (supervised fine-tuning)."""
 
     packing: bool = False
     """Put several samples into one row of `train.seq_length` tokens; each attends only to itself."""
