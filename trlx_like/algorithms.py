@@ -31,12 +31,12 @@ class Algorithm:
 
     @property
     def method(self) -> str:
-        """Name of the class of its options."""
+        """Name of its configuration class, such as `PPOConfig`."""
         return f"{self.prefix}Config"
 
     @property
     def trainer(self) -> str:
-        """Name of its trainer."""
+        """Name of its trainer class, such as `PPOTrainer`."""
         return f"{self.prefix}Trainer"
 
     @property

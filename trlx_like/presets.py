@@ -54,7 +54,7 @@ def preset_for(
             )
         return "online_dpo", PRESETS["online_dpo"]()
     if rewards is not None and samples is None:
-        raise ConfigError("rewards (for ILQL) need samples that they are of.")
+        raise ConfigError("rewards (for ILQL) need samples: pass train(samples=...) with one reward for each.")
     if samples is not None and preferences is not None:
         raise ConfigError("samples fit SFT and preferences fit DPO; pass one of them, or a config.")
     if reward_fn is not None and samples is not None and rewards is None:

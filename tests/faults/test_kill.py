@@ -197,7 +197,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested manifest": (lambda path: (path / "manifest.json").write_text("[" * 9999), r"json is damaged"),
     "no hash": (manifest(lambda content: content["files"]["rng"].pop("sha256")), "rng is damaged"),
     "another size": (manifest(lambda content: content["files"]["rng"].update(size=6)), "rng is damaged: 5"),
-    "no facts": (manifest(lambda content: content["files"].update(rng=None)), "says nothing of .*rng"),
+    "no facts": (manifest(lambda content: content["files"].update(rng=None)), "does not describe .*rng"),
     "no files": (manifest(lambda content: content.update(files=[])), "this release reads"),
     "a later format": (manifest(lambda content: content.update(version=2)), "version 2; this release reads"),
     "a way out": (

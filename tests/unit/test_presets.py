@@ -176,7 +176,7 @@ def test_ilql_has_the_values_of_trlx() -> None:
         ),
         (
             {"rewards": [1.0]},
-            "rewards (for ILQL) need samples that they are of.",
+            "rewards (for ILQL) need samples: pass train(samples=...) with one reward for each.",
         ),
     ],
 )

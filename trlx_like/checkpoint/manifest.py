@@ -111,7 +111,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         content = json.loads(manifest.read_bytes())
         kind, version, files = content["format"], content["version"], content["files"]
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path} has no {MANIFEST}: it is no checkpoint, or not all of one.") from None
+        raise CheckpointError(f"{path} has no {MANIFEST}: it is not a checkpoint, or an incomplete one.") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{manifest} is damaged: {error!r}") from error
     if kind != FORMAT or version != VERSION or not isinstance(files, dict):
@@ -123,7 +123,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _check_file(path: Path, listed: Any) -> None:
     """Compare a file with its entry in the manifest: first the size, which is cheap, then the hash."""
     if not isinstance(listed, dict):
-        raise CheckpointError(f"{MANIFEST} says nothing of {path}.")
+        raise CheckpointError(f"{MANIFEST} does not describe {path}.")
     try:
         size = path.stat().st_size
         if size != listed.get("size"):

@@ -115,7 +115,7 @@ class TrainState:
             CheckpointError: If the name is taken or invalid, or the item lacks one of the two methods.
         """
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
-            raise CheckpointError(f"{name!r} cannot be saved under this name: letters, digits, . _ - only.")
+            raise CheckpointError(f"{name!r} cannot be saved under this name: use only letters, digits, . _ -.")
         if name in self.items:
             held = type(self.items[name].item).__name__
             raise CheckpointError(f"{name!r} is the name of a registered {held}; choose another.")
@@ -215,7 +215,7 @@ class TrainState:
         if local and written != ranks:
             raise CheckpointError(
                 f"{_written(directory, index)} has the state of {written} processes ({', '.join(local)}), and "
-                f"this run has {ranks}. Start {written}, or give its weights to a new run (model.model_path)."
+                f"this run has {ranks}. Start {written}, or begin a new run from its weights (model.model_path)."
             )
 
 

@@ -82,7 +82,7 @@ class CheckpointStore:
             CheckpointError: If the name is invalid, the disk refuses, or (on the main process) another process failed.
         """
         if not _NAME.fullmatch(name):
-            raise CheckpointError(f"{name!r} cannot name a checkpoint: letters, digits, . _ - only.")
+            raise CheckpointError(f"{name!r} cannot name a checkpoint: use only letters, digits, . _ -.")
         final, folder = self.directory / name, self.directory / f"{_WRITING}{name}"
         failure = self._attempt(final, self._begin, folder) if self.main else None
         self.barrier()

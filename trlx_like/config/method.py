@@ -45,7 +45,7 @@ class MethodConfig(Section):
         return {"name": default, **values} if isinstance(values, dict) else values
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
-        """Yield what does not go together with other sections. Override."""
+        """Yield conflicts between these options and other sections. Override it for a method's own checks."""
         return ()
 
 

@@ -30,7 +30,7 @@ from trlx_like.registry import load_plugin, nearest
 
 
 class TRLConfig(Section):
-    """Every option of a run. Sections may be given as objects or as mappings."""
+    """Hold every option of a run. Sections may be given as objects or as mappings."""
 
     model: ModelConfig
     """The model that is trained."""
@@ -117,7 +117,7 @@ class TRLConfig(Section):
         type(self).from_dict(self.to_dict())
 
     def conflicts(self) -> Iterator[Problem]:
-        """Yield what does not go together in different sections."""
+        """Yield conflicts between options of different sections."""
         method, name = type(self.method), self.method.name
         try:
             if method_class(name) is not method:

@@ -34,7 +34,8 @@ def padded(
 class Experience:
     """Hold experience; algorithms derive from this class.
 
-    Every field is a tensor, either `padded(...)` or of one shape in all elements."""
+    Every field is a tensor, either `padded(...)` or of one shape in all elements.
+    """
 
     @classmethod
     def collate(cls, elements: Sequence[Self]) -> Self:

@@ -154,7 +154,7 @@ def train_adapter(lm: PreTrainedModel) -> None:
     """
     if list(lm.peft_config) != [_NAME]:
         names = ", ".join(lm.peft_config)
-        raise ConfigError(f"model.model_path has adapters named {names}; the only one must be {_NAME!r} to be trained.")
+        raise ConfigError(f"model.model_path has adapters named {names}; it must have only one, named {_NAME!r}.")
     lm.requires_grad_(False)
     lm.set_adapter(_NAME)
     for config in lm.peft_config.values():

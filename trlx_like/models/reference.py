@@ -113,7 +113,7 @@ class FrozenPolicy:
         return []
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield nothing."""
+        """Yield nothing: this reference has no weights of its own."""
         yield from ()
 
 

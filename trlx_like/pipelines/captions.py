@@ -66,5 +66,5 @@ class CaptionFunction:
         return {"calls": self.calls}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the saved number of calls."""
+        """Restore the number of calls made, from which the next call continues."""
         self.calls = state["calls"]

@@ -62,8 +62,8 @@ class SamePreferences:
         """Compare with the saved digest; DataError if it differs."""
         if dict(state) != self.state:
             raise DataError(
-                f"{self.name}: the run that is resumed had {state['pairs']} pairs, and these {self.state['pairs']} are "
-                "others. Give it the same ones, or start a new run from its hf_model."
+                f"{self.name}: the resumed run had {state['pairs']} pairs, which are not the {self.state['pairs']} "
+                "given now. Pass the same pairs, or start a new run from its hf_model."
             )
 
 

@@ -160,6 +160,7 @@ class PromptStream(Generic[Batch_co]):
         """Continue at a saved position. DataError if the number of prompts is another."""
         if state["prompts"] != len(self.pipeline):
             raise DataError(
-                f"prompts: the run that is resumed had {state['prompts']}, now there are {len(self.pipeline)}."
+                f"prompts: the resumed run had {state['prompts']}, now there are {len(self.pipeline)}; "
+                "pass the same ones."
             )
         self.epoch, self.position = state["epoch"], state["position"]

@@ -29,7 +29,7 @@ def check_rewards(rewards: Sequence[Any], count: int) -> list[SampleReward]:
     if isinstance(rewards, str) or not hasattr(rewards, "__len__"):
         raise DataError(f"rewards is a {type(rewards).__name__}; give a list of numbers.")
     if len(rewards) != count:
-        raise DataError(f"rewards has {len(rewards)} entries for {count} samples; give one a sample.")
+        raise DataError(f"rewards has {len(rewards)} entries for {count} samples; give one per sample.")
     return [_read(reward, row) for row, reward in enumerate(rewards)]
 
 
@@ -98,7 +98,7 @@ def place_rewards(reward: SampleReward, is_output: Sequence[bool], row: int) -> 
     else:
         raise DataError(
             f"rewards[{row}] has {len(given)} numbers for a sample of {len(ends)} outputs and {len(tokens)} output "
-            "tokens (EOS included); give one number, one an output, or one an output token."
+            "tokens (EOS included); give one number, one per output, or one per output token."
         )
     placed = [0.0] * len(is_output)
     for place, value in zip(places, given, strict=False):

@@ -11,7 +11,7 @@ Message = Mapping[str, Any]
 
 
 class PromptColumns:
-    """Base of batches of prompts: a dataclass of lists, all with one entry per prompt."""
+    """Hold a batch of prompts: base of dataclasses whose fields are lists with one entry per prompt."""
 
     def __len__(self) -> int:
         return len(next(iter(vars(self).values())))

@@ -91,8 +91,8 @@ def call_metric(
         values = list(plain(value)) if is_list(value) else [value]
         if len(values) not in (1, len(call)):
             raise RewardError(
-                f"{name_of(function)}: metric {name!r} has {len(values)} values for {len(call)} samples; give one a "
-                "sample or a single number."
+                f"{name_of(function)}: metric {name!r} has {len(values)} values for {len(call)} samples; give one "
+                "per sample or a single number."
             )
         try:
             metrics[str(name)] = [number_of(v) for v in values]

@@ -26,7 +26,9 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
         values = list(plain(returned))
         if len(values) == count:
             return [_outcome(call, row, value) for row, value in enumerate(values)]
-        what = f"returned {len(values)} rewards for {count} samples, {shortened(values)}; it must return one a sample."
+        what = (
+            f"returned {len(values)} rewards for {count} samples, {shortened(values)}; it must return one per sample."
+        )
         fault = call.fault("wrong length", what)
     else:
         what = f"returned a {type(returned).__name__}, {shortened(returned)}"

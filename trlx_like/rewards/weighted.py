@@ -59,7 +59,7 @@ class WeightedRewards:
         total = None
         for name, weight, reward in zip(self.names, self.weights, rewards, strict=True):
             if isinstance(reward, list):
-                raise RewardError(f"Several rewards are added up as one number a sample; {name} returned one a token.")
+                raise RewardError(f"Several rewards are added up per sample; {name} returned one per token.")
             if reward is not None:
                 total = weight * reward + (0.0 if total is None else total)
         return total

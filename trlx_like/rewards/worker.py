@@ -112,7 +112,7 @@ class Worker:
         ended = ""
         for _ in range(2):
             if self._stopped:
-                raise RewardError("The rewards of this batch are not wanted any more.")
+                raise RewardError("The scoring of this batch was cancelled.")
             kind, answer = self._asked(message, self.payload.start_limit)
             if kind == "taken":
                 return

@@ -146,7 +146,7 @@ def show_audit(run_dir: Path) -> bool:
             f"{run_dir} has {audit.rounds} rounds of sampling; the audit needs {ROUNDS}. Offline trainers have none."
         )
     if not audit.measured:
-        raise DataError(f"{run_dir} has rounds, but its trainer logs nothing that the audit goes by (docs/audit.md).")
+        raise DataError(f"{run_dir} has rounds, but none of the metrics that the audit needs (docs/audit.md).")
     table = Table("signal", "verdict", show_lines=True)
     table.add_column("bound", max_width=20)
     table.add_column("what the last rounds show")

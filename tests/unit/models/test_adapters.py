@@ -292,7 +292,7 @@ def test_one_adapter_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_adapters_of_other_names() -> None:
     """Which of several would be meant is not known, and the reference has but one."""
     given = peft.get_peft_model(tiny_lm("llama"), peft.LoraConfig(r=2), adapter_name="mine")
-    with pytest.raises(ConfigError, match="model.model_path has adapters named mine; the only one must be 'default'"):
+    with pytest.raises(ConfigError, match="has adapters named mine; it must have only one, named 'default'"):
         load_trained_model(ModelConfig(model_path=given))
 
 

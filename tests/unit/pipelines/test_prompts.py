@@ -116,7 +116,7 @@ def test_a_stream_goes_on_where_its_state_says(count: int, before: int, size: in
 
 
 def test_a_state_of_other_prompts_is_refused() -> None:
-    with pytest.raises(DataError, match="prompts: the run that is resumed had 4, now there are 5"):
+    with pytest.raises(DataError, match="prompts: the resumed run had 4, now there are 5"):
         PromptStream(numbered(5), 0).load_state_dict(PromptStream(numbered(4), 0).state_dict())
 
 

@@ -26,7 +26,7 @@ def test_numbers_of_every_kind_become_floats() -> None:
 @pytest.mark.parametrize(
     ("rewards", "sentence"),
     [
-        ([1.0], "rewards has 1 entries for 2 samples; give one a sample."),
+        ([1.0], "rewards has 1 entries for 2 samples; give one per sample."),
         ("12", "rewards is a str; give a list of numbers."),
         (3.0, "rewards is a float; give a list of numbers."),
         ([1.0, math.nan], "rewards[1] is nan; give a finite number, or a list of them."),
@@ -70,7 +70,7 @@ def test_another_number_of_rewards_is_refused() -> None:
         place_rewards([1.0, 2.0, 3.0], [False, True, True, False, False, True, True, True], 4)
     assert str(error.value) == (
         "rewards[4] has 3 numbers for a sample of 2 outputs and 5 output tokens (EOS included); give one number, one "
-        "an output, or one an output token."
+        "per output, or one per output token."
     )
 
 

@@ -97,7 +97,7 @@ def test_what_a_reward_function_may_return(returned: Any, rewards: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        ([1.0], "returned 1 rewards for 2 samples, [1.0]; it must return one a sample."),
+        ([1.0], "returned 1 rewards for 2 samples, [1.0]; it must return one per sample."),
         ([1.0, 2.0, 3.0], "returned 3 rewards for 2 samples"),
         ([], "returned 0 rewards for 2 samples, []"),
     ],

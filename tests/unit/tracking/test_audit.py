@@ -336,9 +336,7 @@ def test_mistakes_of_the_user_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_run_that_logs_nothing_to_judge_by_is_not_called_clean(tmp_path: Path) -> None:
     folder = folder_of(run_of({}, first={"rollout/score_mean": 0.5}), tmp_path)
-    assert said(2, "audit", folder).startswith(
-        f"{folder} has rounds, but its trainer logs nothing that the audit goes by"
-    )
+    assert said(2, "audit", folder).startswith(f"{folder} has rounds, but none of the metrics that the audit needs")
     assert '"audit":null' in write_report(folder).read_text()
 
 

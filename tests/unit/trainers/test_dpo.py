@@ -217,10 +217,10 @@ def test_a_resumed_run_wants_the_same_pairs(tmp_path: Path) -> None:
     make("DPOTrainer", tmp_path, **{"train.total_steps": 2}).learn()
     others = [*PREFERENCES[:-1], ("abcdefg", "h", "x y")]
     resumed = make("DPOTrainer", tmp_path, preferences=others, **{"train.resume_from_checkpoint": "auto"})
-    with pytest.raises(DataError, match=r"preferences: the run that is resumed had 5 pairs, and these 5 are others"):
+    with pytest.raises(DataError, match=r"preferences: the resumed run had 5 pairs, which are not the 5 given now"):
         resumed.learn()
     resumed = make("DPOTrainer", tmp_path, eval_preferences=others, **{"train.resume_from_checkpoint": "auto"})
-    with pytest.raises(DataError, match=r"eval_preferences: the run that is resumed had 0 pairs, and these 5 are"):
+    with pytest.raises(DataError, match=r"eval_preferences: the resumed run had 0 pairs, which are not the 5 given"):
         resumed.learn()
 
 

@@ -157,7 +157,7 @@ def test_trlx_fills_the_store_by_hand(tmp_path: Path) -> None:
     [
         ({"rewards": None}, "ILQLTrainer needs rewards: pass train(rewards=...) or set data.rewards."),
         ({"samples": None}, "ILQLTrainer needs samples: pass train(samples=...) or set data.samples."),
-        ({"rewards": [1.0]}, "rewards has 1 entries for 5 samples; give one a sample."),
+        ({"rewards": [1.0]}, "rewards has 1 entries for 5 samples; give one per sample."),
         ({"rewards": [1.0, math.nan, 0, 0, 0]}, "rewards[1] is nan; give a finite number, or a list of them."),
         (
             {"samples": [("abcdefghijklmnopqrstuvwxyz", "a")] * 5},

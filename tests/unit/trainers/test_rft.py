@@ -189,7 +189,7 @@ def test_a_growth_that_fails_leaves_the_pool_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start_percentile": 0.99}, r"method.start_percentile: 0.99 is above method.end_percentile \(0.95\)"),
+        ({"start_percentile": 0.99}, r"method.start_percentile: 0.99 must be at most method.end_percentile \(0.95\)"),
         ({"start_percentile": 1.1}, "method.start_percentile: must be a number from 0 to 1, got 1.1"),
         ({"n_improve_steps": 0}, "method.n_improve_steps: must be a whole number of at least 1, got 0"),
         (

@@ -34,7 +34,7 @@ class RFTConfig(OnlineTextMethodConfig):
         if self.n_improve_steps > 1 and self.start_percentile > self.end_percentile:
             yield Problem(
                 ("method", "start_percentile"),
-                f"{self.start_percentile} is above method.end_percentile ({self.end_percentile}); it must not be.",
+                f"{self.start_percentile} must be at most method.end_percentile ({self.end_percentile}).",
             )
         if self.n_generations_per_prompt > 1 and self.experience_kwargs.get("do_sample") is False:
             name = "gen_kwargs" if self.gen_experience_kwargs is None else "gen_experience_kwargs"
