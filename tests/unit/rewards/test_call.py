@@ -180,7 +180,7 @@ def test_a_builtin_that_says_nothing_of_its_arguments() -> None:
 def test_no_samples() -> None:
     none: dict[str, list[str]] = {name: [] for name in TEXTS}
     assert call_reward(lambda outputs: [len(output) for output in outputs], none, []) == []
-    with pytest.raises(RewardError, match=r"scorer returned 1 rewards for 0 samples, \[1\.0\]; .* a sample\.$"):
+    with pytest.raises(RewardError, match=r"scorer returned 1 rewards for 0 samples, \[1\.0\]; .* per sample\.$"):
         call_reward(returning([1.0]), none, [])
 
 
