@@ -29,7 +29,7 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
     missing = required - set(keywords)
     if missing:
         raise RewardError(
-            f"{name_of(function)} requires {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "
+            f"{name_of(function)} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "
             f"{own[-1]} nor a key of the prompts ({', '.join(sorted(set(keywords) - set(own))) or 'they have none'})."
         )
     return {name: value for name, value in keywords.items() if name in names}

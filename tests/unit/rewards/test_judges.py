@@ -211,7 +211,7 @@ def test_a_judge_that_raises_or_wants_what_nobody_gave() -> None:
     with pytest.raises(RewardError, match=r"Broken.compare raised OSError: no network\n  first prompt: 'p'"):
         judged(Broken(), ["p"], [["a", "b"]])
     with pytest.raises(
-        RewardError, match=r"requires answer, which is neither prompts, pairs or tokenizer nor a key .*word"
+        RewardError, match=r"wants answer, which is neither prompts, pairs or tokenizer nor a key .*word"
     ):
         judged(Wanting(), ["p"], [["a", "b"]], [{"word": 1}])
 

@@ -41,7 +41,7 @@ def test_a_key_of_a_prompt_that_a_worker_cannot_read(runner: Runners) -> None:
 def test_an_argument_that_nobody_gives_ends_the_run(runner: Runners) -> None:
     """Whatever on_error says: it would be so for every sample."""
     for workers in (0, 1):
-        with pytest.raises(RewardError, match="tokens requires tokenizer|mutates requires goals, which is neither"):
+        with pytest.raises(RewardError, match="tokens wants tokenizer|mutates wants goals, which is neither samples"):
             scores_of(runner(faulty.mutates, workers=workers, on_error="abstain"))
 
 

@@ -307,5 +307,5 @@ def test_what_the_trainer_refuses(tmp_path: Path) -> None:
             make(NAME, tmp_path, **nowhere, prompts=prompts)
     with pytest.raises(RewardError, match="returned .1, 2. for sample 0: it must be one number"):
         filled(tmp_path, reward_fn=lambda images: [[1, 2]] * len(images))
-    with pytest.raises(RewardError, match=r"requires outputs, which is neither images, prompts or tokenizer nor a key"):
+    with pytest.raises(RewardError, match=r"wants outputs, which is neither images, prompts or tokenizer nor a key"):
         filled(tmp_path, reward_fn=lambda outputs: [1])
