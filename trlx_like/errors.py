@@ -39,3 +39,9 @@ class SamplerError(TrlxError):
     """Report a sampler that does not sample from the trained policy. Nothing was learned from its samples."""
 
     exit_code = 3
+
+
+class NonFiniteError(TrlxError):
+    """Losses or gradients that were NaN or infinite for several steps, which changed no weight."""
+
+    exit_code = 1

@@ -148,3 +148,13 @@ def test_statistics_of_images(tmp_path: Path) -> None:
         "rollout/kept/score_std": pytest.approx(statistics.stdev(scores)),
         "rollout/reward_faults": 0,
     }
+
+
+def test_rounds_may_be_made_by_hand_one_after_the_other(tmp_path: Path) -> None:
+    for name in ("DDPOTrainer", "GRPOTrainer"):
+        trainer = make(name, tmp_path / name)
+        trainer.make_experience()
+        first = trainer.rollouts.metrics()["rollout/samples"]
+        trainer.store.clear()
+        trainer.make_experience()
+        assert trainer.rollouts.metrics()["rollout/samples"] == first

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 from typer.testing import CliRunner
 
@@ -268,3 +269,24 @@ def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -
         3,
         "sampler.engine (copy) does not hold the weights that are trained.\n",
     )
+
+
+@pytest.fixture
+def fresh_accelerator() -> Iterator[None]:
+    """Lets a test choose a number format: accelerate remembers the first one of a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_merged_adapters_are_compared_in_their_own_numbers(tmp_path: Path) -> None:
+    """In bf16 the learner runs under autocast, which would round the product of an adapter's matrices."""
+    changes = {
+        "model.peft_config": {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "init_lora_weights": False},
+        "sampler.engine": "copy",
+        "backend.mixed_precision": "bf16",
+    }
+    trainer = make("PPOTrainer", tmp_path, **changes)
+    trainer.make_experience()
+    assert len(trainer.store) == 5

@@ -86,6 +86,8 @@ class TrainConfig(Section):
     """Seed of all random numbers of the run."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum norm that the gradient is clipped to; null: no clipping."""
+    max_nonfinite_steps: int = Field(default=3, ge=0)
+    """Number of steps in a row that may have a NaN or infinite loss or gradient. Such a step changes no weight."""
     reward_on_main_process: bool = False
     """Call the reward function on the main process only, with the samples of all processes, as trlX does."""
 

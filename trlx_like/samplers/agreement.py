@@ -61,7 +61,9 @@ class Agreement:
         fault = self.canary.weights(policy.lm, engine)
         apart, tokens = (0.0, 0)
         if samples is not None:
-            apart, tokens = _distance(policy, some_of(samples.completion, samples.sampling_logprobs), temperature)
+            few = some_of(samples.completion, samples.sampling_logprobs)
+            with self.world.accelerator.autocast():  # around the learner alone: it would round merged adapters
+                apart, tokens = _distance(policy, few, temperature)
         seen = self.world.gather([(fault, apart, tokens)])
         for rank, (found, *_) in enumerate(seen):
             if found is not None:

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.errors import ConfigError, RewardError, SamplerError
+from trlx_like.errors import ConfigError, NonFiniteError, RewardError, SamplerError
 from trlx_like.samplers.agreement import Agreement
-from trlx_like.trainers.callbacks import Callback
+from trlx_like.trainers.callbacks import Callback, call
 from trlx_like.trainers.context import Metrics, OfRun, Run
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
 from trlx_like.trainers.rollouts import Rollouts
-from trlx_like.trainers.run import require
+from trlx_like.trainers.run import refuse_removed_hooks, require
 from trlx_like.trainers.scoring import Scoring
 
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
@@ -78,9 +78,10 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         **data: Any,
     ) -> None:
         name = type(self).__name__
+        refuse_removed_hooks(type(self))
         if not isinstance(config.method, self.method_class):
-            wanted = self.method_class.__name__
-            raise ConfigError(f"train.trainer ({name}) needs method.name: {wanted}, not {config.method.name}.")
+            needed = f"{self.method_class.__name__}, not {config.method.name}"
+            raise ConfigError(f"train.trainer ({name}) needs method.name: {needed}.")
         self.config = config
         self.method: Any = config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
@@ -90,9 +91,8 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         self.logit_mask = logit_mask
         self.callbacks = list(callbacks)
         self.data = {name: value for name, value in data.items() if value is not None}
-        if unused := sorted(set(self.data) - self.uses):
-            known = ", ".join(sorted(self.uses)) or "no data"
-            raise ConfigError(f"{name} cannot use {', '.join(unused)}; it takes {known}.")
+        if unused := ", ".join(sorted(set(self.data) - self.uses)):
+            raise ConfigError(f"{name} cannot use {unused}; it takes {', '.join(sorted(self.uses)) or 'no data'}.")
         if self.offline:
             self._check_needs()
         self.run = Run(config, name)
@@ -106,6 +106,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         self._stopping = False  # a signal has come to some process
         self._pending: Metrics = {}  # of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
+        self.scoring.tokenizer = getattr(self, "tokenizer", None)
         self._prepare()
 
     # The four verbs.
@@ -147,13 +148,8 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         The metrics are those of the global batch, so all processes agree. Where they have `policy/ratio_deviation`,
         the first step on fresh experience must find the policy that the samples came from.
         """
-        if "policy/ratio_deviation" in metrics and self.progress.fresh:
-            try:
-                self.agreement.check_step(metrics["policy/ratio_deviation"], self.model)
-            except SamplerError:
-                if self.progress.step:
-                    self.save()
-                raise
+        if not self.offline and "policy/ratio_deviation" in metrics and self.progress.fresh:
+            self.agreement.check_step(metrics["policy/ratio_deviation"], self.model)
         return True
 
     def after_step(self, metrics: Metrics) -> None:
@@ -190,7 +186,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.folder.resume(self.state)
-        with self.run.open_trackers(), closing(self.scoring), stop_requests() as self.run.stop_request:
+        with stop_requests() as self.run.stop_request, self.run.open_trackers(), closing(self.scoring):
             self._call("on_train_begin")
             if self.progress.step == 0:
                 self._log(self._evaluated())
@@ -251,13 +247,19 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
     def optimize(self, batch: E | None) -> Metrics:
         """Make one step on this process's part of a global batch (None: it has none), and return its metrics."""
         parts = [] if batch is None else list(self.microbatches(batch))
-        metrics, self._stopping = self.optimisation.step(parts, self.loss, self.units, self.accept)
+        try:
+            metrics, self._stopping = self.optimisation.step(parts, self.loss, self.units, self.accept)
+        except (NonFiniteError, SamplerError):  # on all processes; the weights are as before the step
+            if self.progress.step:
+                self.save()
+            raise
         return metrics
 
     def _collect(self) -> None:
         """Make a new round's experience. If that fails, nothing of the round has happened, and the run is saved."""
         progress = self.progress
         before = self.state.snapshot()
+        self._pending = {}
         try:
             self.store.clear()
             self.rollouts.begin()
@@ -311,10 +313,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
 
     def _call(self, hook: str, *args: Any) -> bool:
         """Call a hook of every callback; return whether one of any process answered False."""
-        if not self.callbacks:
-            return False
-        answers = [getattr(callback, hook)(self, *args) for callback in self.callbacks]
-        return any(self.world.gather([any(answer is False for answer in answers)]))
+        return bool(self.callbacks) and any(self.world.gather([call(self.callbacks, hook, self, *args)]))
 
     # Files.
 
@@ -330,8 +329,6 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
     def push_to_store(self, experience: Sequence[E]) -> None:
         """Add elements to the store."""
         self.store.push(experience)
-
-    # Set-up.
 
     @property
     def optimizer(self) -> Any:

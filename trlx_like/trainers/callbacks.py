@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +38,9 @@ class Callback:
 
     def on_train_end(self, trainer: Any) -> None:
         """Act after the last step."""
+
+
+def call(callbacks: Sequence[Callback], hook: str, trainer: Any, *args: Any) -> bool:
+    """Call a hook of each callback; return whether one of them answered False."""
+    answers = [getattr(callback, hook)(trainer, *args) for callback in callbacks]  # each is asked
+    return any(answer is False for answer in answers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ class Run:
         self.folder.announce(name, self.device)
         self.tracker: Trackers | None = None  # open while the trainer learns
         self.stop_request = StopRequest()
+
+    @property
+    def directory(self) -> Path:
+        """The run folder, `train.checkpoint_dir`."""
+        return self.folder.directory
 
     @property
     def microbatch_size(self) -> int:

@@ -112,6 +112,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     # A round.
 
     def make_experience(self) -> Metrics:
+        self.rollouts.begin()
         made: list[DenoisingExperience] = []
         prompts: list[str] = []
         rewards: list[float | None] = []
@@ -275,7 +276,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         torch.manual_seed(self.config.train.seed + self.world.rank)
         captions, size = self.own(self.eval_prompts), self.method.chunk_size
         chunks = (self.make_images(captions[start : start + size]) for start in range(0, len(captions), size))
-        seen, shown = evaluation_rows([images for images in chunks if images is not None], self.method.image_type)
+        seen, shown = evaluation_rows((images for images in chunks if images is not None), self.method.image_type)
         self.scoring.rate(self.reward_fn, self.metric_fn, seen, shown)
         return show_evaluation(self.run, self.world.join(shown))
 

@@ -77,7 +77,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         def sample(begin: int, size: int) -> TextSamples | None:
             samples = self._sampled(size, None if given is None else given[begin : begin + size])
             if begin == 0 and not more:
-                with self.run.forward("canary"):
+                with self.clock("canary"):
                     self.agreement.check_round(
                         self.sampler.engine,
                         self.model,

@@ -7,6 +7,9 @@ of several terms names the unit of each, and each term is divided by the total o
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,9 +19,11 @@ from torch import Tensor, nn
 
 from trlx_like.data import Experience
 from trlx_like.distributed import GradientAccumulator
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, NonFiniteError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.trainers.context import Metrics, Run
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
 Units = float | Mapping[str, float]
@@ -31,6 +36,8 @@ With the name "min" or "max" the tensor is not a sum: the smallest or largest of
 
 MAIN = "units"
 """Name of the unit if `units` returns one number."""
+NONFINITE_FILE = "nonfinite_steps.jsonl"
+"""File of the run folder with the metrics of steps that were dropped because they were not finite."""
 EXTREMES = {"min": min, "max": max}
 COMBINE = {"min": torch.minimum, "max": torch.maximum}
 
@@ -99,7 +106,7 @@ class MetricSums:
             ),
         ]
         for name, value, unit in entries:
-            value, before = value.detach().double(), self._sums.get((name, unit))
+            value, before = value.detach().double().reshape(()), self._sums.get((name, unit))
             self._sums[name, unit] = value if before is None else COMBINE.get(unit, torch.add)(before, value)
 
     def means(self, run: Run, totals: Totals, *others: Tensor) -> tuple[Metrics, list[float]]:
@@ -163,7 +170,7 @@ class Optimisation:
         """Make one optimiser step on a global batch. Every process calls it, even without data.
 
         Args:
-            parts: This process's micro-batches. Each is moved to the device for its forward and backward pass.
+            parts: This process's micro-batches. They are moved to the device.
             loss: Computes the loss of a micro-batch, as sums over units.
             units: Counts the units of a micro-batch.
             accept: Gets the metrics of the global batch before the step; returns False to drop the gradients.
@@ -172,23 +179,62 @@ class Optimisation:
             The metrics of the global batch, and whether any process was asked to stop.
         """
         run, totals = self.run, self._totals(parts, units)
+        # All at once: a copy to a GPU between two backward passes would wait for the first of them.
+        parts = [part.to(run.device) for part in parts]
         self.model.train()
         sums = MetricSums()
         for part in parts:
             with run.forward("forward"):
-                output = loss(part.to(run.device))
+                output = loss(part)
             with run.clock("backward"):
                 self.gradients.backward(output.mean(totals.units, totals.main))
             sums.add(output, totals.main)
         with run.clock("optimizer"):
             metrics, (norm,) = sums.means(run, totals, self.gradients.finish())
             metrics["grad_norm"] = norm
-            self.gradients.step(self.optimizer, accept(metrics))
+            self.gradients.step(self.optimizer, self._is_finite(metrics) and accept(metrics))
             self.optimizer.zero_grad(set_to_none=True)
             metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
             self.scheduler.step()
         run.progress.step += 1
         return metrics, totals.stop
+
+    def _is_finite(self, metrics: Metrics) -> bool:
+        """Say whether a step with these metrics may change the weights; count and record one that may not.
+
+        An overflow of fp16 gradients alone is left to the gradient scaler, which drops such steps itself.
+        """
+        progress, limit = self.run.progress, self.run.config.train.max_nonfinite_steps
+        wrong = [name for name, value in metrics.items() if not math.isfinite(value) and name.startswith("losses/")]
+        if not math.isfinite(metrics["grad_norm"]) and self.run.accelerator.scaler is None:
+            wrong.append("grad_norm")
+        if not wrong:
+            progress.nonfinite_in_row = 0
+            return True
+        progress.nonfinite_steps += 1
+        progress.nonfinite_in_row += 1
+        metrics["train/nonfinite_steps"] = float(progress.nonfinite_steps)
+        step, row = progress.step + 1, progress.nonfinite_in_row
+        if self.run.world.main:
+            record = {"step": step, "round": progress.round, **{name: repr(value) for name, value in metrics.items()}}
+            self.run.folder.directory.mkdir(parents=True, exist_ok=True)
+            with (self.run.folder.directory / NONFINITE_FILE).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+            logger.warning(
+                "Step %d: %s not finite. The step changes no weight (%d in a row; %s).",
+                step,
+                " and ".join(wrong) + (" is" if len(wrong) == 1 else " are"),
+                row,
+                NONFINITE_FILE,
+            )
+        if row > limit:
+            raise NonFiniteError(
+                f"{row} steps in a row had a loss or gradient that is NaN or infinite, the last one step {step} "
+                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the "
+                f"first of them; {NONFINITE_FILE} in the run folder has their metrics. A smaller optimizer.kwargs.lr, smaller "
+                "rewards or backend.mixed_precision: no are the usual cures."
+            )
+        return False
 
     @torch.no_grad()
     def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:

@@ -93,7 +93,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             places += [len(elements) + row for row in rows]
             elements += recorded
         metrics = self.add_experience(elements)
-        stored = [self.store.elements[place] for place in torch.tensor(places).argsort()]
+        stored = [self.store.elements[place] for place in torch.tensor(places).argsort()[: len(shown.rows)]]
         divergence = [float(kl_k3(element.old_logprobs, element.ref_logprobs).sum()) for element in stored]
         shown.log(advantage=[float(element.advantages.mean()) for element in stored], kl=divergence)
         return metrics

@@ -175,7 +175,7 @@ class Rollouts:
         if not everything:
             return {}
         (faults,) = self.run.world.sum([self.faults])
-        return round_metrics(everything) | {"rollout/reward_faults": faults}
+        return round_metrics(everything) | {"rollout/reward_faults": float(faults)}
 
     def _file(self) -> Path | None:
         """Return the file for this process's samples of the round; None if samples are not written."""

@@ -28,6 +28,8 @@ class Progress:
     round: int = 0  # rounds begun; a round is: make experience, then optimise on it
     position: int = 0  # batches of this round done
     in_round: bool = False
+    nonfinite_steps: int = 0  # steps whose loss or gradient was NaN or infinite
+    nonfinite_in_row: int = 0  # how many of them came last, without a good step between
     shown: int | None = None  # step before the round whose samples were last shown
     best: float | None = None  # best value of the metric that `train.save_best` watches
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
@@ -220,3 +222,19 @@ def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -
             ways = " or ".join(f"train({one}=...)" for one in either)
             keys = " or ".join(f"data.{one}" for one in either)
             raise ConfigError(f"{config.train.trainer} needs {name}: pass {ways} or set {keys}.")
+
+
+REMOVED_HOOKS = {
+    "check_sampler": "trainer.agreement does this",
+    "counted": "return counts by name from units",
+    "counts": "return counts by name from units",
+    "make_generator": "override make_engine",
+    "observe": "override record",
+}
+
+
+def refuse_removed_hooks(trainer_class: type) -> None:
+    """Raise a ConfigError if a subclass overrides a hook that is no longer called, and say what to write instead."""
+    for name, advice in REMOVED_HOOKS.items():
+        if hasattr(trainer_class, name):
+            raise ConfigError(f"{trainer_class.__name__}.{name} is not called any more: {advice}.")

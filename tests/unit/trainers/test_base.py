@@ -369,3 +369,12 @@ def test_without_the_optimizer_a_checkpoint_has_only_the_rest(tmp_path: Path) ->
     trainer = line(tmp_path, **{"train.save_optimizer": False})
     assert not {"optimizer", "scheduler"} & set(state_of(trainer))
     assert {"model", "progress", "rng", "store"} <= set(state_of(trainer))
+
+
+def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    class Older(LineTrainer):
+        def counts(self, batch: Points) -> dict[str, float]:
+            return {}
+
+    with pytest.raises(ConfigError, match="Older.counts is not called any more: return counts by name from units"):
+        line(tmp_path, Older)
