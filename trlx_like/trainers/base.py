@@ -161,10 +161,8 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
 
     def evaluate_held_out(self, elements: Sequence[E]) -> Metrics:
         """Measure on this process's held-out elements what a step would log; return it under `eval/<name>`."""
-        size = self.run.microbatch_size
-        parts = [
-            self.experience_class.collate(elements[start : start + size]) for start in range(0, len(elements), size)
-        ]
+        size, collate = self.run.microbatch_size, self.experience_class.collate
+        parts = [collate(elements[start : start + size]) for start in range(0, len(elements), size)]
         metrics = self.optimisation.measure(parts, self.loss, self.units)
         return {f"eval/{name}": value for name, value in metrics.items()}
 

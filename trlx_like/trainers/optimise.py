@@ -230,9 +230,9 @@ class Optimisation:
         if row > limit:
             raise NonFiniteError(
                 f"{row} steps in a row had a loss or gradient that is NaN or infinite, the last one step {step} "
-                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the "
-                f"first of them; {NONFINITE_FILE} in the run folder has their metrics. A smaller optimizer.kwargs.lr, smaller "
-                "rewards or backend.mixed_precision: no are the usual cures."
+                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the first of "
+                f"these steps, whose metrics are in {NONFINITE_FILE}. Try a smaller optimizer.kwargs.lr, smaller "
+                "rewards or backend.mixed_precision: no."
             )
         return False
 
