@@ -230,8 +230,8 @@ class Optimisation:
         if row > limit:
             raise NonFiniteError(
                 f"{row} steps in a row had a loss or gradient that is NaN or infinite, the last one step {step} "
-                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the first of "
-                f"these steps, whose metrics are in {NONFINITE_FILE}. Try a smaller optimizer.kwargs.lr, smaller "
+                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the first "
+                f"of these steps, whose metrics are in {NONFINITE_FILE}. Try a smaller optimizer.kwargs.lr, smaller "
                 "rewards or backend.mixed_precision: no."
             )
         return False
