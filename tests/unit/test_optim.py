@@ -140,7 +140,7 @@ def test_a_run_with_warm_up_and_decay_ends_at_zero_and_resumes(tmp_path: Path) -
     auto = {"train.resume_from_checkpoint": "auto"}
     whole = make("SFTTrainer", tmp_path / "whole", **options, **auto)
     whole.learn()
-    assert whole.scheduler.get_last_lr() == [0.0]
+    assert whole.optimisation.scheduler.get_last_lr() == [0.0]
     assert [row["learning_rate"] for row in rows(tmp_path / "whole") if "learning_rate" in row] == pytest.approx(
         [0, 1.5e-3, 3e-3, 1.5e-3]
     )

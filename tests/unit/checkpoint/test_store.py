@@ -169,7 +169,7 @@ class TestStore:
             "run": "every checkpoint is damaged",
             "run/checkpoint_9": r"checkpoint_9 has no manifest\.json",
             "nowhere": "there is no such folder",
-            ".": r"has no manifest\.json: it is no checkpoint",
+            ".": r"has no manifest\.json: it is not a checkpoint",
         }
         for spec, message in cases.items():
             with pytest.raises(CheckpointError, match=rf"train\.resume_from_checkpoint \(.*\): .*{message}"):

@@ -54,7 +54,7 @@ def test_weighted_rewards_that_cannot_be_added() -> None:
         WeightedRewards([length], [1, 2])
     with pytest.raises(ConfigError, match="at least one function"):
         WeightedRewards([])
-    with pytest.raises(RewardError, match="one number a sample"):
+    with pytest.raises(RewardError, match="one per token"):
         call(WeightedRewards([lambda **_: [[1.0, 2.0]] * 5]))
     with pytest.raises(RewardError, match="returned 1 rewards for 5 samples"):
         call(WeightedRewards([length, lambda **_: [1.0]]))
