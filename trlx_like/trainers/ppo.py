@@ -233,7 +233,9 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             if not self.progress.in_round:
                 break
         self.end_round()
-        means = {name: sum(s[name] for s in steps) / len(steps) for name in steps[0]}
+        names = dict.fromkeys(name for of_step in steps for name in of_step)  # a step that was dropped lacks some
+        columns = {name: [of_step[name] for of_step in steps if name in of_step] for name in names}
+        means = {name: sum(column) / len(column) for name, column in columns.items()}
         return {**self.rollouts.metrics(), **metrics, **means}
 
     def _given(

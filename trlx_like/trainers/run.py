@@ -105,7 +105,7 @@ class RunFolder:
 
     def _set_aside(self) -> None:
         """Move checkpoints, reward faults and images of an earlier run to a folder `earlier_<n>`."""
-        names = ("checkpoint_*", "best_checkpoint", "reward_*", "images")
+        names = ("checkpoint_*", "best_checkpoint", "reward_*", "nonfinite_steps.jsonl", "images")
         old = [path for name in names for path in self.directory.glob(name)]
         if not old:
             return
