@@ -93,3 +93,13 @@ def test_a_good_step_between_starts_the_count_again(tmp_path: Path) -> None:
     spoil(trainer, "loss", range(2, 5, 2))
     trainer.learn()
     assert (trainer.progress.step, trainer.progress.nonfinite_steps) == (4, 2)
+
+
+def test_a_round_by_hand_averages_over_the_steps_that_were_made(tmp_path: Path) -> None:
+    """Two passes of two steps, of which the second is dropped and logs neither `policy/skipped` nor a usual loss."""
+    trainer = make("PPOTrainer", tmp_path, **{"train.batch_size": 2})
+    spoil(trainer, "loss", range(BAD_STEP, BAD_STEP + 1))
+    queries = ["ab", "abc", "b", "zz"]
+    metrics = trainer.step(queries, trainer.generate(queries), [1.0, 0.0, 0.5, 2.0])
+    assert trainer.progress.step == 4
+    assert metrics["policy/skipped"] == 0 and metrics["train/nonfinite_steps"] == 1
