@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from trlx_like import BaseRLTrainer, Callback, LossOutput, TRLConfig
 from trlx_like.config import METHODS, MethodConfig, register_method
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
+from trlx_like.trainers.optimise import Units
 
 
 class LineConfig(MethodConfig):
@@ -49,6 +50,7 @@ class LineTrainer(BaseRLTrainer[Points]):
     experience_class = Points
     data_of_a_round: ClassVar[list[Points]] = [points((1, 0), (2, 0)), points((3, 3)), points((1, 3))]
     rounds_made = 0
+    model: nn.Linear
 
     def build(self, tokenizer: Any = None) -> None:
         self.model = nn.Linear(1, 1, bias=False).double()
@@ -59,7 +61,7 @@ class LineTrainer(BaseRLTrainer[Points]):
 
     @property
     def passes(self) -> int:
-        return int(self.method.passes)
+        return super().passes if self.offline else int(self.method.passes)
 
     def make_experience(self) -> dict[str, float]:
         self.rounds_made += 1
@@ -71,7 +73,7 @@ class LineTrainer(BaseRLTrainer[Points]):
         error = (self.model(batch.x[..., None].double())[..., 0] - batch.y).square()
         return LossOutput(error[batch.mask].sum(), {"points": batch.mask.sum()})
 
-    def units(self, batch: Points) -> float:
+    def units(self, batch: Points) -> Units:
         return float(batch.mask.sum())
 
     def evaluate(self) -> dict[str, float]:
@@ -85,12 +87,15 @@ class LineTrainer(BaseRLTrainer[Points]):
 class OfflineLineTrainer(LineTrainer):
     offline = True
 
-    @property
-    def passes(self) -> int:
-        return BaseRLTrainer.passes.fget(self)
 
-
-def line(folder: Path, kind: type[LineTrainer] = LineTrainer, callbacks: Any = (), **changes: Any) -> LineTrainer:
+def line(
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    kind: type[LineTrainer] = LineTrainer,
+    callbacks: Sequence[Callback] = (),
+) -> LineTrainer:
+    """Make a trainer with its run in `folder`. options: dotted keys of the configuration ("train.seed")."""
     if "LineConfig" not in METHODS:
         register_method(LineConfig)
     sections = {
@@ -102,7 +107,7 @@ def line(folder: Path, kind: type[LineTrainer] = LineTrainer, callbacks: Any = (
             **{"max_grad_norm": None, "checkpoint_dir": str(folder)},
         },
     }
-    return kind(TRLConfig.update(sections, changes), callbacks=callbacks)
+    return kind(TRLConfig.update(sections, options or {}), callbacks=callbacks)
 
 
 def weight(trainer: LineTrainer) -> float:
@@ -115,7 +120,7 @@ def weight(trainer: LineTrainer) -> float:
 
 @pytest.mark.parametrize("minibatch_size", [None, 1, 3])
 def test_a_step_by_hand(minibatch_size: int | None, tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"train.minibatch_size": minibatch_size})
+    trainer = line(tmp_path, {"train.minibatch_size": minibatch_size})
     metrics = trainer.optimize(Points.collate(trainer.data_of_a_round))
     assert weight(trainer) == pytest.approx(1 - 0.1 * 1.5)
     expected = {"losses/total_loss": 2.25, "points": 1.0, "grad_norm": 1.5, "learning_rate": 0.1}
@@ -138,7 +143,7 @@ class TermsTrainer(LineTrainer):
         }
         return LossOutput(terms, {**metrics, "one": torch.tensor(float(batch.mask.sum()))})
 
-    def units(self, batch: Points) -> dict[str, float]:
+    def units(self, batch: Points) -> Units:
         return {"points": float(batch.mask.sum()), "rows": len(batch)}
 
 
@@ -147,7 +152,7 @@ def test_terms_have_denominators_of_their_own(minibatch_size: int | None, tmp_pa
     """Four points in three rows: 2.25 of the points as above, and .5 |1| of the rows; the gradients are 1.5 and .5.
     The x are 1 2 3 1: with padding in one batch the smallest is 0.
     """
-    trainer = line(tmp_path, TermsTrainer, **{"train.minibatch_size": minibatch_size})
+    trainer = line(tmp_path, {"train.minibatch_size": minibatch_size}, kind=TermsTrainer)
     batch = Points.collate(trainer.data_of_a_round)
     measured = trainer.optimisation.measure(list(trainer.microbatches(batch)), trainer.loss, trainer.units)
     metrics = trainer.optimize(batch)
@@ -163,20 +168,20 @@ def test_a_unit_that_is_not_counted_is_named(tmp_path: Path) -> None:
         def units(self, batch: Points) -> dict[str, float]:
             return {"points": 1.0}
 
-    trainer = line(tmp_path, Forgetful)
+    trainer = line(tmp_path, kind=Forgetful)
     with pytest.raises(ValueError, match="over the unit 'rows', which units does not count: it counts points"):
         trainer.optimize(Points.collate(trainer.data_of_a_round))
 
 
 def test_gradients_are_clipped_by_their_norm(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"train.max_grad_norm": 0.5})
+    trainer = line(tmp_path, {"train.max_grad_norm": 0.5})
     metrics = trainer.optimize(Points.collate(trainer.data_of_a_round))
     assert metrics["grad_norm"] == pytest.approx(1.5)
     assert weight(trainer) == pytest.approx(1 - 0.1 * 0.5, abs=1e-6)
 
 
 def test_microbatches_are_of_like_length_and_have_no_padding_of_others(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"train.minibatch_size": 1})
+    trainer = line(tmp_path, {"train.minibatch_size": 1})
     batch = Points.collate([points((1, 0), (2, 0), (3, 0)), points((4, 0)), points((5, 0), (6, 0))])
     parts = list(trainer.microbatches(batch))
     assert [part.x.tolist() for part in parts] == [[[4]], [[5, 6]], [[1, 2, 3]]]
@@ -184,8 +189,11 @@ def test_microbatches_are_of_like_length_and_have_no_padding_of_others(tmp_path:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_refused_step_changes_no_weight_but_counts(tmp_path: Path) -> None:
-    trainer = line(tmp_path)
-    trainer.accept = lambda metrics: metrics["losses/total_loss"] < 2
+    class Choosy(LineTrainer):
+        def accept(self, metrics: dict[str, float]) -> bool:
+            return metrics["losses/total_loss"] < 2
+
+    trainer = line(tmp_path, kind=Choosy)
     trainer.optimize(Points.collate(trainer.data_of_a_round))
     assert weight(trainer) == 1.0 and trainer.progress.step == 1
     trainer.optimize(points((1, 1.5))._map(lambda value: value[None]))  # loss .25, gradient -1
@@ -197,7 +205,7 @@ def test_the_schedule_steps_once_a_step(tmp_path: Path) -> None:
         "scheduler.name": "linear",
         "scheduler.kwargs": {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 4},
     }
-    trainer = line(tmp_path, **changes)
+    trainer = line(tmp_path, changes)
     trainer.learn()
     assert [row["learning_rate"] for row in rows(tmp_path)[1:]] == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
@@ -206,7 +214,7 @@ def test_the_schedule_steps_once_a_step(tmp_path: Path) -> None:
 
 
 def test_a_round_is_made_then_passed_over_then_made_again(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"method.passes": 2, "train.total_steps": 5, "train.batch_size": 2})
+    trainer = line(tmp_path, {"method.passes": 2, "train.total_steps": 5, "train.batch_size": 2})
     trainer.learn()
     # Three elements in batches of two: two steps a pass, four a round.
     assert [row.get("made") for row in rows(tmp_path)] == [None, 1, None, None, None, 2]
@@ -214,27 +222,31 @@ def test_a_round_is_made_then_passed_over_then_made_again(tmp_path: Path) -> Non
 
 
 def test_offline_experience_is_made_once_and_epochs_are_passes(tmp_path: Path) -> None:
-    trainer = line(tmp_path, OfflineLineTrainer, **{"train.epochs": 3, "train.total_steps": 100})
+    trainer = line(tmp_path, {"train.epochs": 3, "train.total_steps": 100}, kind=OfflineLineTrainer)
     trainer.learn()
     assert trainer.rounds_made == 1
     assert trainer.progress.step == 3
 
 
 def test_every_pass_has_its_own_order(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"method.passes": 8, "train.batch_size": 1})
+    trainer = line(tmp_path, {"method.passes": 8, "train.batch_size": 1})
     trainer.make_experience()
     trainer.begin_round()
-    seen = [float(batch.x[0, 0]) + float(batch.y[0, 0]) for batch in trainer.round_batches()]
+
+    def order() -> list[float]:
+        return [float(batch.x[0, 0] + batch.y[0, 0]) for batch in trainer.round_batches() if batch is not None]
+
+    seen = order()
     orders = {tuple(seen[i : i + 3]) for i in range(0, 24, 3)}
     assert all(sorted(order) == [1, 4, 6] for order in orders)
     assert len(orders) > 2
     trainer.begin_round()
-    assert [float(batch.x[0, 0]) + float(batch.y[0, 0]) for batch in trainer.round_batches()] != seen
+    assert order() != seen
 
 
 def test_evaluations_and_checkpoints_come_at_their_intervals_and_at_the_end(tmp_path: Path) -> None:
     changes = {"train.total_steps": 7, "train.eval_interval": 3, "train.checkpoint_interval": 2}
-    trainer = line(tmp_path, **changes, **{"train.save_best": False})
+    trainer = line(tmp_path, {**changes, "train.save_best": False})
     trainer.learn()
     assert trainer.evaluated == [0, 3, 6, 7]
     assert ["metrics/fall" in row for row in rows(tmp_path)] == [s in (0, 3, 6, 7) for s in range(8)]
@@ -242,7 +254,7 @@ def test_evaluations_and_checkpoints_come_at_their_intervals_and_at_the_end(tmp_
 
 
 def test_learn_returns_the_last_of_every_metric(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"method.passes": 4})
+    trainer = line(tmp_path, {"method.passes": 4})
     metrics = trainer.learn()
     assert metrics["made"] == 1.0
     assert metrics["metrics/fall"] == 1 - weight(trainer)
@@ -250,9 +262,9 @@ def test_learn_returns_the_last_of_every_metric(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_learns_on_continues_its_run(tmp_path: Path) -> None:
-    whole = line(tmp_path / "whole", **{"train.eval_interval": 1})
+    whole = line(tmp_path / "whole", {"train.eval_interval": 1})
     whole.learn()
-    trainer = line(tmp_path / "parts", **{"train.eval_interval": 1, "train.total_steps": 2})
+    trainer = line(tmp_path / "parts", {"train.eval_interval": 1, "train.total_steps": 2})
     trainer.learn()
     torch.rand(3)  # what the program draws in between is its own affair
     trainer.config.train.total_steps = 4
@@ -294,7 +306,7 @@ class Diary(Callback):
 def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
     diary = Diary()
     changes = {"train.total_steps": 3, "train.eval_interval": 2, "train.best_metric": "metrics/fall"}
-    line(tmp_path, callbacks=[diary], **changes).learn()
+    line(tmp_path, changes, callbacks=[diary]).learn()
     assert diary.calls == [
         *("begin", "evaluate", "made 1", "step 1", "made 2", "step 2", "best_checkpoint", "evaluate"),
         *("made 3", "step 3", "best_checkpoint", "evaluate", "checkpoint_3", "end"),
@@ -315,7 +327,7 @@ def test_a_callback_can_end_the_run(tmp_path: Path) -> None:
 def collected(rank: int, folder: Path, stops: tuple[int, int]) -> dict[str, Any]:
     changes = {"train.batch_size": 2, "train.total_steps": 4, "method.passes": 2}
     diary = Diary(stops[rank])
-    trainer = line(folder, **changes, callbacks=[diary])
+    trainer = line(folder, changes, callbacks=[diary])
     trainer.learn()
     return {"batches": trainer.batches, "calls": diary.calls, "weight": weight(trainer)}
 
@@ -357,7 +369,7 @@ def test_a_method_of_another_trainer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"train.trainer \(LineTrainer\) needs method.name: LineConfig, not PPOConfig"
     ):
-        line(tmp_path, **{"method.name": "PPOConfig", "train.seq_length": 64})
+        line(tmp_path, {"method.name": "PPOConfig", "train.seq_length": 64})
 
 
 def test_keyword_arguments_that_nobody_takes_are_refused(tmp_path: Path) -> None:
@@ -366,7 +378,7 @@ def test_keyword_arguments_that_nobody_takes_are_refused(tmp_path: Path) -> None
 
 
 def test_without_the_optimizer_a_checkpoint_has_only_the_rest(tmp_path: Path) -> None:
-    trainer = line(tmp_path, **{"train.save_optimizer": False})
+    trainer = line(tmp_path, {"train.save_optimizer": False})
     assert not {"optimizer", "scheduler"} & set(state_of(trainer))
     assert {"model", "progress", "rng", "store"} <= set(state_of(trainer))
 
@@ -377,4 +389,4 @@ def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None
             return {}
 
     with pytest.raises(ConfigError, match="Older.counts is not called any more: return counts by name from units"):
-        line(tmp_path, Older)
+        line(tmp_path, kind=Older)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,30 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(name: str, folder: Path, *, tokenizer: Any, length: int = 600, **changes: Any) -> Any:
-    """One step of a trainer on messages."""
+def run(
+    name: str,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    tokenizer: Any,
+    length: int = 600,
+    **arguments: Any,
+) -> Any:
+    """Make one step of a trainer on messages.
+
+    options: dotted keys of the configuration ("train.seed"). arguments: those of `train`, instead of the usual ones.
+    """
     recipe = RECIPES[name]
     method = {**recipe.method, "gen_kwargs": {**GENERATION, "max_new_tokens": 3}}
     if name == "RewardTrainer":
         method.pop("gen_kwargs")
     kinds = {"SFTTrainer": ["samples"], "ILQLTrainer": ["samples"], "DPOTrainer": ["preferences"]}
     needs = kinds.get(name, ["preferences"] if name == "RewardTrainer" else ["prompts"])
-    arguments = {key: value for need in needs for key, value in NEEDS[need].items()}
+    usual = {key: value for need in needs for key, value in NEEDS[need].items()}
     if name == "ILQLTrainer":
-        arguments["rewards"] = [1.0, 2.0, 3.0, 4.0]
+        usual["rewards"] = [1.0, 2.0, 3.0, 4.0]
     if needs == ["prompts"]:
-        arguments["reward_fn"] = lambda outputs, **_: [float(len(output)) for output in outputs]
-    options = {key: changes.pop(key) for key in list(changes) if "." in key}
+        usual["reward_fn"] = lambda outputs, **_: [float(len(output)) for output in outputs]
     config = {
         "model": {"model_path": tiny_config(vocabulary=160, n_positions=length, **NO_DROPOUT)},
         "tokenizer": {"tokenizer_path": tokenizer},
@@ -51,7 +62,7 @@ def run(name: str, folder: Path, *, tokenizer: Any, length: int = 600, **changes
             **{"checkpoint_dir": str(folder), **({"best_metric": None} if name == "RewardTrainer" else {})},
         },
     }
-    return trlx_like.train(trlx_like.TRLConfig.update(config, options), **{**arguments, **changes})
+    return trlx_like.train(trlx_like.TRLConfig.update(config, options or {}), **{**usual, **arguments})
 
 
 def read(trainer: Any) -> list[str]:
@@ -83,7 +94,7 @@ def test_every_trainer_learns_from_messages_with_tools(name: str, tmp_path: Path
 def test_only_what_the_assistant_says_is_learned(name: str, marked: bool, tmp_path: Path) -> None:
     called = [user("Rome?"), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     samples = [[SYSTEM, *TWO], [*called, {"role": "tool", "content": "21"}, assistant("Warm")]]
-    rewards = {"rewards": [1.0, 2.0]} if name == "ILQLTrainer" else {}
+    rewards: dict[str, Any] = {"rewards": [1.0, 2.0]} if name == "ILQLTrainer" else {}
     trainer = run(name, tmp_path, tokenizer=family_tokenizer("llama3", marked), samples=samples, **rewards)
     said = [trainer.tokenizer.decode(element.response[element.scored]) for element in trainer.store.elements]
     assert said[0] == "Yo<|eot_id|>4<|eot_id|>"
@@ -93,7 +104,7 @@ def test_only_what_the_assistant_says_is_learned(name: str, marked: bool, tmp_pa
 
 def test_the_loss_is_that_of_the_answers_tokens(tmp_path: Path) -> None:
     """By hand: -log p of the five tokens of `Yo<|im_end|>` and `4<|im_end|>`, and of no other."""
-    trainer = run("SFTTrainer", tmp_path, tokenizer=family_tokenizer("qwen2"), samples=[TWO], **{"train.batch_size": 1})
+    trainer = run("SFTTrainer", tmp_path, {"train.batch_size": 1}, tokenizer=family_tokenizer("qwen2"), samples=[TWO])
     (element,) = trainer.store.elements
     ids = torch.cat([element.prompt, element.response])
     text = trainer.tokenizer.decode(ids)
@@ -147,7 +158,7 @@ def test_a_template_of_the_configuration_and_what_it_is_told(tmp_path: Path) -> 
     tokenizer = family_tokenizer("qwen3")
     tokenizer.chat_template = None
     options = {"tokenizer.chat_template": str(file), "tokenizer.chat_template_kwargs": {"enable_thinking": False}}
-    trainer = run("PPOTrainer", tmp_path / "run", tokenizer=tokenizer, **options)
+    trainer = run("PPOTrainer", tmp_path / "run", options, tokenizer=tokenizer)
     for element in trainer.store.elements:
         text = trainer.tokenizer.decode(element.prompt)
         assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -158,7 +169,7 @@ def test_a_template_of_the_configuration_and_what_it_is_told(tmp_path: Path) -> 
     assert len(trainer.generate([ASKED, "plain", torch.tensor(query)])) == 3
     exported = AutoTokenizer.from_pretrained(tmp_path / "run" / "checkpoint_1" / "hf_model")
     assert exported.chat_template == template("qwen3")
-    inline = run("PPOTrainer", tmp_path / "inline", tokenizer=tiny_tokenizer(), **{"tokenizer.chat_template": CHATML})
+    inline = run("PPOTrainer", tmp_path / "inline", {"tokenizer.chat_template": CHATML}, tokenizer=tiny_tokenizer())
     assert inline.tokenizer.chat_template == CHATML
 
 
@@ -166,13 +177,13 @@ def test_a_template_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"tokenizer\.chat_template \('none\.jinja'\) is neither a template nor a file"
     ):
-        run("SFTTrainer", tmp_path, tokenizer=tiny_tokenizer(), **{"tokenizer.chat_template": "none.jinja"})
+        run("SFTTrainer", tmp_path, {"tokenizer.chat_template": "none.jinja"}, tokenizer=tiny_tokenizer())
 
 
 def test_tools_of_a_file_are_named_and_what_was_used_is_in_the_run_folder(tmp_path: Path) -> None:
     place = f"{Path(__file__).parents[1] / 'pipelines' / 'test_families.py'}:get_weather"
     options = {"tokenizer.chat_template_kwargs": {"tools": [place]}}
-    trainer = run("SFTTrainer", tmp_path, tokenizer=family_tokenizer("llama3"), **options)
+    trainer = run("SFTTrainer", tmp_path, options, tokenizer=family_tokenizer("llama3"))
     assert all('"get_weather"' in text for text in read(trainer))
     with pytest.raises(ConfigError, match=r"train\.tools: 'print' must be a function with types and a docstring"):
         run("SFTTrainer", tmp_path, tokenizer=family_tokenizer("llama3"), tools=[print])
@@ -195,7 +206,7 @@ LONG = [user("abc"), assistant("defgh")]  # fourteen, of which six are output
 @pytest.mark.parametrize("name", ["SFTTrainer", "ILQLTrainer"])
 def test_answers_of_samples_are_never_cut_silently(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of fourteen tokens the last four are lost: a line break, which is nobody's, EOS and two letters."""
-    rewards = {"rewards": [1.0, 2.0]} if name == "ILQLTrainer" else {}
+    rewards: dict[str, Any] = {"rewards": [1.0, 2.0]} if name == "ILQLTrainer" else {}
     with caplog.at_level(logging.WARNING, "trlx_like"):
         trainer = run(name, tmp_path, tokenizer=chat_tokenizer(CHATML), length=10, samples=[SHORT, LONG], **rewards)
     assert cut(tmp_path) == {"cut_rows": 1, "cut_outputs": 1, "cut_output_tokens": 3, "dropped_rows": 0}
@@ -216,11 +227,11 @@ def test_answers_of_preferences_are_never_cut_silently(
         {"prompt": LONG[:1], "chosen": LONG[1:], "rejected": [assistant("efgh")]},
         {"prompt": SHORT[:1], "chosen": SHORT[1:], "rejected": [assistant("c")]},
     ]
-    arguments = {"tokenizer": chat_tokenizer(CHATML), "length": 11, "preferences": pairs}
-    arguments["method.truncation_mode"] = "keep_start"
+    arguments: dict[str, Any] = {"tokenizer": chat_tokenizer(CHATML), "length": 11, "preferences": pairs}
+    keep = {"method.truncation_mode": "keep_start"}
     with caplog.at_level(logging.WARNING, "trlx_like"):
-        run(name, tmp_path / "cut", **arguments, **{"method.too_long": "truncate"})
-        run(name, tmp_path / "drop", **arguments, **{"method.too_long": "drop"})
+        run(name, tmp_path / "cut", {**keep, "method.too_long": "truncate"}, **arguments)
+        run(name, tmp_path / "drop", {**keep, "method.too_long": "drop"}, **arguments)
     assert cut(tmp_path / "cut") == {"cut_rows": 1, "cut_outputs": 1, "cut_output_tokens": 3, "dropped_rows": 0}
     assert cut(tmp_path / "drop") == {"cut_rows": 0, "cut_outputs": 0, "cut_output_tokens": 0, "dropped_rows": 1}
     assert caplog.messages == [
@@ -258,8 +269,8 @@ def test_messages_and_tools_from_files(tmp_path: Path) -> None:
     learned = []
     for name in ("chat.jsonl", "chat.parquet"):
         options = {"data.samples": str(tmp_path / name), "train.batch_size": 1}
-        arguments = {"tokenizer": family_tokenizer("llama3"), "length": 900, "samples": None}
-        trainer = run("SFTTrainer", tmp_path / name[5:], **arguments, **options)
+        arguments: dict[str, Any] = {"tokenizer": family_tokenizer("llama3"), "length": 900, "samples": None}
+        trainer = run("SFTTrainer", tmp_path / name[5:], options, **arguments)
         (element,) = trainer.store.elements
         learned.append((element.response.tolist(), element.target.tolist()))
     assert learned[0] == learned[1]

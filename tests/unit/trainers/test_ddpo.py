@@ -288,11 +288,12 @@ def test_another_pipeline_under_an_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_trainer_refuses(tmp_path: Path) -> None:
     nowhere = {"model.model_path": str(tmp_path / "nothing")}
-    for message, arguments in {
+    of_text: dict[str, dict[str, Any]] = {
         "makes images and cannot use stop_sequences": {"stop_sequences": ["x"]},
         "makes images and cannot use tokenizer": {"tokenizer": object()},
         "makes images and cannot use logit_mask": {"logit_mask": torch.ones(1)},
-    }.items():
+    }
+    for message, arguments in of_text.items():
         with pytest.raises(ConfigError, match=message):
             make(NAME, tmp_path, **nowhere, **arguments)
     cases: dict[str, Any] = {

@@ -301,7 +301,7 @@ def test_what_it_cannot_work_with(changes: dict[str, Any], message: str, tmp_pat
 
 
 def test_options_that_do_nothing_are_named() -> None:
-    idle = {"f_alpha_divergence_coef": 0.2, "discopop_tau": 1.0, "ref_model_mixup_alpha": 1.0}
+    idle: dict[str, Any] = {"f_alpha_divergence_coef": 0.2, "discopop_tau": 1.0, "ref_model_mixup_alpha": 1.0}
     assert DPOConfig(**idle, ref_model_sync_steps=2).unused_options() == [*idle, "ref_model_sync_steps"]
-    used = {"loss_type": "discopop", "f_divergence_type": "alpha_divergence", "sync_ref_model": True}
+    used: dict[str, Any] = {"loss_type": "discopop", "f_divergence_type": "alpha_divergence", "sync_ref_model": True}
     assert DPOConfig(**idle, **used).unused_options() == []

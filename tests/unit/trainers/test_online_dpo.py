@@ -95,9 +95,8 @@ def test_all_responses_to_a_prompt_are_judged_at_once_whatever_the_chunks(tmp_pa
 
 def test_a_judge_made_of_a_reward_function_makes_the_same_pairs(tmp_path: Path) -> None:
     made = []
-    for number, given in enumerate(
-        ({"reward_fn": count_letters}, {"reward_fn": None, "judge": RewardJudge(count_letters)})
-    ):
+    judged: dict[str, Any] = {"reward_fn": None, "judge": RewardJudge(count_letters)}
+    for number, given in enumerate(({"reward_fn": count_letters}, judged)):
         trainer = make("OnlineDPOTrainer", tmp_path / str(number), **given)
         trainer.make_experience()
         made.append(texts(trainer))

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.contract.recipes import PROMPTS, count_letters, make
 from tests.distributed.ranks import on_ranks
 from tests.unit.trainers import ppo_numpy
+from trlx_like import BaseRLTrainer
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.trainers.online import dense
@@ -257,13 +258,16 @@ def test_the_coefficient_follows_its_target(tmp_path: Path) -> None:
 # What the policy, the value head and the reference say.
 
 
-def shaken(trainer: PPOTrainer, scale: float = 0.3) -> PPOTrainer:
-    """Its policy moved away from the reference, and with values that differ."""
+T = TypeVar("T", bound=BaseRLTrainer[Any])
+
+
+def shaken(trainer: T, scale: float = 0.3) -> T:
+    """Move a trainer's weights at random, so that the policy is not the reference and values differ."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
-                parameter += scale * torch.randn(parameter.shape, generator=generator)
+                parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
     return trainer
 
 
@@ -282,6 +286,7 @@ def test_observations_are_those_of_plain_models(kind: str, minibatch_size: int |
         reference = ppo_numpy.see(start, *ids, 0.7)
         np.testing.assert_allclose(stored.old_logprobs, policy.logprobs, atol=2e-5)
         np.testing.assert_allclose(stored.ref_logprobs, reference.logprobs, atol=2e-5)
+        assert policy.values is not None
         np.testing.assert_allclose(stored.old_values, policy.values, atol=2e-5)
         np.testing.assert_allclose(stored.kl, ppo_numpy.penalty(policy, reference, kind), atol=2e-4)
         assert stored.kl.abs().max() > 0.01

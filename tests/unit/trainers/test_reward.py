@@ -119,7 +119,7 @@ def test_messages(tmp_path: Path) -> None:
 def test_an_adapter_with_a_head(tmp_path: Path) -> None:
     """Only these are trained; merged they are a plain reward model, alone they sit beside a policy's own adapter."""
     base = save_tiny(tmp_path / "base", "llama")
-    lora = {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": ["q_proj", "v_proj"]}
+    lora: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": ["q_proj", "v_proj"]}
     changes = {"model.model_path": base, "tokenizer.tokenizer_path": None, "model.peft_config": lora}
     trainer = make("RewardTrainer", tmp_path / "run", **changes, **{"train.total_steps": 4})
     trainer.learn()

@@ -27,7 +27,7 @@ def batch_of(trainer: SFTTrainer) -> SFTExperience:
 
 def mean_loss(trainer: SFTTrainer, batch: SFTExperience) -> float:
     with torch.no_grad():
-        return float(trainer.loss(batch).loss) / trainer.units(batch)
+        return float(trainer.loss(batch).mean({"tokens": trainer.units(batch)}, "tokens"))
 
 
 def hugging_face_loss(trainer: SFTTrainer, samples: list[tuple[list[int], list[bool]]], side: str) -> float:
@@ -79,20 +79,22 @@ def test_of_dialogues_the_outputs_count(tmp_path: Path) -> None:
     assert trainer.units(batch) == 6 + 3 + 8 + 2
 
 
-def gradients(trainer: SFTTrainer) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Of one step on everything."""
+def gradients(trainer: SFTTrainer, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Make one step on everything; return the gradients and the metrics."""
     seen: dict[str, Tensor] = {}
 
     def look(metrics: dict[str, float]) -> bool:
         seen.update((name, p.grad.clone()) for name, p in trainer.model.named_parameters() if p.grad is not None)
         return True
 
-    trainer.accept = look
+    monkeypatch.setattr(trainer, "accept", look)
     return seen, trainer.optimize(batch_of(trainer))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
-def test_packed_rows_have_the_loss_and_gradient_of_their_samples(family: str, tmp_path: Path) -> None:
+def test_packed_rows_have_the_loss_and_gradient_of_their_samples(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seven samples fit into fewer rows of 20 tokens; none sees another."""
     loose, packed = (
         make(
@@ -106,7 +108,7 @@ def test_packed_rows_have_the_loss_and_gradient_of_their_samples(family: str, tm
         )
         for packing in (False, True)
     )
-    (expected, metrics), (got, same) = gradients(loose), gradients(packed)
+    (expected, metrics), (got, same) = gradients(loose, monkeypatch), gradients(packed, monkeypatch)
     assert len(packed.store) < len(loose.store) == 7
     assert same == pytest.approx(metrics, abs=1e-5)
     assert metrics["losses/total_loss"] > 1
