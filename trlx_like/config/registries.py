@@ -48,7 +48,7 @@ def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
             raise RegistryError(f"register_method needs a subclass of MethodConfig, got {method!r}.")
         _refuse_dataclass(method)
         METHODS.register(name, aliases=aliases)(method)
-        setattr(method, "registered_name", name or method.__name__)  # noqa: B010
+        method.registered_name = name or method.__name__
         return method
 
     return add

@@ -36,6 +36,7 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
     section: ClassVar[str] = ""  # the name of this part in the configuration, for errors
+    registered_name: ClassVar[str] = ""  # set by `register_method`
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from trlx_like.data.experience import Experience
+from trlx_like.errors import CheckpointError
 
 E = TypeVar("E", bound=Experience)
 
@@ -67,7 +68,17 @@ class RolloutStore(Generic[E]):
         return {"count": len(self.elements), "columns": columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the elements by those that were saved."""
+        """Replace the elements by those that were saved.
+
+        Raises:
+            CheckpointError: If the checkpoint has fields that this kind of experience does not have.
+        """
+        known = {column.name for column in fields(self.experience_class)}
+        if unknown := sorted(set(state["columns"]) - known):
+            raise CheckpointError(
+                f"the checkpoint's store has {', '.join(unknown)}, which {self.experience_class.__name__} does not "
+                f"have; its fields are {', '.join(sorted(known))}."
+            )
         columns: dict[str, list[Any]] = {}
         for column in fields(self.experience_class):
             saved = state["columns"].get(column.name)

@@ -237,6 +237,7 @@ class Optimisation:
         return False
 
     @torch.no_grad()
+    @torch.no_grad()
     def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:
         """Return the metrics that a step on this data would log, without a gradient or a step.
 

@@ -127,26 +127,25 @@ class Rollouts:
             rewards: The reward of each; None if the reward function gave none.
         """
         completion = samples.completion
-        columns = (
-            *(map(_digest, texts) for texts in (samples.prompts, samples.outputs)),
-            *(mask.sum(dim=1).tolist() for mask in (completion.prompt_mask, completion.mask)),
-            samples.finished,
-        )
-        for place, row in enumerate(zip(*columns, strict=True)):
-            self._add(rewards, samples.components, place, *row)
+        prompt_lengths, lengths = (mask.sum(dim=1).tolist() for mask in (completion.prompt_mask, completion.mask))
+        for place, sample in enumerate(self._add(rewards, samples.components)):
+            sample.prompt, sample.output = _digest(samples.prompts[place]), _digest(samples.outputs[place])
+            sample.prompt_length, sample.length = prompt_lengths[place], lengths[place]
+            sample.finished = samples.finished[place]
         self._write(samples, rewards)
 
     def add_images(self, scores: Scores) -> None:
         """Add images to the round's statistics. Images with a reward count as kept, unless `keep` says otherwise."""
-        for place in range(len(scores.rewards)):
-            self._add(scores.rewards, scores.components, place)
+        self._add(scores.rewards, scores.components)
 
-    def _add(
-        self, rewards: Sequence[Reward], components: Mapping[str, Sequence[Reward]], place: int, *about: object
-    ) -> None:
-        score = whole(rewards[place])
-        parts = {name: whole(column[place]) for name, column in components.items()}
-        self.samples.append(Sample(score, parts, score is not None, *about))  # type: ignore[arg-type]
+    def _add(self, rewards: Sequence[Reward], components: Mapping[str, Sequence[Reward]]) -> list[Sample]:
+        """Add one sample for each reward, and return the new samples."""
+        added = []
+        for place, score in enumerate(map(whole, rewards)):
+            parts = {name: whole(column[place]) for name, column in components.items()}
+            added.append(Sample(score, parts, score is not None))
+        self.samples += added
+        return added
 
     def keep(self, kept: Sequence[bool]) -> None:
         """Set for each of this process's samples, in the order they were added, whether the trainer learns from it."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from tests.unit.data.test_experience import Trace, elements, same, trace
 from trlx_like.checkpoint import load_tree, save_tree
 from trlx_like.data import RolloutStore
+from trlx_like.errors import CheckpointError
 
 
 def numbered(count: int) -> RolloutStore[Trace]:
@@ -103,3 +104,12 @@ def test_loaded_elements_own_their_memory(tmp_path: Path) -> None:
     other.elements[0].logprobs.fill_(7)
     assert same(other.elements[1], trace(2, 2, 1.0))
     assert other.elements[1].logprobs.untyped_storage().nbytes() == 8
+
+
+def test_fields_of_another_experience_are_refused() -> None:
+    saved = numbered(2).state_dict()
+    saved["columns"]["returns"] = saved["columns"]["score"]
+    store = numbered(1)
+    with pytest.raises(CheckpointError, match="has returns, which Trace does not have; its fields are .*score"):
+        store.load_state_dict(saved)
+    assert len(store) == 1

@@ -179,6 +179,7 @@ def test_bad_input_is_one_line_before_a_model_is_loaded(
     from trlx_like.samplers.engines import ENGINES, TransformersEngine
     from trlx_like.trainers import text
 
+    monkeypatch.setattr(ENGINES, "_entries", dict(ENGINES._entries))  # registered for this test alone
     ENGINES.register("other")(TransformersEngine)
     monkeypatch.setattr(text, "load_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises((ConfigError, DataError)) as error:

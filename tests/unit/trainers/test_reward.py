@@ -16,7 +16,7 @@ from tests.contract.recipes import PAIRS, count_letters, lengths, make
 from tests.contract.runs import rows
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from tests.unit.pipelines.templates import CHATML, assistant, chat_tokenizer, user
-from trlx_like import AutoModelForCausalLMWithValueHead, RewardModel
+from trlx_like import AutoModelForCausalLMWithValueHead, LossOutput, RewardModel
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.trainers.reward import PreferencePair, RewardTrainer
 
@@ -76,6 +76,19 @@ def test_loss_and_metrics_of_a_step(coefficient: float, tmp_path: Path) -> None:
     assert {name: value for name, value in before.items() if name.startswith("eval/")} == pytest.approx(
         evaluated, abs=1e-5
     )
+
+
+def test_an_evaluation_by_hand_records_no_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make("RewardTrainer", tmp_path, eval_preferences=[("a", "b", "c")])
+    loss, recorded = trainer.loss, []
+
+    def watched(batch: PreferencePair) -> LossOutput:
+        output: LossOutput = loss(batch)
+        recorded.append(output.sums("pairs")["pairs"].requires_grad)
+        return output
+
+    monkeypatch.setattr(trainer, "loss", watched)
+    assert "eval/losses/total_loss" in trainer.evaluate() and recorded == [False]
 
 
 def test_nothing_is_evaluated_without_pairs_to_evaluate_on(tmp_path: Path) -> None:
