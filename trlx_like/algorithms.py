@@ -55,7 +55,7 @@ class Algorithm:
 
 
 def _text(path: str, lr: float, **train: Any) -> dict[str, dict[str, Any]]:
-    """A preset for a language model, with the optimizer and scheduler of trlX."""
+    """Return a preset for a language model, with the optimizer and scheduler of trlX."""
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     common = {"seq_length": 1024, "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100}
     return {

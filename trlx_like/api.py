@@ -52,18 +52,18 @@ def train(
 
     Args:
         config: a `TRLConfig`, a dict or the path of a YAML file; if left out, the preset that fits the other arguments.
-        reward_fn: a function that scores samples. It is called with those of the keywords samples, prompts, outputs,
-            tokenizer and the prompts' own keys that it accepts, and returns one number per sample, or one per response
-            token, or None for a sample to leave out. Or a reward model, its folder, "module:function", or a list of
-            these, which are added up with `reward.weights`.
+        reward_fn: a function that scores samples. It gets the keywords that it accepts among samples, prompts, outputs,
+            tokenizer and the prompts' own keys. It returns one number per sample, or one per response token, or None
+            for a sample to leave out. A reward model, its folder, "module:function" and a list of these are accepted
+            too; the rewards of a list are added up with `reward.weights`.
         prompts: strings, messages, or dicts that have either under "prompt" and further keys for the reward function.
-        eval_prompts: prompts of evaluations, likewise; if left out, the first `train.batch_size` prompts.
+        eval_prompts: prompts for evaluation, in the same forms; if left out, the first `train.batch_size` prompts.
         metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
         samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
-        rewards: for each sample one number, or a list of one per output or per token of the outputs.
+        rewards: for each sample one number, or a list with one number per output, or per token of the outputs.
         preferences: rows with "chosen" and "rejected", and optionally "prompt" and "margin".
-        eval_preferences: held-out preferences, likewise.
-        judge: what decides which of two responses is better: a judge, a reward function, a registered name, or a
+        eval_preferences: held-out preferences, in the same form.
+        judge: decides which of several responses is better: a judge, a reward function, a registered name, or a
             mapping of a name and options.
         tools: functions or JSON schemas that the chat template shows with all messages.
         stop_sequences: strings that end a response; the reward function does not see them.

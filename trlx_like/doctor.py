@@ -1,6 +1,6 @@
-"""What `trlx-like doctor` reports: versions, devices, threads, what is missing and the extra that brings it.
+"""The report of `trlx-like doctor`: versions, devices, threads, missing packages and the extras that install them.
 
-What is needed is read from the installed package's own metadata, so that there is no second list to keep.
+The required packages are read from the installed package's own metadata, so that there is no second list to maintain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 import trlx_like
 
 PACKAGE = "trlx-like"
-# Extras that switch nothing on: the sum of the others, and two for working on this library.
+# Extras without a feature of their own: the sum of the others, and two for working on this library.
 NOT_OPTIONAL = {"all", "dev", "docs"}
 
 

@@ -32,7 +32,7 @@ class RewardError(TrlxError):
 
 
 class CheckpointError(TrlxError):
-    """Report a checkpoint that is missing, damaged, or of another run."""
+    """Report a checkpoint that is missing, damaged, or from another run."""
 
 
 class SamplerError(TrlxError):
@@ -42,6 +42,6 @@ class SamplerError(TrlxError):
 
 
 class NonFiniteError(TrlxError):
-    """Losses or gradients that were NaN or infinite for several steps, which changed no weight."""
+    """Report that losses or gradients were NaN or infinite for several steps. These steps changed no weight."""
 
     exit_code = 1

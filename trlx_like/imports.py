@@ -1,4 +1,4 @@
-"""Imports of what a YAML file names as `module:function` or `path/to/file.py:function`."""
+"""Import the functions that a YAML file names as `module:function` or `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def import_name(name: str, option: str) -> Any:
-    """Return what `module:attribute` or `file.py:attribute` names. Errors name `option`."""
+    """Import and return the attribute that `module:name` or `file.py:name` stands for. Errors name `option`."""
     place, _, attribute = os.path.expanduser(name).rpartition(":")
     if not is_python_name(name):
         raise ConfigError(f"{option} ({name!r}) must be module:function or path/to/file.py:function.")
@@ -75,7 +75,7 @@ def import_name(name: str, option: str) -> Any:
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra. Where the package is installed, pip adds what is missing to it."""
+    """Return the command that installs an extra. It also works if the package itself is installed already."""
     return f'pip install "trlx-like[{extra}]", or in a clone: pip install -e ".[{extra}]"'
 
 

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules by the names that a YAML gives them.
 
-The optimizers are torch's under their class names and bitsandbytes' in 8 bits. The schedules are three of torch's, and
-those of `transformers.get_scheduler`, which warm up and decay.
+The optimizers are those of torch, under their class names, and the 8-bit ones of bitsandbytes. The schedules are three
+of torch, and those of `transformers.get_scheduler`, which warm up and decay.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register
 
 FUSED = ("Adam", "AdamW", "SGD")
-"""Classes of torch with one kernel for all parameters."""
+"""Optimizers of torch that can update all parameters in one fused kernel."""
 OTHERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
-"""Classes of torch that need no more than parameters and keyword arguments."""
+"""Other optimizers of torch, which are made from parameters and keyword arguments alone."""
 BITSANDBYTES = {
     "adam_8bit_bnb": "Adam8bit",
     "adamw_8bit_bnb": "AdamW8bit",
@@ -37,21 +37,21 @@ BITSANDBYTES = {
     "paged_adamw_32bit": "PagedAdamW32bit",
 }
 TRANSFORMERS = {"adamw": ["adamw_torch", "adamw_torch_fused"], "adamw_8bit_bnb": ["adamw_bnb_8bit", "adamw_8bit"]}
-"""The names that transformers has for optimizers of ours."""
+"""Aliases: the names that transformers uses for some of these optimizers."""
 
 WARMING = (
     *("constant_with_warmup", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
     *("polynomial", "inverse_sqrt", "warmup_stable_decay"),
 )
-"""Schedules of transformers. Two others need a metric at each step, which the loop does not give them."""
+"""Schedules of transformers. Two others are left out: they need a metric at each step, which the loop does not pass."""
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Make the optimizer that `optimizer.name` and `optimizer.kwargs` describe.
 
     Args:
-        parameters: what it updates.
-        config: the section `optimizer`.
+        parameters: The parameters to update.
+        config: The section `optimizer`.
 
     Raises:
         RegistryError: if no optimizer has that name.
@@ -81,7 +81,7 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
 
 
 def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a factory; what it refuses is an error that names the option."""
+    """Call a factory; if it refuses its arguments, raise a ConfigError that names the option."""
     try:
         return factory(first, **kwargs)
     except (TypeError, ValueError) as error:
@@ -89,14 +89,14 @@ def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str
 
 
 def _fused(kind: type[Optimizer], parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    """One kernel for all parameters where the device has it; a loop over many small ones costs more than the step."""
+    """Make an optimizer with one fused kernel if the device has it: a loop over many small parameters is slow."""
     if not {"foreach", "fused"} & set(kwargs):
         kwargs["fused"] = all(p.device.type in ("cpu", "cuda") for p in parameters)
     return kind(parameters, **kwargs)
 
 
 def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
-    """An optimizer of bitsandbytes by the name of its class."""
+    """Make an optimizer of bitsandbytes by the name of its class."""
     try:
         import bitsandbytes
     except ImportError as error:
@@ -108,7 +108,7 @@ def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], **kwargs: Any) 
 
 
 def _warming(name: str, optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
-    """A schedule of transformers; without `num_warmup_steps` it does not warm up."""
+    """Make a schedule of transformers; without `num_warmup_steps` it does not warm up."""
     from transformers import get_scheduler
 
     warmup, total = kwargs.pop("num_warmup_steps", 0), kwargs.pop("num_training_steps", None)

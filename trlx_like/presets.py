@@ -1,4 +1,4 @@
-"""Complete configurations to start from, as the table of algorithms has them."""
+"""Complete configurations to start from, made from the table in `algorithms.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trlx_like.errors import ConfigError
 
 
 def _preset(row: Algorithm) -> Callable[[], TRLConfig]:
-    """The function `default_<name>_config` of an algorithm."""
+    """Make the function `default_<name>_config` of an algorithm."""
 
     def make() -> TRLConfig:
         sections = deepcopy(dict(row.preset))
@@ -24,7 +24,7 @@ def _preset(row: Algorithm) -> Callable[[], TRLConfig]:
 
 
 PRESETS = {row.name: _preset(row) for row in ALGORITHMS}
-"""The functions that make the presets, by the names of the algorithms."""
+"""Functions that make the presets, by the name of the algorithm."""
 
 
 def __getattr__(name: str) -> Callable[[], TRLConfig]:
@@ -45,7 +45,7 @@ def preset_for(
 ) -> tuple[str, TRLConfig]:
     """Return the name and the configuration of the preset that fits the arguments of `train`.
 
-    Raises `ConfigError` if nothing says what to learn from, or two things do.
+    Raises `ConfigError` if the arguments fit no preset, or contradict each other.
     """
     if judge is not None:
         if samples is not None or preferences is not None:

@@ -1,4 +1,4 @@
-"""Registries of trainers, methods, optimizers and all else that a configuration chooses by name; plugins add to them.
+"""Registries: the trainers, methods, optimizers, ... that a configuration chooses by name. Plugins add to them.
 
 A `Registry` holds each item either as an object or as a lazy `"module:attribute"`, which is imported by the first
 `get`. `load_plugin` imports a user's file or module, whose decorators register what it adds.
@@ -67,7 +67,7 @@ class Registry(Generic[T]):
     def register(self, name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
         """Register the decorated item: `@register`, `@register("name")` or `@register("name", aliases=["other"])`.
 
-        The same class or function of the same module, as after a reload, replaces itself.
+        Registering the same class or function again, as after a reload of its module, replaces the old object.
 
         Args:
             name: the name; if left out, that of the class or function.

@@ -1,6 +1,8 @@
-"""Where PPO starts: a GPT-2 from random weights that has learned to imitate random walks.
+"""Train the model that PPO starts from: a GPT-2 from random weights that learns to imitate random walks.
 
-python examples/randomwalks/start.py [--directory runs/randomwalks/start]
+    python examples/randomwalks/start.py [--directory runs/randomwalks/start]
+
+With `--seeds 5` it trains five times, each in its own folder, and prints the optimality and CPU seconds of each run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+from examples.randomwalks.seeds import Stopwatch
 from examples.randomwalks.task import default_task, metric_fn
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sft_randomwalks.yml"
@@ -23,9 +26,9 @@ DIRECTORY = Path("runs/randomwalks/start")
 def train_start(
     directory: Path = DIRECTORY, samples: Sequence[Any] | None = None, model: Path | None = None, **train: Any
 ) -> Any:
-    """Trains the start and returns the trainer.
+    """Train a model to imitate walks, and return the trainer.
 
-    samples: what it imitates; by default random walks. model: a folder to start from in place of random weights.
+    samples: the walks to imitate; by default random walks. model: a folder to start from instead of random weights.
     train: options of the section `train` to change.
     """
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(train={"checkpoint_dir": str(directory), **train})
@@ -37,7 +40,7 @@ def train_start(
 
 
 def start() -> str:
-    """The folder of the trained start, made at the first call. A YAML names it as its `model.model_path`."""
+    """Return the folder of the trained model, which the first call trains. YAML files name it as `model.model_path`."""
     model = DIRECTORY / "hf_model"
     if not (model / "model.safetensors").exists():
         train_start().save_pretrained(model)
@@ -47,7 +50,12 @@ def start() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help=f"run folder (default {DIRECTORY})")
-    folder = parser.parse_args().directory
-    trainer = train_start(folder)
-    trainer.save_pretrained(folder / "hf_model")  # where `start` looks for it
-    print(f"optimality {trainer.last_metrics['metrics/optimality']:.2f}")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs, with seeds from 1000 up (default 1)")
+    arguments = parser.parse_args()
+    for seed in range(1000, 1000 + arguments.seeds):
+        folder = arguments.directory / f"seed{seed}" if arguments.seeds > 1 else arguments.directory
+        watch = Stopwatch()
+        trainer = train_start(folder, seed=seed)
+        trainer.save_pretrained(folder / "hf_model")  # where `start` looks for it
+        optimality = trainer.last_metrics["metrics/optimality"]
+        print(f"seed {seed}  optimality {optimality:.2f}  CPU seconds {watch.lap():.0f}", flush=True)

@@ -34,7 +34,7 @@ class ResponsePool:
         self._pools: dict[bytes, _Pool] = {}  # by prompt; ids are packed
 
     def extend(self, responses: Iterable[ScoredResponse]) -> None:
-        """Add responses, whose prompts may be new."""
+        """Add responses to known or new prompts."""
         for prompt, response, text, score in responses:
             self._pools.setdefault(_pack(prompt), _Pool()).add(text, _pack(response), score)
         if self.limit is not None:
@@ -42,11 +42,11 @@ class ResponsePool:
                 pool.shorten(self.limit)
 
     def __len__(self) -> int:
-        """Count the responses, repeated ones too."""
+        """Count the responses, including repeated ones."""
         return sum(len(pool.made) for pool in self._pools.values())
 
     def scores(self) -> list[Tensor]:
-        """Return the scores of the responses to each prompt, of repeated ones too. [n] float64 each"""
+        """Return the scores of the responses to each prompt, including repeated ones. [n] float64 each"""
         return [torch.tensor([score for _, score in pool.made], dtype=torch.float64) for pool in self._pools.values()]
 
     def select(self, thresholds: Tensor) -> list[tuple[list[int], list[int]]]:

@@ -49,13 +49,13 @@ class PreferenceExperience(Experience):
         rejected: Sequence[int],
         assistant_masks: tuple[Sequence[bool], Sequence[bool]] | None = None,
     ) -> Self:
-        """Make an element of token ids.
+        """Make an element from token ids.
 
         Args:
             prompt: Ids of the prompt.
             chosen: Ids of the preferred completion.
             rejected: Ids of the other completion.
-            assistant_masks: Which tokens of the chosen and of the rejected completion the loss is on; None: all.
+            assistant_masks: Marks the tokens of the chosen and the rejected completion that the loss counts; None: all.
         """
         columns = [torch.tensor(ids) for ids in (prompt, chosen, rejected)]
         parts = [part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))]
@@ -63,7 +63,7 @@ class PreferenceExperience(Experience):
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:
-        """Masks of the tokens that the loss is on, of the chosen [B, C] and of the rejected [B, J] completions."""
+        """Masks of the tokens that the loss counts, in the chosen [B, C] and the rejected [B, J] completions."""
         return (
             self.chosen_mask if self.chosen_assistant_mask is None else self.chosen_assistant_mask,
             self.rejected_mask if self.rejected_assistant_mask is None else self.rejected_assistant_mask,

@@ -1,4 +1,4 @@
-"""Collective operations of the processes of a run. With one process they return their input."""
+"""Collective operations between the processes of a run. With one process they return their input."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def score_tokens(
         temperature: T, above 0.
         allowed: `allowed[previous, next]` is True if `next` may follow `previous`. Other tokens get probability 0 and
             no gradient; a forbidden token among `ids` has log-probability -inf. A row of False gives NaN, so refuse
-            such a table before. [V, V] bool
+            such a table before the call. [V, V] bool
         previous: The token before each of `ids`; to be given if and only if `allowed` is. [N]
         entropy: Whether to compute entropies, with gradient.
         statistics: Whether to compute `TokenStatistics`, without gradient.

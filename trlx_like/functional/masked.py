@@ -84,7 +84,7 @@ def whiten(x: Tensor, mask: Tensor, mean: Tensor, var: Tensor, center: bool = Tr
         mask: True at real entries. [*] bool
         mean: The mean, over the entries of all ranks. []
         var: The unbiased variance, over the entries of all ranks. []
-        center: False adds the mean again, so that only the spread is scaled (`shift_mean=False` there).
+        center: False adds the mean again, so that only the spread is scaled (`shift_mean=False` in trlX and TRL).
 
     Returns:
         The whitened values, 0 at padding. [*]

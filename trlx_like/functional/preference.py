@@ -232,7 +232,7 @@ def sorted_margin(better: Tensor, worse: Tensor) -> Tensor:
 
     Args:
         better: For the loss "aot", log pi(c) - log pi(r); for "aot_unpaired", d_c. [B]
-        worse: For "aot", the same of the reference; for "aot_unpaired", d_r. [B]
+        worse: For "aot", the same difference under the reference; for "aot_unpaired", d_r. [B]
 
     Returns:
         The margins, sorted, so no longer in the order of the rows. They depend on which rows form a batch. [B]

@@ -17,8 +17,8 @@ class RewardScaling:
 
     Args:
         kind: "running" (all scores so far), "ref" (a fixed reference) or None (no scaling).
-        center: also subtract the mean.
-        ref_mean, ref_std: mean and standard deviation of the reference; None: those of the first round.
+        center: Also subtract the mean.
+        ref_mean, ref_std: Mean and standard deviation of the reference; None: those of the first round.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class RewardScaling:
         """Scale a round's scores.
 
         Args:
-            scores: rewards of tokens [B, R].
-            mask: real response tokens [B, R] bool.
-            count, mean, m2, std: of the whole responses' scores of the round, over all processes; m2 is the sum of
-                squared distances from the mean.
+            scores: Reward of each token. [B, R]
+            mask: True on response tokens. [B, R] bool
+            count, mean, m2, std: Statistics of the round's scores of whole responses, over all processes; m2 is the sum
+                of squared distances from the mean.
 
         Returns:
-            The scaled rewards [B, R]. A mean is subtracted at the last token of each response.
+            The scaled rewards [B, R]. The mean is subtracted at the last token of each response.
         """
         if self.kind is None:
             return scores
@@ -60,6 +60,6 @@ class RewardScaling:
         return {"ref_mean": self.ref_mean, "ref_std": self.ref_std, "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the moments that `state_dict` returned."""
         self.ref_mean, self.ref_std = state["ref_mean"], state["ref_std"]
         self.moments.load_state_dict(state["moments"])

@@ -1,4 +1,4 @@
-"""Adapters such as LoRA: few trained weights in a frozen model, by peft.
+"""Adapters such as LoRA, made by peft: a few trained weights in a frozen model.
 
 peft replaces layers inside the model, so a model with an adapter keeps its class and works wherever the model does. Two
 kinds are left out on purpose: prompt tuning, which does not replace layers, and AdaLoRA, which must be called in every

@@ -1,4 +1,4 @@
-"""Export of a policy: a folder that plain transformers load, with the heads that were trained beside it."""
+"""Export of a policy: a folder that plain transformers can load, with the trained heads in a file of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ def save_policy(policy: LanguagePolicy, tokenizer: Any, directory: Path, *, merg
     """Write a policy's language model, its tokenizer, and its heads if it has any.
 
     Args:
-        merged: merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
-        heads_class: what loads model and heads together, such as "ValueHead" of `AutoModelForCausalLMWithValueHead`.
+        policy: The policy.
+        tokenizer: Its tokenizer.
+        directory: The folder.
+        merged: Merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
+        heads_class: Ending of the class that loads model and heads together: `AutoModelForCausalLMWith<heads_class>`.
     """
     save_model(policy.lm, directory, merged)
     tokenizer.save_pretrained(directory)

@@ -24,7 +24,7 @@ class Captions(PromptColumns):
 
     @classmethod
     def of(cls, rows: Sequence[Any], place: Callable[[int], str]) -> Captions:
-        """Read rows that are strings, or dicts with one under "prompt"; `place` names a row in errors."""
+        """Read rows that are strings, or dicts with a string under "prompt"; `place` names a row in errors."""
         read = [split_prompt(row, place(number), RESERVED, chat=False) for number, row in enumerate(rows)]
         for number, (_, metadata) in enumerate(read):
             if not isinstance(metadata.get(NEGATIVE, ""), str):
@@ -47,7 +47,7 @@ class CaptionFunction:
     A resumed run continues the random numbers that the function draws from Python's `random`.
 
     Args:
-        function: Called without arguments; returns a string, or a dict with one under "prompt" and further keys.
+        function: Called without arguments; returns a string, or a dict with a string under "prompt" and further keys.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Encoding messages as token ids, by the tokenizer's chat template.
+"""Encoding messages as token ids with the tokenizer's chat template.
 
 The tokens of the assistant are those that the template marks with `{% generation %}`. In a template without marks they
 are found by comparing token ids: the ids of the messages before a turn, with the header of an answer, have to be a
@@ -42,7 +42,7 @@ def template_options(
         place: The name of the row in errors.
 
     Raises:
-        DataError: Tools are text that is no JSON list.
+        DataError: `tools` is text, but not a JSON list.
     """
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -88,10 +88,10 @@ def _schema(tool: Any, option: str) -> dict[str, Any]:
 
 @dataclass
 class ChatPrompt:
-    """Token ids of messages that the model is to answer."""
+    """Hold the token ids of messages that the model is to answer."""
 
     ids: list[int]
-    header: int  # the number of last ids that begin an answer
+    header: int  # how many of the last ids are the header of an answer
 
 
 def encode_prompt(
@@ -123,8 +123,8 @@ def encode_chat(
         **options: Options of the template, such as tools.
 
     Raises:
-        DataError: These are no messages, the tokenizer has no chat template, or a template without marks writes a turn
-            differently once others follow.
+        DataError: `messages` has another form, the tokenizer has no chat template, or a template without marks writes
+            a turn differently once other turns follow.
     """
     chat = _Chat(messages, tokenizer, place, options)
     turns = chat.turns()
@@ -144,7 +144,7 @@ def encode_chat(
 
 @dataclass
 class ChatAnswer:
-    """Token ids of a prompt, with the header of an answer, and of the messages that answer it."""
+    """Hold the token ids of a prompt, with the header of an answer, and of the messages that answer it."""
 
     prompt: ChatPrompt
     ids: list[int]

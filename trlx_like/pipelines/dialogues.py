@@ -126,7 +126,7 @@ def _check_pair(sample: Any, row: int) -> None:
 
 
 def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
-    """Encode one sample, not cut yet."""
+    """Encode one sample without cutting it."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):

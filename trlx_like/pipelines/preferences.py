@@ -20,25 +20,25 @@ from trlx_like.pipelines.truncation import Lost, Truncation
 
 @dataclass
 class Preference:
-    """A prompt and two answers to it as token ids. None of them is empty."""
+    """Hold a prompt and two answers to it as token ids. None of them is empty."""
 
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
     assistant_masks: tuple[list[bool], list[bool]] | None = None
-    """Which tokens of each answer the assistant says, if an answer has turns of others too; None: all."""
+    """Marks the assistant's tokens in each answer, if answers also have turns of others; None: all tokens."""
     margin: float = 0.0
     """How much better the chosen answer is, if the data says so."""
     header: int = field(default=0, compare=False)
-    """The number of the prompt's last tokens that begin an answer; they are not cut."""
+    """How many of the prompt's last tokens are the header of an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
-    """The tokens that were cut, of both answers together."""
+    """Numbers of tokens that were cut, over both answers."""
 
 
 class SamePreferences:
-    """Refuse to resume a run with other preferences than those that it began with.
+    """Refuse to resume a run with preferences that differ from those of its beginning.
 
-    A checkpoint holds the store that was made of the preferences, so that other ones would be ignored.
+    A checkpoint holds the experience made from the first preferences, so changed ones would silently be ignored.
 
     Args:
         preferences: The preferences of this run.
@@ -135,7 +135,7 @@ def _sizes(pair: Preference) -> tuple[int, int]:
 
 
 def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Preference:
-    """Encode one row, not cut yet."""
+    """Encode one row without cutting it."""
     row = _columns(values, place)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(prompt, str) and is_messages(chosen) and is_messages(rejected):

@@ -118,11 +118,11 @@ class Prompts(Protocol[Batch_co]):
 
 
 class PromptStream(Generic[Batch_co]):
-    """Take prompts without end, in a new random order in each epoch.
+    """Take prompts endlessly, in a new random order in each epoch.
 
     Args:
         pipeline: The prompts.
-        seed: With the number of the epoch it determines the order.
+        seed: Determines the order, together with the number of the epoch.
     """
 
     def __init__(self, pipeline: Prompts[Batch_co], seed: int) -> None:
@@ -157,7 +157,7 @@ class PromptStream(Generic[Batch_co]):
         return {"epoch": self.epoch, "position": self.position, "prompts": len(self.pipeline)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a saved position. DataError if the number of prompts is another."""
+        """Continue at a saved position. Raise DataError if the number of prompts differs."""
         if state["prompts"] != len(self.pipeline):
             raise DataError(
                 f"prompts: the resumed run had {state['prompts']}, now there are {len(self.pipeline)}; "

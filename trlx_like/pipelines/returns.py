@@ -24,7 +24,7 @@ def check_rewards(rewards: Sequence[Any], count: int) -> list[SampleReward]:
         count: The number of samples.
 
     Raises:
-        DataError: The number of entries is wrong, or an entry is no finite number or list of them.
+        DataError: The number of entries is wrong, or an entry is neither a finite number nor a list of such.
     """
     if isinstance(rewards, str) or not hasattr(rewards, "__len__"):
         raise DataError(f"rewards is a {type(rewards).__name__}; give a list of numbers.")
@@ -44,7 +44,7 @@ def _read(reward: Any, row: int) -> SampleReward:
 
 
 def finite(value: Any) -> float:
-    """Convert a number, or text of one, to a float. ValueError or TypeError if it is none, a bool or not finite."""
+    """Convert a finite number, or text of one, to a float. Raise ValueError or TypeError for bools and all else."""
     number = float("nan") if isinstance(value, bool) else float(value)
     if not math.isfinite(number):
         raise ValueError

@@ -1,4 +1,4 @@
-"""What all data has in common: a list of rows that is not empty, and prompts that come with further keys."""
+"""Helpers for all kinds of data: checks of lists of rows, and prompts that come with further keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
 
 
 def checked_rows(rows: Any, name: str) -> list[Any]:
-    """Return rows as a list. DataError names data that is text instead of a list, or that is empty."""
+    """Return rows as a list. Raise DataError for text in place of a list, and for an empty list."""
     if isinstance(rows, str):
         raise DataError(f"{name} is a string; give a list of them.")
     if not (listed := list(rows)):
@@ -51,7 +51,7 @@ def split_prompt(value: Any, place: str, reserved: Sequence[str], *, chat: bool)
         value: Text, or a mapping with text under "prompt".
         place: The name of the row in errors.
         reserved: Keys that the row may not have, since reward functions are called with these keywords already.
-        chat: Whether messages are accepted in the place of text.
+        chat: Whether messages are accepted in place of text.
 
     Raises:
         DataError: The value has another form, or a reserved key.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class Dialogue:
-    """Token ids of a sample, and which of them are outputs, the tokens to learn. The first is never an output."""
+    """Hold the token ids of a sample, and mark its outputs, the tokens to learn. The first is never an output."""
 
     ids: list[int]
     is_output: list[bool]

@@ -1,4 +1,4 @@
-"""Awaiting what async functions returned, all of it at once and each within its time limit."""
+"""Await the results of async functions concurrently, each within its time limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def needs_await(returned: Any) -> bool:
 
 
 def awaited(pending: Sequence[tuple[Call, Any]]) -> list[Any]:
-    """Await what some calls returned, all of it concurrently.
+    """Await the results of several calls concurrently.
 
     Args:
         pending: Calls, each with what it returned.
 
     Returns:
-        For each call the awaited value, or the `Fault` that there is instead.
+        For each call the awaited value, or a `Fault`.
     """
     limits = [call.begin() for call, _ in pending]
     done: dict[int, Any] = {}
@@ -49,9 +49,9 @@ def awaited(pending: Sequence[tuple[Call, Any]]) -> list[Any]:
     known = [limit for limit in limits if limit is not None]
     longest = max(known, key=lambda limit: limit.seconds) if len(known) == len(limits) else None
     try:
-        # A second more than the timers of the loop, which can tell whose time it is.
+        # One second more than the loop's own timers, because those know which call was late.
         run_async(everything, None if longest is None else longest.later(1.0))
-    except (TimeUp, SystemExit) as error:  # of a function that blocks or ends the loop in which the others wait
+    except (TimeUp, SystemExit) as error:  # by a function that blocks or ends the event loop of all calls
         for place in set(range(len(pending))) - set(done):
             done[place] = failed(place, error, isinstance(error, TimeUp))
     return [done[place] for place in range(len(pending))]

@@ -1,6 +1,6 @@
 """Calling the user's reward and metric functions, and checking every value before anything is trained on it.
 
-A failure is a `Fault`; `rewards/runner.py` decides what becomes of its samples.
+A failure is a `Fault`; `rewards/runner.py` decides what happens to its samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Reward", "RewardFn", "call_metric", "call_reward", "run_calls"]
 
 
 class RewardFn(Protocol):
-    """Score a batch of samples. The function is called with those of the keywords that it accepts."""
+    """Score a batch of samples. The function gets only the keywords that it accepts."""
 
     def __call__(
         self, *, samples: list[str], prompts: list[str], outputs: list[str], **metadata: Any
@@ -75,7 +75,7 @@ def call_metric(
         For each metric one number per sample, or a list with a single number.
 
     Raises:
-        RewardError: The function raised, or returned something else than a dict from names to numbers.
+        RewardError: The function raised, or returned anything but a dict from names to numbers.
     """
     call = Call(function, columns, metadata)
     returned = _returned(call, tokenizer, killable=False)
@@ -102,7 +102,7 @@ def call_metric(
 
 
 def run_calls(calls: Sequence[Call], tokenizer: Any = None, *, killable: bool = False) -> list[list[Outcome]]:
-    """Make calls one after the other, and await together what the async ones returned.
+    """Make calls one after the other, and then await all async ones concurrently.
 
     Args:
         calls: Functions with their samples.
@@ -113,7 +113,7 @@ def run_calls(calls: Sequence[Call], tokenizer: Any = None, *, killable: bool = 
         For each call one outcome per sample.
 
     Raises:
-        RewardError: A function requires an argument that nobody provides.
+        RewardError: A function requires an argument that is not provided.
     """
     returned = [_returned(call, tokenizer, killable) for call in calls]
     waiting = [place for place, value in enumerate(returned) if needs_await(value)]

@@ -10,14 +10,14 @@ from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward, shortened
 
 
 class _WrongLength(ValueError):
-    """A list of per-token rewards that does not fit its sample."""
+    """Report a list of per-token rewards that does not fit its sample."""
 
 
 def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
-    """Turn what a call returned into one outcome per sample.
+    """Convert the value that a call returned to one outcome per sample.
 
     Raises:
-        RewardError: The call had no samples, and yet returned something else than an empty list.
+        RewardError: The call had no samples, but returned anything other than an empty list.
     """
     count = len(call)
     if isinstance(returned, Fault):
@@ -40,7 +40,7 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
 
 def _outcome(call: Call, row: int, value: Any) -> Outcome:
     """Check the value for one sample."""
-    if isinstance(value, Exception):  # raised by what was awaited for this sample
+    if isinstance(value, Exception):  # raised while this sample's value was awaited
         return call.fault("raised", f"raised {type(value).__name__}: {value}", value, row)
     try:
         return _reward(value, None if call.lengths is None else call.lengths[row])
@@ -51,7 +51,7 @@ def _outcome(call: Call, row: int, value: Any) -> Outcome:
 
 
 def _reward(value: Any, length: int | None) -> Reward:
-    """Convert a value to a reward; the exception says why it is none."""
+    """Convert a value to a reward, or raise an exception that says why it is not one."""
     if value is None:
         return None
     if not is_list(value):

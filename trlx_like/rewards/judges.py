@@ -1,6 +1,7 @@
 """Judges, which decide which of several completions of a prompt is better.
 
-A judge is of one of three kinds, told apart by its method: it ranks several completions, compares two, or checks one.
+There are three kinds of judges, distinguished by their method: a judge ranks several completions, compares two, or
+checks one.
 `judged` asks a judge of any kind about groups of completions. `WinRate` makes a metric function of a judge, and
 `GroupReward` a reward function. `RewardJudge` makes a judge of any reward function or reward model.
 """
@@ -21,15 +22,15 @@ from trlx_like.rewards.judging import KINDS, judged, kind_of
 class PairwiseJudge(Protocol):
     """Decide which of two completions is better.
 
-    As every judge, it is called with those keywords that it accepts: the arguments below, `tokenizer`, and the prompts'
-    own keys. Except for the tokenizer, each is a list with one entry per question.
+    Like every judge, it gets the keywords that it accepts among the arguments below, `tokenizer`, and the prompts' own
+    keys. Except for the tokenizer, each is a list with one entry per question.
     """
 
     def compare(self, *, prompts: list[str], pairs: list[tuple[str, str]], **metadata: Any) -> Sequence[int | None]:
         """Compare the two completions of each pair.
 
         Returns:
-            For each pair the place of the better completion, 0 or 1; None if neither is better or it cannot be told.
+            For each pair the place of the better completion, 0 or 1; None for a tie, or if the judge cannot tell.
         """
         ...
 

@@ -73,8 +73,8 @@ class LLMJudge:
 
     Raises:
         ConfigError: `url` or `template` cannot be used.
-        RewardError: The server refuses a request, answers with something else than a chat completion or with more than
-            1 MiB, or still fails after the last attempt.
+        RewardError: The server refuses a request, answers with anything but a chat completion or with more than 1 MiB,
+            or still fails after the last attempt.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A call of a user's function, and its outcome for each sample: a reward, or the fault that there is instead."""
+"""A call of a user's function, and its outcome for each sample: a reward, or a fault in its place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Call:
     lengths: Sequence[int] | None = None
     """Response tokens of each sample, the most rewards that it may have. 0: the reward must be a single number."""
     begin: Callable[[], Limit | None] = _no_limit
-    """Called when the call begins; returns the time that it may take."""
+    """Called when the function call begins; returns its time limit."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))

@@ -17,7 +17,7 @@ from trlx_like.rewards.outcome import Outcome
 from trlx_like.rewards.worker import Job, Payload, Worker
 
 Outcomes = Future[list[list[Outcome]]]
-"""The outcomes of a job, for each of its calls one per sample, once they are known."""
+"""The future outcomes of a job: for each of its calls, one outcome per sample."""
 
 
 class Pool:

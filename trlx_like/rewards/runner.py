@@ -2,7 +2,7 @@
 
 Each function that the reward is made of is called once per batch, or with `reward.sample_time_limit` once per sample.
 The calls are made in this process, or in worker processes (`reward.workers`) while this one goes on. A failure is a
-`Fault`: it is written to reward_faults.jsonl, and `reward.on_error` says what becomes of its samples.
+`Fault`: it is written to reward_faults.jsonl, and `reward.on_error` decides what happens to its samples.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Submitted:
 class RewardRunner:
     """Score batches with a reward function, as the section `reward` of the configuration says.
 
-    A function is called with those keywords that it accepts of the batch's columns, `tokenizer` and the prompts' keys.
+    A function gets the keywords that it accepts among the batch's columns, `tokenizer` and the prompts' own keys.
 
     Args:
         function: A reward function or `WeightedRewards`. With `reward.sample_time_limit`, a function that has an
@@ -186,7 +186,7 @@ class RewardRunner:
         return f"\n  traceback: in {self.directory}/{FAULTS_FILE}" if elsewhere else ""
 
     def _reward(self, outcome: Outcome) -> Reward:
-        """Return the reward, or what `reward.on_error` puts in the place of a fault."""
+        """Return the reward, or for a fault the replacement that `reward.on_error` asks for."""
         if not isinstance(outcome, Fault):
             return outcome
         return None if self.options.on_error == "abstain" else self.options.error_value

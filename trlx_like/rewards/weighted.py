@@ -1,4 +1,4 @@
-"""Several reward functions added up to one: `train(reward_fn=[accuracy, brevity])` with `reward.weights`."""
+"""Weighted sums of several reward functions: `train(reward_fn=[accuracy, brevity])` with `reward.weights`."""
 
 from __future__ import annotations
 

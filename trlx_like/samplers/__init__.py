@@ -1,1 +1,1 @@
-"""Samplers: they generate text or images, and return what training and reward functions need of it."""
+"""Samplers: they generate text or images, and return them in the forms that training and reward functions need."""

@@ -1,8 +1,8 @@
-"""The rule that the policy that samples is the policy that learns, for text and for images.
+"""Checks that samples come from the policy that learns from them, for text and for images.
 
 Before a round of text is scored, the engine's weights and its log-probabilities are compared with the learner's (the
 canary). On the first step on fresh experience, of text or images, the probability ratio of learner to sampler has to
-be 1 up to rounding. What breaks the rule raises a SamplerError before anything is learned from it.
+be 1 up to rounding. If not, a SamplerError is raised before anything is learned from the samples.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Agreement:
-    """Refuse to learn from samples that another policy than the learner has drawn.
+    """Refuse to learn from samples that were not drawn from the policy that is trained.
 
     Args:
-        world: the processes; all of them refuse if one finds a disagreement.
+        world: The processes of the run; all of them refuse if one finds a disagreement.
         engine: `sampler.engine`, for the message.
         mixed_precision: `backend.mixed_precision`, which decides how much rounding is allowed.
     """
@@ -49,11 +49,11 @@ class Agreement:
         """Compare an engine with the policy on what it has just sampled. Every process calls it.
 
         Args:
-            engine: what generated the samples.
-            policy: what will learn from them.
-            samples: the first chunk of the round; None: this process has none of it.
-            temperature: at which the tokens were drawn.
-            round_: number of the round, for the message.
+            engine: The engine that generated the samples.
+            policy: The policy that will learn from them.
+            samples: The first chunk of the round; None if this process has no samples of it.
+            temperature: The temperature at which the tokens were drawn.
+            round_: Number of the round, for the message.
 
         Raises:
             SamplerError: on all processes, if the weights differ on one, or if the ratio is too far from 1 on average.
@@ -81,8 +81,8 @@ class Agreement:
         """Check the first step on fresh experience, before it is made.
 
         Args:
-            deviation: mean distance of the probability ratio from 1, over the global batch.
-            model: what learns.
+            deviation: Mean distance of the probability ratio from 1, over the global batch.
+            model: The model that is trained.
 
         Raises:
             SamplerError: if the deviation is more than rounding explains.

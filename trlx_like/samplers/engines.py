@@ -1,6 +1,6 @@
-"""Sampling engines: what turns prompts into responses, as token ids.
+"""Sampling engines, which turn prompts into responses, as token ids.
 
-`Engine` says what an engine must do; the built-in ones are "transformers" (here) and "copy" (`plain_copy.py`).
+`Engine` defines the interface; the built-in ones are "transformers" (here) and "copy" (`plain_copy.py`).
 """
 
 from __future__ import annotations

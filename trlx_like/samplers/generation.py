@@ -1,7 +1,7 @@
-"""Generation settings that mean what they say: nothing is taken from a model's own generation defaults.
+"""Complete generation settings: nothing is taken from a model's own generation defaults.
 
-A model's `generation_config` may ask for top-k 50 or a repetition penalty. A loss that does not know of it would take
-log-probabilities of another distribution than the one that was sampled from.
+A model's `generation_config` may ask for top-k 50 or a repetition penalty. A loss that does not know of it would
+compute log-probabilities under another distribution than the one that was sampled from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
 
     Args:
         options: Options of generation, by name. With `do_sample: False` those of sampling are left out.
-        tokenizer: Tells the ids of padding, of the end and of the beginning of a text.
+        tokenizer: Defines the ids of padding, EOS and BOS.
 
     Raises:
         ConfigError: For an option that is unknown, refused or of a wrong value.

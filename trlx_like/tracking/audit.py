@@ -1,4 +1,4 @@
-"""The audit of reward hacking: looks for signals that a reward rises for a reason that nobody wanted.
+"""The audit of reward hacking: looks for signals that a reward rises for an unwanted reason.
 
 It reads the metrics of every round, during the run (one warning for each signal) and afterwards (`trlx-like audit`, the
 report). A signal is not a proof: it says where to look.

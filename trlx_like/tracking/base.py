@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 @dataclass
 class RunInfo:
-    """Hold what a tracker may know about the run."""
+    """Hold the facts about a run that trackers get."""
 
     directory: Path  # the run folder
     config: dict[str, Any]  # the whole configuration; values that JSON does not support are shown as text
@@ -136,7 +136,7 @@ def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
 
     Args:
         names: The trackers that `train.tracker` asks for.
-        run: What they may know about the run.
+        run: The facts about the run.
         main: Whether this is the main process; others log nothing.
 
     Raises:

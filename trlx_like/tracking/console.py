@@ -1,7 +1,7 @@
 """Shows a run on the terminal: a progress bar with the most important numbers, and tables of samples.
 
 Where the output is not a terminal there are no bars and no control characters: one plain line for each evaluation, and
-one a minute while there is none. Samples are not shown there.
+one per minute between evaluations. Samples are not shown there.
 """
 
 from __future__ import annotations

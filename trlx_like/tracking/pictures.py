@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CELL = 128  # smaller images are enlarged to about so many pixels a side
-LARGEST = 256  # larger images in a grid are reduced to so many pixels a side
+CELL = 128  # smaller images are enlarged to about this many pixels per side
+LARGEST = 256  # larger images in a grid are reduced to this many pixels per side
 LINE = 14  # the height of a line of text in pixels
 
 
@@ -30,7 +30,7 @@ class Picture(str):
 
 
 def smaller(content: bytes) -> bytes:
-    """Reduce a picture to at most `CELL` pixels a side; both are the bytes of a PNG file."""
+    """Reduce a picture to at most `CELL` pixels per side; both are the bytes of a PNG file."""
     from PIL import Image
 
     image, file = Image.open(io.BytesIO(content)), io.BytesIO()

@@ -11,9 +11,9 @@ from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.pictures import smaller
 from trlx_like.tracking.values import plain, spaced
 
-PICTURES = 4_000_000  # at most so many bytes of pictures are in the page
-BUDGET = 1_500_000  # at most about so many bytes of rows are in the page
-LONGEST = 20_000  # longer texts are cut to so many characters
+PICTURES = 4_000_000  # the most bytes of pictures in the page
+BUDGET = 1_500_000  # about the most bytes of rows in the page
+LONGEST = 20_000  # longer texts are cut to this many characters
 LARGEST = 20_000  # pictures of more bytes are replaced by a smaller copy
 
 Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> position and length of its lines in bytes
