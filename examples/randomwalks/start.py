@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
-from examples.randomwalks.seeds import Stopwatch
+from examples.randomwalks.seeds import WALKS, Stopwatch
 from examples.randomwalks.task import default_task, metric_fn
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sft_randomwalks.yml"
@@ -36,7 +36,7 @@ def train_start(
         config = config.evolve(model={"model_path": str(model)})
     task = default_task()
     walks = task.samples if samples is None else samples
-    return trlx_like.train(config, samples=walks, eval_prompts=task.eval_prompts, metric_fn=metric_fn)
+    return trlx_like.train(config, samples=walks, eval_prompts=task.eval_prompts * WALKS, metric_fn=metric_fn)
 
 
 def start() -> str:
