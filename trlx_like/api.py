@@ -174,7 +174,7 @@ def make_trainer(
     """
     from trlx_like.pipelines.sources import load_function, load_rows
     from trlx_like.rewards.make import make_reward
-    from trlx_like.trainers.run import require
+    from trlx_like.trainers.checks import require
 
     check(config)
     named = config.data

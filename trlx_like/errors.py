@@ -41,7 +41,11 @@ class SamplerError(TrlxError):
     exit_code = 3
 
 
-class NonFiniteError(TrlxError):
-    """Report that losses or gradients were NaN or infinite for several steps. These steps changed no weight."""
+class DivergenceError(TrlxError):
+    """Report training that has diverged, and is not to go on (`train.on_divergence`)."""
 
     exit_code = 1
+
+
+class NonFiniteError(DivergenceError):
+    """Report that losses, gradients or updates were NaN or infinite. They changed no weight, unless it says so."""

@@ -1,4 +1,4 @@
-"""A step whose loss or gradient is NaN or infinite changes nothing; too many of them end the run."""
+"""A step whose loss, gradient or update is NaN or infinite changes nothing; too many of them end the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import assert_same
-from trlx_like.errors import NonFiniteError
+from trlx_like.errors import ConfigError, NonFiniteError
 from trlx_like.trainers.base import LossOutput
 from trlx_like.trainers.callbacks import Callback
 
 BAD_STEP = 2
 OPTIONS = {"train.total_steps": 4, "train.epochs": 100, "train.checkpoint_interval": 1, "train.keep_checkpoints": 2}
+SPLIT = {"train.batch_size": 4, "train.minibatch_size": 2}
 
 
 class Weights(Callback):
@@ -40,7 +41,7 @@ class Weights(Callback):
 
 
 def spoil(trainer: Any, kind: str, steps: range) -> None:
-    """Make the loss NaN, or the gradient of the first trained parameter infinite, in some steps."""
+    """Make the loss NaN, the gradient of the first trained parameter infinite, or its update NaN, in some steps."""
     loss = trainer.loss
 
     def spoiled(batch: Any) -> LossOutput:
@@ -56,8 +57,37 @@ def spoil(trainer: Any, kind: str, steps: range) -> None:
     if kind == "gradient":
         first.register_hook(lambda grad: grad * math.inf if trainer.progress.step + 1 in steps else grad)
 
+    def poison(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if trainer.progress.step + 1 in steps:
+            with torch.no_grad():
+                first.view(-1)[0] = torch.nan
+                next(iter(optimizer.state[first].values())).fill_(torch.inf)
 
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
+    if kind == "update":
+        trainer.optimizer.optimizer.register_step_post_hook(poison)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "nonfinite_steps.jsonl").read_text().splitlines()]
+
+
+HALF = {"model.model_extra_configs": {"dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.model is None])
+def test_16_bit_weights_are_trained_as_an_adapter_or_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model.model_extra_configs.dtype \('bfloat16'\).*backend.mixed_precision: bf16"
+    ):
+        make(name, tmp_path, **HALF)
+    if "adapter" in RECIPES[name].variants and name in ("PPOTrainer", "SFTTrainer"):
+        trainer = make(name, tmp_path, **{**OPTIONS, **RECIPES[name].variants["adapter"], **HALF})
+        trainer.learn()
+        kinds = {p.requires_grad: p.dtype for p in trainer.model.parameters()}
+        assert kinds[True] == torch.float32 and math.isfinite(trainer.last_metrics["losses/total_loss"])
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient", "update"])
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_a_step_that_is_not_finite_changes_nothing(name: str, kind: str, tmp_path: Path) -> None:
     weights = Weights()
@@ -69,9 +99,18 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, kind: str, tmp_pat
     assert any(not torch.equal(later[key], value) for key, value in after.items())
     assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
     assert ["train/nonfinite_steps" in metrics for metrics in weights.metrics] == [False, True, False, False]
-    (record,) = [json.loads(line) for line in (tmp_path / "nonfinite_steps.jsonl").read_text().splitlines()]
+    (record,) = records(tmp_path)
     assert record["step"] == BAD_STEP
+    first = next(name for name, p in trainer.model.named_parameters() if p.requires_grad)
+    assert record["parameter"] in (first, None if kind == "update" else first)
+    if kind == "update":
+        assert record["not_finite"] == ["the weights or the optimizer's state after the step"]
+        return
     assert record["losses/total_loss" if kind == "loss" else "grad_norm"] in ("nan", "inf")
+    assert (record["micro_batch"], record["rank"], record["bad_sample"]) == (0, 0, 0)
+    assert record["samples"] and all(any(isinstance(v, str) for v in row.values()) for row in record["samples"])
+    if trainer.method.name.lower() not in ("sftconfig", "rftconfig", "dpoconfig", "rewardconfig"):
+        assert {"scores", "rewards"} & set(record["samples"][0])
 
 
 def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
@@ -103,3 +142,47 @@ def test_a_round_by_hand_averages_over_the_steps_that_were_made(tmp_path: Path) 
     metrics = trainer.step(queries, trainer.generate(queries), [1.0, 0.0, 0.5, 2.0])
     assert trainer.progress.step == 4
     assert metrics["policy/skipped"] == 0 and metrics["train/nonfinite_steps"] == 1
+
+
+def test_the_first_bad_sample_and_parameter_are_named(tmp_path: Path) -> None:
+    """One response of the global batch has a NaN reward in its experience: it, and no other, is the bad sample."""
+    trainer = make("PPOTrainer", tmp_path, **OPTIONS, **{**SPLIT, "train.max_nonfinite_steps": 0})
+    made = trainer.make_experience
+
+    def spoiled() -> Any:
+        metrics = made()
+        trainer.store.elements[1].advantages.fill_(torch.nan)
+        return metrics
+
+    trainer.make_experience = spoiled
+    with pytest.raises(NonFiniteError) as ended:
+        trainer.learn()
+    (record,) = records(tmp_path)
+    bad = record["samples"][record["bad_sample"]]
+    assert len(record["samples"]) == 2
+    assert ["nan" in str(row["advantages"]) for row in record["samples"]] == [row is bad for row in record["samples"]]
+    assert f"prompt {bad['prompt']!r}" in str(ended.value) and record["parameter"] in str(ended.value)
+
+
+def test_nothing_is_saved_or_pruned_from_weights_that_are_not_finite(tmp_path: Path) -> None:
+    class Poison(Callback):
+        def on_step(self, trainer: Any, metrics: Mapping[str, float]) -> None:
+            if trainer.progress.step == 3:
+                next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
+
+    trainer = make("SFTTrainer", tmp_path, **OPTIONS, callbacks=[Poison()])
+    with pytest.raises(NonFiniteError, match="No checkpoint of step 3 is written: .* is not finite"):
+        trainer.learn()
+    kept = sorted(tmp_path.glob("checkpoint_*"))
+    assert [path.name for path in kept] == ["checkpoint_1", "checkpoint_2"]
+    again = make("SFTTrainer", tmp_path / "again", **OPTIONS)
+    again.load(tmp_path)
+    assert all(bool(p.isfinite().all()) for p in again.model.parameters())
+
+
+def test_an_update_that_cannot_be_undone_ends_the_run(tmp_path: Path) -> None:
+    trainer = make("SFTTrainer", tmp_path, **OPTIONS, **{"train.undo_nonfinite_updates": False})
+    spoil(trainer, "update", range(BAD_STEP, BAD_STEP + 1))
+    with pytest.raises(NonFiniteError, match="Step 2 made .* and train.undo_nonfinite_updates is false"):
+        trainer.learn()
+    assert [path.name for path in tmp_path.glob("checkpoint_*")] == ["checkpoint_1"]

@@ -17,6 +17,7 @@ from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import rows
 from tests.distributed.ranks import on_ranks
 from trlx_like.config import TRAINERS
+from trlx_like.errors import RewardError
 from trlx_like.samplers.text import TextSamples
 
 ONLINE = [name for name in RECIPES if not TRAINERS.get(name).offline]
@@ -158,3 +159,36 @@ def test_rounds_may_be_made_by_hand_one_after_the_other(tmp_path: Path) -> None:
         trainer.store.clear()
         trainer.make_experience()
         assert trainer.rollouts.metrics()["rollout/samples"] == first
+
+
+@pytest.mark.parametrize("value", [3e38, 1e300, -1e16])
+@pytest.mark.parametrize("name", ["PPOTrainer", "GRPOTrainer", "DDPOTrainer"])
+def test_a_reward_that_overflows_is_refused(name: str, value: float, tmp_path: Path) -> None:
+    def huge(**columns: Any) -> list[float]:
+        count = len(next(column for column in columns.values() if isinstance(column, list)))
+        return [value, *[0.5] * (count - 1)]
+
+    trainer = make(name, tmp_path, reward_fn=huge)
+    with pytest.raises(RewardError, match=r"sample 0: the absolute value of a reward must not be above 1e\+15"):
+        trainer.make_experience()
+
+
+@pytest.mark.parametrize("name", ["PPOTrainer", "GRPOTrainer", "RLOOTrainer", "DDPOTrainer"])
+def test_an_outlier_is_warned_of_once_with_its_sample(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: list[float] = []
+
+    def outlying(**columns: Any) -> list[float]:
+        count = len(next(column for column in columns.values() if isinstance(column, list)))
+        rewards = [0.1 * (place + len(given)) for place in range(count)]
+        given.extend(rewards)
+        return [1e6, *rewards[1:]] if len(given) == count else rewards
+
+    trainer = make(name, tmp_path, reward_fn=outlying, **{"train.total_steps": 100})
+    trainer.make_experience()
+    for _ in range(2):
+        trainer.rollouts.metrics()
+    (warning,) = [record.getMessage() for record in caplog.records if "so far from the others" in record.message]
+    prompts = [sample["prompt"] if isinstance(sample, dict) else sample for sample in trainer.data["prompts"]]
+    assert "reward 1e+06 of the sample '" in warning and any(repr(prompt) in warning for prompt in prompts)

@@ -38,8 +38,15 @@ def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], change
 
 
 @pytest.mark.parametrize(("name", "changes"), kinds().values(), ids=kinds())
-@pytest.mark.parametrize("count", [5, 1], ids=["ragged", "a rank without data"])
-@pytest.mark.parametrize("minibatch_size", [None, 1])
+@pytest.mark.parametrize(
+    ("count", "minibatch_size"),
+    [
+        pytest.param(5, 1, id="ragged, 1"),
+        pytest.param(1, None, id="a rank without data"),
+        pytest.param(5, None, id="ragged", marks=pytest.mark.slow),
+        pytest.param(1, 1, id="a rank without data, 1", marks=pytest.mark.slow),
+    ],
+)
 def test_the_weights_are_those_of_one_process(
     name: str, changes: dict[str, Any], count: int, minibatch_size: int | None, tmp_path: Path
 ) -> None:

@@ -15,7 +15,9 @@ from tests.contract.recipes import PROMPTS, SEQ2SEQ, make
 from tests.contract.runs import rows
 from trlx_like.rewards.images import brightness
 
-pytestmark = [pytest.mark.learning, pytest.mark.parametrize("seed", [1, 2, 3])]
+# One seed here; `python scripts/test.py --slow tests/learning` runs the others.
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))]
+pytestmark = [pytest.mark.learning, pytest.mark.parametrize("seed", SEEDS)]
 
 
 def share_of_a(outputs: Sequence[str], **_: Any) -> list[float]:

@@ -40,12 +40,15 @@ ELSEWHERE = {
     "tracking/values": "tests/unit/tracking/test_base.py",
     "trainers/by_hand": "tests/unit/trainers/test_base.py",
     "trainers/callbacks": "tests/contract/test_attributes.py",
+    "trainers/checks": "tests/unit/trainers/test_base.py",
     "trainers/context": "tests/unit/trainers/test_base.py",
     "trainers/grpo": "tests/unit/trainers/test_groups.py",
+    "trainers/guard": "tests/contract/test_nonfinite.py",
     "trainers/optimise": "tests/contract/test_gradients.py",
     "trainers/rloo": "tests/unit/trainers/test_groups.py",
     "trainers/scoring": "tests/unit/trainers/test_online.py",
     "trainers/text": "tests/unit/trainers/test_evaluation.py",
+    "trainers/verbs": "tests/unit/trainers/test_base.py",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -88,6 +88,16 @@ class TrainConfig(Section):
     """Maximum norm that the gradient is clipped to; null: no clipping."""
     max_nonfinite_steps: int = Field(default=3, ge=0)
     """Number of steps in a row that may have a NaN or infinite loss or gradient. Such a step changes no weight."""
+    undo_nonfinite_updates: bool = True
+    """Copy weights and optimizer state before each step, to undo one that makes them NaN or infinite; needs memory."""
+    stop_kl: float | None = Field(default=None, gt=0)
+    """KL to the reference per response (`policy/kl`) above which the run counts as diverged; null: no limit."""
+    on_divergence: Literal["warn", "stop", "rollback"] = "warn"
+    """Response to entropy 0, KL above `stop_kl`, or loss 100 times its median; rollback: to the newest checkpoint."""
+    rollback_lr_factor: float = Field(default=0.5, gt=0, le=1)
+    """Factor of the learning rate after each rollback."""
+    max_rollbacks: int = Field(default=3, ge=1)
+    """Number of rollbacks after which the run ends at the next sign of divergence."""
     reward_on_main_process: bool = False
     """Call the reward function on the main process only, with the samples of all processes, as trlX does."""
 
@@ -104,11 +114,13 @@ class TrainConfig(Section):
             )
 
     def unused_options(self) -> list[str]:
-        names = {name.lower() for name in self.trackers}
-        without_wandb = [] if "wandb" in names else ["entity_name", "group_name", "tags"]
-        without_both = [] if {"tensorboard", "wandb"} & names else ["logging_dir"]
+        trackers = {name.lower() for name in self.trackers}
+        without_wandb = [] if "wandb" in trackers else ["entity_name", "group_name", "tags"]
+        without_both = [] if {"tensorboard", "wandb"} & trackers else ["logging_dir"]
         unshown = [] if self.log_samples else ["log_samples_interval"]
-        return [name for name in (*without_both, *without_wandb, *unshown) if self.changed(name)]
+        without_rollback = [] if self.on_divergence == "rollback" else ["rollback_lr_factor", "max_rollbacks"]
+        names = [*without_both, *without_wandb, *unshown, *without_rollback]
+        return [name for name in names if self.changed(name)]
 
 
 class DataConfig(Section):

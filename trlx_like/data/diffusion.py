@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from trlx_like.data.experience import Experience
+from trlx_like.data.experience import Experience, padded
 
 
 @dataclass
@@ -42,7 +44,10 @@ class DenoisingExperience(Conditioning):
     latents: Tensor  # [B, S + 1, *x] float32, noise first
     old_logprobs: Tensor  # [B, S] float32, mean over the dimensions of x
     order: Tensor  # [B, A] int64: the steps that can be learned from, in a random order per image
+    rewards: Tensor  # [B] float32, NaN without one
     advantages: Tensor  # [B] float32
+    caption: Tensor = padded(mask="caption_mask")  # [B, C] uint8: the prompt in UTF-8, to show it
+    caption_mask: Tensor = padded(value=False, mask="caption_mask")  # [B, C] bool
 
     def at(self, column: int) -> Self:
         """Select one step of each image, the one in this column of `order`: latents [B, 2, *x], others [B, 1]."""
@@ -50,3 +55,10 @@ class DenoisingExperience(Conditioning):
         rows = torch.arange(len(t), device=t.device)
         pair = torch.stack([self.latents[rows, t], self.latents[rows, t + 1]], dim=1)
         return replace(self, latents=pair, old_logprobs=self.old_logprobs[rows, t, None], order=t[:, None])
+
+
+def as_bytes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return texts as UTF-8 in a padded batch [B, C] uint8, and its mask [B, C] bool."""
+    rows = [torch.tensor(list(text.encode("utf-8", "replace")), dtype=torch.uint8) for text in texts]
+    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    return pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True)

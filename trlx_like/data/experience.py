@@ -6,7 +6,7 @@ Which entries are real is never guessed from their values: every padded field na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -28,6 +28,10 @@ def padded(
     """
     metadata = {"side": side, "value": value, "mask": mask}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+IDS = ("prompt", "response", "chosen", "rejected")
+"""Fields of whole numbers that hold token ids."""
 
 
 @dataclass
@@ -67,6 +71,25 @@ class Experience:
                     values[column.name] = None if batch is None else batch[row].clone()
             rows.append(type(self)(**values))
         return rows
+
+    def describe(self, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+        """Describe each row for a person: token ids as text, and numbers by their sum, minimum and maximum.
+
+        Args:
+            decode: Converts token ids to text.
+
+        Returns:
+            For each row the fields by name. Fields of truth values and of other whole numbers are left out.
+        """
+        return [
+            {
+                column.name: _described(column.name, value, decode)
+                for column in fields(self)
+                if (value := getattr(row, column.name)) is not None
+                and (value.is_floating_point() or column.name in IDS or value.dtype == torch.uint8)
+            }
+            for row in self.split()
+        ]
 
     def lengths(self) -> Tensor:
         """Count the real entries of each row of a batch, over all its masks. [B]"""
@@ -117,3 +140,14 @@ class Experience:
     def _map(self, function: Any) -> Self:
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
+
+
+def _described(name: str, value: Tensor, decode: Callable[[list[int]], str]) -> Any:
+    """Describe one field of an element: as text, as a number, or as a summary of several numbers."""
+    if value.dtype == torch.uint8:
+        return bytes(value.tolist()).decode("utf-8", "replace")
+    if not value.is_floating_point():
+        return decode(value.tolist())
+    if value.numel() < 2:
+        return value.sum().item()
+    return {"sum": value.sum().item(), "min": value.min().item(), "max": value.max().item()}

@@ -140,7 +140,7 @@ def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
     is_folder = source is not None and Path(source).is_dir()
     config.base_model_name_or_path = str(Path(source).resolve()) if source is not None and is_folder else source
     config.task_type = config.task_type or ("SEQ_2_SEQ_LM" if lm.config.is_encoder_decoder else "CAUSAL_LM")
-    _log_trained(lm)
+    _prepare_trained(lm)
 
 
 def train_adapter(lm: PreTrainedModel) -> None:
@@ -159,11 +159,15 @@ def train_adapter(lm: PreTrainedModel) -> None:
     lm.set_adapter(_NAME)
     for config in lm.peft_config.values():
         config.inference_mode = False
-    _log_trained(lm)
+    _prepare_trained(lm)
 
 
-def _log_trained(lm: PreTrainedModel) -> None:
-    """Log how many weights are trained."""
+def _prepare_trained(lm: PreTrainedModel) -> None:
+    """Store the adapter in float32, also beside a model of 16 bits, and log how many weights are trained."""
+    for name, parameter in lm.named_parameters():
+        # peft converts what goes in and out of its layers, but not of the copies of whole layers.
+        if parameter.requires_grad and "modules_to_save" not in name:
+            parameter.data = parameter.data.float()
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in lm.parameters()]
     trained, all_of_them = sum(n for n, trains in counts if trains), sum(n for n, _ in counts)
     logger.info("Training an adapter: %d of %d weights (%.2f %%).", trained, all_of_them, 100 * trained / all_of_them)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.imports import import_name, install_hint, is_python_name
+from trlx_like.models.finite import require_finite
 from trlx_like.models.loading import no_progress_bars
 from trlx_like.registry import Registry
 
@@ -205,8 +206,7 @@ def load_pipeline(config: ModelConfig) -> Any:
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
     if isinstance(path, DiffusionPipeline):
-        family_of(path)
-        return path
+        return _checked(path)
     if not isinstance(path, str):
         raise ConfigError(
             f"model.model_path ({type(path).__name__}) must be a diffusers pipeline, its folder or hub name."
@@ -216,7 +216,15 @@ def load_pipeline(config: ModelConfig) -> Any:
             pipeline = DiffusionPipeline.from_pretrained(path, **config.model_extra_configs)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"model.model_path ({path!r}) cannot be loaded: {error}") from error
+    return _checked(pipeline, repr(path))
+
+
+def _checked(pipeline: Any, name: str = "") -> Any:
+    """Return a pipeline of a known family whose weights are finite; ConfigError for another one."""
     family_of(pipeline)
+    for part in pipeline.components.values():
+        if isinstance(part, nn.Module):
+            require_finite(part, f"model.model_path ({name or type(pipeline).__name__}, {type(part).__name__})")
     return pipeline
 
 

@@ -24,6 +24,7 @@ from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
+from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter, merged
 
@@ -72,7 +73,8 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
         The model.
 
     Raises:
-        ConfigError: If it cannot be loaded, lacks weights, or is of another kind than `model.model_arch_type`.
+        ConfigError: If it cannot be loaded, lacks weights, has NaN or infinite ones, or is of another kind than
+            `model.model_arch_type`.
     """
     check_model(config)
     if is_python_name(path):
@@ -81,6 +83,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
         check_has_lm_head(path)
+        require_finite(path, f"model.model_path ({type(path).__name__})")
         return fuse_gelu(path)
     extra = {"dtype": torch.float32, **config.model_extra_configs}
     lm: PreTrainedModel
@@ -96,6 +99,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
             _check_complete(found["missing_keys"], _shown(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
+    require_finite(lm, f"model.model_path ({_shown(path)})")
     return fuse_gelu(lm)
 
 

@@ -22,6 +22,7 @@ from transformers import (
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
+from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import no_progress_bars
 from trlx_like.models.top_blocks import freeze_below
@@ -111,6 +112,7 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
         )
     if model.config.is_encoder_decoder:
         raise ConfigError(f"{option}: {type(model).__name__} has an encoder and a decoder; use a model with one.")
+    require_finite(model, f"{option} ({type(model).__name__ if isinstance(path, PreTrainedModel) else str(path)!r})")
     return model
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trlx_like.errors import DataError
+from trlx_like.functional.reward_range import LARGEST_REWARD, dominant
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,11 @@ def check_rewards(rewards: Sequence[Any], count: int) -> list[SampleReward]:
         raise DataError(f"rewards is a {type(rewards).__name__}; give a list of numbers.")
     if len(rewards) != count:
         raise DataError(f"rewards has {len(rewards)} entries for {count} samples; give one per sample.")
-    return [_read(reward, row) for row, reward in enumerate(rewards)]
+    read = [_read(reward, row) for row, reward in enumerate(rewards)]
+    row = dominant([sum(reward) if isinstance(reward, list) else reward for reward in read])
+    if row is not None:
+        logger.warning("rewards[%d] is %r: it is so far from the others that their differences vanish.", row, read[row])
+    return read
 
 
 def _read(reward: Any, row: int) -> SampleReward:
@@ -40,6 +45,8 @@ def _read(reward: Any, row: int) -> SampleReward:
         values = [finite(None if isinstance(value, str) else value) for value in (reward if several else [reward])]
     except (TypeError, ValueError):
         raise DataError(f"rewards[{row}] is {reward!r}; give a finite number, or a list of them.") from None
+    if any(abs(value) > LARGEST_REWARD for value in values):
+        raise DataError(f"rewards[{row}] is {reward!r}; its absolute value must not be above {LARGEST_REWARD:g}.")
     return values if several else values[0]
 
 

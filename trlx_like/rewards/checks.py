@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+from trlx_like.functional.reward_range import LARGEST_REWARD
 from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward, shortened
 
 
@@ -70,6 +71,8 @@ def _finite(value: Any) -> float:
     number = number_of(value)
     if not math.isfinite(number):
         raise ValueError("a reward must be finite.")
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"the absolute value of a reward must not be above {LARGEST_REWARD:g}; scale the rewards.")
     return number
 
 

@@ -1,4 +1,4 @@
-"""The one loop. A trainer fills four verbs: `build`, `make_experience`, `loss`, `units`.
+"""The one loop. A trainer fills the verbs of `verbs.py`: `build`, `make_experience`, `loss`, `units`.
 
 A trainer is its verbs and its parts. The parts are made with the `Run` and with values, and never see the trainer:
 `optimise.py` makes a step, `rollouts.py` counts a round of samples, `scoring.py` calls the user's functions, `run.py`
@@ -7,36 +7,41 @@ keeps the run folder.
 
 from __future__ import annotations
 
+import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trlx_like.checkpoint import RngState, isolated_rng
-from trlx_like.config import MethodConfig, TRLConfig
+from trlx_like.config import TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.errors import ConfigError, NonFiniteError, RewardError, SamplerError
+from trlx_like.errors import DivergenceError, NonFiniteError, RewardError, SamplerError, TrlxError
+from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.callbacks import Callback, call
-from trlx_like.trainers.context import Metrics, OfRun, Run
+from trlx_like.trainers.checks import refuse_removed_hooks, refuse_unused, require, require_method
+from trlx_like.trainers.context import Metrics, Run
+from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
-from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
+from trlx_like.trainers.optimise import LossOutput, Optimisation
 from trlx_like.trainers.rollouts import Rollouts
-from trlx_like.trainers.run import refuse_removed_hooks, require
 from trlx_like.trainers.scoring import Scoring
+from trlx_like.trainers.verbs import Verbs
 
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
 
 
-class BaseRLTrainer(OfRun, ABC, Generic[E]):
+class BaseRLTrainer(Verbs[E]):
     """Base of all trainers.
 
     Args:
@@ -53,18 +58,6 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         ConfigError: for options that this trainer cannot follow, and for data that it cannot use.
     """
 
-    method_class: ClassVar[type[MethodConfig]]
-    experience_class: type[E]
-    offline: ClassVar[bool] = False
-    """True: experience is made once, from data, and `train.epochs` are passes over it."""
-    uses: ClassVar[frozenset[str]] = frozenset()
-    """The data arguments of `train` that this trainer takes."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Which of them, and of `reward_fn`, `learn` cannot do without; an offline trainer is not made without them."""
-
-    model: nn.Module
-    tokenizer: Any
-
     def __init__(
         self,
         config: TRLConfig,
@@ -77,25 +70,19 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         callbacks: Sequence[Callback] = (),
         **data: Any,
     ) -> None:
-        name = type(self).__name__
         refuse_removed_hooks(type(self))
-        if not isinstance(config.method, self.method_class):
-            needed = f"{self.method_class.__name__}, not {config.method.name}"
-            raise ConfigError(f"train.trainer ({name}) needs method.name: {needed}.")
+        require_method(type(self).__name__, config, self.method_class)
         self.config = config
         self.method: Any = config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
-        if "" in self.stop_sequences:
-            raise ConfigError("stop_sequences has an empty string, which would end every response at once.")
         self.logit_mask = logit_mask
         self.callbacks = list(callbacks)
         self.data = {name: value for name, value in data.items() if value is not None}
-        if unused := ", ".join(sorted(set(self.data) - self.uses)):
-            raise ConfigError(f"{name} cannot use {unused}; it takes {', '.join(sorted(self.uses)) or 'no data'}.")
+        refuse_unused(type(self).__name__, self.data, self.uses, self.stop_sequences)
         if self.offline:
             self._check_needs()
-        self.run = Run(config, name)
+        self.run = Run(config, type(self).__name__)
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
         self.scoring = Scoring(self.run, reward_fn)
         self.rollouts = Rollouts(self.run, self.scoring)
@@ -109,70 +96,6 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         self.scoring.tokenizer = getattr(self, "tokenizer", None)
         self._prepare()
 
-    # The four verbs.
-
-    @abstractmethod
-    def build(self, tokenizer: Any = None) -> None:
-        """Make `self.model` and whatever produces samples. The optimiser is made from the model afterwards."""
-
-    @abstractmethod
-    def make_experience(self) -> Metrics:
-        """Fill `self.store` with this process's share of a round, and return what to log about it.
-
-        A RewardError or SamplerError must come on all processes, which then save the run as it was before the round.
-        """
-
-    @abstractmethod
-    def loss(self, batch: E) -> LossOutput:
-        """Return the loss of a micro-batch as sums over its units. It depends on the batch and the weights alone."""
-
-    def units(self, batch: E) -> Units:
-        """Count the units of a micro-batch: one number, or several by name if the loss has several terms."""
-        return len(batch)
-
-    # Hooks with defaults.
-
-    @property
-    def passes(self) -> int:
-        """Passes over the store in a round."""
-        return self.config.train.epochs if self.offline else 1
-
-    def microbatches(self, batch: E) -> Iterator[E]:
-        """Cut a batch to what fits into memory: `train.minibatch_size` rows of similar length."""
-        for _, part in batch.microbatches(self.config.train.minibatch_size):
-            yield part
-
-    def accept(self, metrics: Metrics) -> bool:
-        """Decide whether a step is made; False drops its gradients.
-
-        The metrics are those of the global batch, so all processes agree. Where they have `policy/ratio_deviation`,
-        the first step on fresh experience must find the policy that the samples came from.
-        """
-        if not self.offline and "policy/ratio_deviation" in metrics and self.progress.fresh:
-            self.agreement.check_step(metrics["policy/ratio_deviation"], self.model)
-        return True
-
-    def after_step(self, metrics: Metrics) -> None:
-        """Act after each optimiser step, before its metrics are logged."""
-
-    def evaluate(self) -> Metrics:
-        """Measure the model as it is. It is called with random numbers of its own, so it changes nothing."""
-        return {}
-
-    def evaluate_held_out(self, elements: Sequence[E]) -> Metrics:
-        """Measure on this process's held-out elements what a step would log; return it under `eval/<name>`."""
-        size, collate = self.run.microbatch_size, self.experience_class.collate
-        parts = [collate(elements[start : start + size]) for start in range(0, len(elements), size)]
-        metrics = self.optimisation.measure(parts, self.loss, self.units)
-        return {f"eval/{name}": value for name, value in metrics.items()}
-
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write what is used after training to a folder, without the trainer's state."""
-
-    def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Generate from prompts with the model as it is: token ids, or images from a diffusion model."""
-        raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")
-
     # The loop.
 
     def learn(self) -> Metrics:
@@ -184,7 +107,18 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that it does not matter what was drawn since the trainer was made
         self.run.folder.resume(self.state)
-        with stop_requests() as self.run.stop_request, self.run.open_trackers(), closing(self.scoring):
+        with stop_requests() as self.run.stop_request, closing(self.scoring):
+            while True:
+                try:
+                    self._train()
+                    return self.last_metrics
+                except DivergenceError as error:  # on all processes
+                    self.divergence_watch.roll_back(error)
+                    self._pending, self.round_steps = {}, None
+
+    def _train(self) -> None:
+        """Train from the present step to the end."""
+        with self.run.open_trackers():
             self._call("on_train_begin")
             if self.progress.step == 0:
                 self._log(self._evaluated())
@@ -196,7 +130,6 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
                 if self.progress.step % self.config.train.checkpoint_interval:
                     self.save()
             self._call("on_train_end")
-        return self.last_metrics
 
     @property
     def finished(self) -> bool:
@@ -248,8 +181,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         try:
             metrics, self._stopping = self.optimisation.step(parts, self.loss, self.units, self.accept)
         except (NonFiniteError, SamplerError):  # on all processes; the weights are as before the step
-            if self.progress.step:
-                self.save()
+            self._save_before_end()
             raise
         return metrics
 
@@ -267,8 +199,8 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         except (Exception, Interrupted) as error:
             self.state.restore(before)
             together = self.world.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError))
-            if progress.step and together:
-                self.save()
+            if together:
+                self._save_before_end()
             raise
         if progress.in_round:  # resumed: offline experience is made again, and has been accounted for
             self.state.restore(before)
@@ -286,6 +218,7 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         if step % train.eval_interval == 0 or self.finished:
             metrics |= self._evaluated()
         self._log({**metrics, **self.clock.lap()})
+        self.divergence_watch.watch(metrics)
         code = self.run.stop_request.code
         stop = self._stopping or (self.world.size == 1 and code > 0)
         if step % train.checkpoint_interval == 0 or self.finished or stop:
@@ -316,9 +249,24 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
     # Files.
 
     def save(self, directory: str | Path | None = None) -> None:
-        """Publish a checkpoint, all of it or nothing: by default `checkpoint_<step>` in the run folder."""
+        """Publish a checkpoint, all of it or nothing: by default `checkpoint_<step>` in the run folder.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+            NonFiniteError: If a weight of the model is NaN or infinite. Nothing is written then.
+        """
+        if (name := first_nonfinite(self.model)) is not None:
+            raise NonFiniteError(f"No checkpoint of step {self.progress.step} is written: {name} is not finite.")
         path = self.run.folder.save(self.state, self.save_pretrained, self.progress.step, directory)
         self._call("on_save", path)
+
+    def _save_before_end(self) -> None:
+        """Save the run before an error ends it. If that fails too, log it, so that the first error is shown."""
+        if self.progress.step:
+            try:
+                self.save()
+            except TrlxError as error:
+                logger.error("%s", error)
 
     def load(self, directory: str | Path) -> None:
         """Continue from a checkpoint, or from the newest good one of a run folder."""
@@ -338,7 +286,8 @@ class BaseRLTrainer(OfRun, ABC, Generic[E]):
         self.model.to(self.device)
         self.world.same_weights([*self.model.parameters(), *self.model.buffers()])
         self.state.register("model", self.model, small=False)
-        self.optimisation = Optimisation(self.run, self.model)
+        self.optimisation = Optimisation(self.run, self.model, getattr(self, "tokenizer", None))
+        self.divergence_watch = DivergenceWatch(self.run, self.optimisation)
         self.state.register("progress", self.progress)
         self.state.register("rng", RngState(), local=True)
         if not self.offline:

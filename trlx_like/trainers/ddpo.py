@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.ddpo import DDPOConfig
-from trlx_like.data.diffusion import DenoisingExperience
+from trlx_like.data.diffusion import DenoisingExperience, as_bytes
 from trlx_like.errors import ConfigError
 from trlx_like.functional.diffusion import gaussian_kl
 from trlx_like.functional.group_advantages import group_centered, group_ties, scaled
@@ -118,7 +118,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         rewards: list[float | None] = []
         shown = ShownImages(self.run, self.method.grid_interval)
         for images, experience, scores in self.scored_images():
-            self.rollouts.add_images(scores)
+            self.rollouts.add_images(scores, images.captions.texts)
             made += experience.split()
             prompts += images.captions.texts
             rewards += map(whole, scores.rewards)
@@ -130,6 +130,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         advantages = advantages.clamp(-self.method.adv_clip, self.method.adv_clip)
         for row in kept.nonzero().flatten().tolist():
             made[row].advantages.fill_(advantages[row])
+            made[row].rewards.fill_(values[row])
             self.push_to_store([made[row]])
         self.rollouts.keep(kept.tolist())
         shown.log([a if keep else None for a, keep in zip(advantages.tolist(), kept.tolist(), strict=True)])
@@ -172,15 +173,19 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             return self.sampler.sample(captions, self.device)
 
     def experience(self, images: Trajectories) -> DenoisingExperience:
-        """Convert images to experience: denoising steps in a random order for each image, and advantages of 0."""
+        """Convert images to experience: denoising steps in a random order for each image, with advantages to be set."""
         drawn = self.sampler.schedule.stochastic_steps
         order = torch.stack([drawn[torch.randperm(len(drawn))] for _ in images.latents])
+        caption, caption_mask = as_bytes(images.captions.texts)
         return DenoisingExperience(
             **vars(images.prompts),
             latents=images.latents,
             old_logprobs=images.logprobs,
             order=order,
+            rewards=torch.full((len(order),), torch.nan),
             advantages=torch.zeros(len(order)),
+            caption=caption,
+            caption_mask=caption_mask,
         )
 
     def advantages(self, prompts: list[str], rewards: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ class GroupExperience(Completion):
     old_logprobs: Tensor = padded()
     advantages: Tensor = padded()
     ref_logprobs: Tensor | None = padded(default=None)  # None without a reference
+    scores: Tensor | None = None  # [B] float32
 
 
 @dataclass
@@ -103,6 +104,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             attempts += 1
             wanted = method.num_prompts - int(self.world.sum([float(groups.kept.any(dim=1).sum())])[0])
         batch = self.record(responses)
+        batch.scores = groups.scores[groups.kept].float()
         batch.advantages = zero_padding(self.advantages(batch, groups.scores, groups.kept).float(), batch.mask)
         shown.log(**self.shown_columns(batch, groups.kept.flatten().tolist()))
         trained = groups.kept & (groups.finished | (not method.mask_truncated_completions))  # [P, G]

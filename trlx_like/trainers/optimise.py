@@ -7,23 +7,19 @@ of several terms names the unit of each, and each term is divided by the total o
 
 from __future__ import annotations
 
-import json
-import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trlx_like.data import Experience
 from trlx_like.distributed import GradientAccumulator
-from trlx_like.errors import ConfigError, NonFiniteError
+from trlx_like.errors import ConfigError
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.trainers.context import Metrics, Run
-
-logger = logging.getLogger(__name__)
+from trlx_like.trainers.guard import UPDATE, Guard
 
 E = TypeVar("E", bound=Experience)
 Units = float | Mapping[str, float]
@@ -36,8 +32,6 @@ With the name "min" or "max" the tensor is not a sum: the smallest or largest of
 
 MAIN = "units"
 """Name of the unit if `units` returns one number."""
-NONFINITE_FILE = "nonfinite_steps.jsonl"
-"""File of the run folder with the metrics of steps that were dropped because they were not finite."""
 EXTREMES = {"min": min, "max": max}
 COMBINE = {"min": torch.minimum, "max": torch.maximum}
 
@@ -140,20 +134,30 @@ class Optimisation:
     Args:
         run: The run. Its checkpoints will hold the optimiser and the scheduler.
         model: The network. Its parameters with `requires_grad` are trained.
+        tokenizer: Decodes samples for the record of steps that are not finite; None for samples without token ids.
 
     Raises:
-        ConfigError: If no parameter is trainable.
+        ConfigError: If no parameter is trainable, or a trained one has only 16 bits.
     """
 
-    def __init__(self, run: Run, model: nn.Module) -> None:
+    def __init__(self, run: Run, model: nn.Module, tokenizer: Any = None) -> None:
         train = run.config.train
         self.run, self.model = run, model
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
+        if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
+            name = str(half).removeprefix("torch.")
+            raise ConfigError(
+                f"model.model_extra_configs.dtype ({name!r}): weights that are trained need float32, or small updates "
+                f"are lost to rounding. Leave it out and set backend.mixed_precision: "
+                f"{'bf16' if half is torch.bfloat16 else 'fp16'}, which computes in {name} with float32 weights; or "
+                "train an adapter (model.peft_config) on weights that stay as they are."
+            )
         self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self.gradients = GradientAccumulator(run.world, trained, train.max_grad_norm)
+        self.guard = Guard(run, model, self.optimizer, tokenizer)
         if train.save_optimizer:
             run.state.register("optimizer", self.optimizer, small=False)
             run.state.register("scheduler", self.scheduler)
@@ -183,58 +187,43 @@ class Optimisation:
         parts = [part.to(run.device) for part in parts]
         self.model.train()
         sums = MetricSums()
+        means: list[Tensor] = []
         for part in parts:
             with run.forward("forward"):
                 output = loss(part)
+            means.append(output.mean(totals.units, totals.main))
             with run.clock("backward"):
-                self.gradients.backward(output.mean(totals.units, totals.main))
+                self.gradients.backward(means[-1])
+            means[-1] = means[-1].detach()
             sums.add(output, totals.main)
         with run.clock("optimizer"):
-            metrics, (norm,) = sums.means(run, totals, self.gradients.finish())
+            metrics, (norm, *losses) = sums.means(run, totals, self.gradients.finish(), *means)
             metrics["grad_norm"] = norm
-            self.gradients.step(self.optimizer, self._is_finite(metrics) and accept(metrics))
+            nonfinite = self.guard.nonfinite(metrics)
+            if nonfinite or not accept(metrics):
+                self.gradients.step(self.optimizer, accepted=False)
+            elif not self.guard.step(lambda: self.gradients.step(self.optimizer, accepted=True)):
+                nonfinite = [UPDATE]
+            if nonfinite:
+                self.guard.drop(
+                    nonfinite, metrics, parts, losses, lambda part: loss(part).mean(totals.units, totals.main)
+                )
+            else:
+                run.progress.nonfinite_in_row = 0
             self.optimizer.zero_grad(set_to_none=True)
             metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
             self.scheduler.step()
         run.progress.step += 1
         return metrics, totals.stop
 
-    def _is_finite(self, metrics: Metrics) -> bool:
-        """Say whether a step with these metrics may change the weights; count and record one that may not.
-
-        An overflow of fp16 gradients alone is left to the gradient scaler, which drops such steps itself.
-        """
-        progress, limit = self.run.progress, self.run.config.train.max_nonfinite_steps
-        wrong = [name for name, value in metrics.items() if not math.isfinite(value) and name.startswith("losses/")]
-        if not math.isfinite(metrics["grad_norm"]) and self.run.accelerator.scaler is None:
-            wrong.append("grad_norm")
-        if not wrong:
-            progress.nonfinite_in_row = 0
-            return True
-        progress.nonfinite_steps += 1
-        progress.nonfinite_in_row += 1
-        metrics["train/nonfinite_steps"] = float(progress.nonfinite_steps)
-        step, row = progress.step + 1, progress.nonfinite_in_row
-        if self.run.world.main:
-            record = {"step": step, "round": progress.round, **{name: repr(value) for name, value in metrics.items()}}
-            self.run.folder.directory.mkdir(parents=True, exist_ok=True)
-            with (self.run.folder.directory / NONFINITE_FILE).open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
-            logger.warning(
-                "Step %d: %s not finite. The step changes no weight (%d in a row; %s).",
-                step,
-                " and ".join(wrong) + (" is" if len(wrong) == 1 else " are"),
-                row,
-                NONFINITE_FILE,
-            )
-        if row > limit:
-            raise NonFiniteError(
-                f"{row} steps in a row had a loss or gradient that is NaN or infinite, the last one step {step} "
-                f"({', '.join(wrong)}); train.max_nonfinite_steps is {limit}. The weights are those before the first "
-                f"of these steps, whose metrics are in {NONFINITE_FILE}. Try a smaller optimizer.kwargs.lr, smaller "
-                "rewards or backend.mixed_precision: no."
-            )
-        return False
+    def scale_learning_rate(self, factor: float) -> float:
+        """Multiply the learning rate of this and all later steps, and return that of the next step."""
+        for group in self.optimizer.param_groups:
+            for name in {"lr", "initial_lr"} & set(group):
+                group[name] *= factor
+        self.scheduler.base_lrs = [rate * factor for rate in self.scheduler.base_lrs]
+        self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        return float(self.scheduler.get_last_lr()[0])
 
     @torch.no_grad()
     @torch.no_grad()

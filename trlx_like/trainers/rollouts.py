@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,14 @@ import torch
 from torch import Tensor
 
 from trlx_like.errors import RewardError
+from trlx_like.functional.reward_range import dominant
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Metrics, Row, Run
 from trlx_like.trainers.scoring import Batch, Scoring, after_faults, whole
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -63,10 +67,12 @@ class Rollouts:
     scoring: Scoring
     samples: list[Sample] = field(default_factory=list)
     faults: int = 0  # calls of reward functions that failed in this round
+    extreme: tuple[float, str] = (0.0, "")  # largest absolute score of this process, and its sample as words
+    warned: bool = False  # of an outlier
 
     def begin(self) -> None:
         """Start a round, and drop the samples of the last one."""
-        self.samples, self.faults = [], 0
+        self.samples, self.faults, self.extreme = [], 0, (0.0, "")
 
     def chunks(
         self,
@@ -132,10 +138,17 @@ class Rollouts:
             sample.prompt, sample.output = _digest(samples.prompts[place]), _digest(samples.outputs[place])
             sample.prompt_length, sample.length = prompt_lengths[place], lengths[place]
             sample.finished = samples.finished[place]
+        self._find_extreme(rewards, samples.prompts, samples.outputs)
         self._write(samples, rewards)
 
-    def add_images(self, scores: Scores) -> None:
-        """Add images to the round's statistics. Images with a reward count as kept, unless `keep` says otherwise."""
+    def add_images(self, scores: Scores, prompts: Sequence[str]) -> None:
+        """Add images to the round's statistics. Images with a reward count as kept, unless `keep` says otherwise.
+
+        Args:
+            scores: The scores of a chunk.
+            prompts: The prompt of each image.
+        """
+        self._find_extreme(scores.rewards, prompts)
         self._add(scores.rewards, scores.components)
 
     def _add(self, rewards: Sequence[Reward], components: Mapping[str, Sequence[Reward]]) -> list[Sample]:
@@ -173,8 +186,30 @@ class Rollouts:
         everything = self.run.world.gather(self.samples)
         if not everything:
             return {}
+        self._warn_of_outlier([sample.score for sample in everything if sample.score is not None])
         (faults,) = self.run.world.sum([self.faults])
         return round_metrics(everything) | {"rollout/reward_faults": float(faults)}
+
+    def _find_extreme(self, rewards: Sequence[Reward], *texts: Sequence[str]) -> None:
+        """Remember the sample with the largest absolute score, to name it if it is an outlier."""
+        for place, reward in enumerate(rewards):
+            score = abs(whole(reward) or 0.0)
+            if score > self.extreme[0]:
+                self.extreme = score, " -> ".join(repr(column[place][:80]) for column in texts)
+
+    def _warn_of_outlier(self, scores: Sequence[float]) -> None:
+        """Warn once in a run of a score that makes the differences of all others vanish. Every process calls it."""
+        place = None if self.warned else dominant(scores)
+        if place is not None:
+            texts = [text for score, text in self.run.world.gather([self.extreme]) if score == abs(scores[place])]
+            self.warned = True
+            if self.run.world.main:
+                logger.warning(
+                    "The reward %.4g of the sample %s is so far from the others that it can hide all differences "
+                    "between them. Bound what the reward function returns.",
+                    scores[place],
+                    texts[0],
+                )
 
     def _file(self) -> Path | None:
         """Return the file for this process's samples of the round; None if samples are not written."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from trlx_like.tracking import RunInfo, Trackers, make_trackers
 
 logger = logging.getLogger(__name__)
 
+HISTORY_FILE = "history.jsonl"
+"""File of the run folder with what changed in the middle of the run, and when."""
+
 
 @dataclass
 class Progress:
@@ -30,6 +34,8 @@ class Progress:
     in_round: bool = False
     nonfinite_steps: int = 0  # steps whose loss or gradient was NaN or infinite
     nonfinite_in_row: int = 0  # how many of them came last, without a good step between
+    rollbacks: int = 0  # times that the run went back to a checkpoint
+    losses: list[float] = field(default_factory=list)  # the last ones, to tell when one is out of range
     shown: int | None = None  # step before the round whose samples were last shown
     best: float | None = None  # best value of the metric that `train.save_best` watches
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
@@ -41,7 +47,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields by name, for a checkpoint."""
-        return {**vars(self), "tracker": dict(self.tracker)}
+        return {**vars(self), "tracker": dict(self.tracker), "losses": list(self.losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the fields from a checkpoint."""
@@ -105,7 +111,7 @@ class RunFolder:
 
     def _set_aside(self) -> None:
         """Move checkpoints, reward faults and images of an earlier run to a folder `earlier_<n>`."""
-        names = ("checkpoint_*", "best_checkpoint", "reward_*", "nonfinite_steps.jsonl", "images")
+        names = ("checkpoint_*", "best_checkpoint", "reward_*", "nonfinite_steps.jsonl", HISTORY_FILE, "images")
         old = [path for name in names for path in self.directory.glob(name)]
         if not old:
             return
@@ -163,6 +169,12 @@ class RunFolder:
         self._say("Saved %s.", place)
         return place
 
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Append what happened to history.jsonl, from the main process."""
+        if self.world.main:
+            with (self.directory / HISTORY_FILE).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(event) + "\n")
+
     def _say(self, message: str, place: Path) -> None:
         if self.world.main:
             logger.info(message, place)
@@ -203,38 +215,3 @@ def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
     if name is not None:
         raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
     return None
-
-
-def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """Check that the arguments of `train` that a trainer needs are given.
-
-    Args:
-        config: The complete configuration.
-        names: The needed arguments. Of a name like "reward_fn or judge" one argument is enough.
-        given: The arguments by name.
-
-    Raises:
-        ConfigError: If one is missing.
-    """
-    for name in names:
-        either = name.split(" or ")
-        if all(given.get(one) is None for one in either):
-            ways = " or ".join(f"train({one}=...)" for one in either)
-            keys = " or ".join(f"data.{one}" for one in either)
-            raise ConfigError(f"{config.train.trainer} needs {name}: pass {ways} or set {keys}.")
-
-
-REMOVED_HOOKS = {
-    "check_sampler": "trainer.agreement does this",
-    "counted": "return counts by name from units",
-    "counts": "return counts by name from units",
-    "make_generator": "override make_engine",
-    "observe": "override record",
-}
-
-
-def refuse_removed_hooks(trainer_class: type) -> None:
-    """Raise a ConfigError if a subclass overrides a hook that is no longer called, and say what to write instead."""
-    for name, advice in REMOVED_HOOKS.items():
-        if hasattr(trainer_class, name):
-            raise ConfigError(f"{trainer_class.__name__}.{name} is not called any more: {advice}.")

@@ -31,6 +31,7 @@ def test_numbers_of_every_kind_become_floats() -> None:
         (3.0, "rewards is a float; give a list of numbers."),
         ([1.0, math.nan], "rewards[1] is nan; give a finite number, or a list of them."),
         ([[1.0, math.inf], 1.0], "rewards[0] is [1.0, inf]; give a finite number, or a list of them."),
+        ([1e16, 1.0], "rewards[0] is 1e+16; its absolute value must not be above 1e+15."),
         ([None, 1.0], "rewards[0] is None; give a finite number, or a list of them."),
         ([True, 1.0], "rewards[0] is True; give a finite number, or a list of them."),
         (["1", 1.0], "rewards[0] is '1'; give a finite number, or a list of them."),
@@ -40,6 +41,11 @@ def test_what_is_no_reward_is_refused_with_its_row(rewards: Any, sentence: str) 
     with pytest.raises(DataError) as error:
         check_rewards(rewards, 2)
     assert str(error.value) == sentence
+
+
+def test_an_outlier_is_warned_of_with_its_row(caplog: pytest.LogCaptureFixture) -> None:
+    check_rewards([0.1, 0.2, [-1e6, 0.5], 0.3], 4)
+    assert "rewards[2] is [-1000000.0, 0.5]: it is so far from the others" in caplog.text
 
 
 def test_standardized_golden() -> None:

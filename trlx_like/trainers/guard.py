@@ -1,0 +1,237 @@
+"""Keeps NaN and infinity out of the weights and the optimiser's state, and records the steps that would bring them in.
+
+A step is dropped if its loss or its gradient is not finite. A step is undone if the weights or the optimiser's state
+are not finite after it. All processes decide the same, because they decide on numbers of the global batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trlx_like.checkpoint import isolated_rng
+from trlx_like.data import Experience
+from trlx_like.errors import NonFiniteError
+from trlx_like.trainers.context import Metrics, Row, Run
+
+logger = logging.getLogger(__name__)
+
+NONFINITE_FILE = "nonfinite_steps.jsonl"
+"""File of the run folder with the steps that were dropped: metrics, loss and samples of the first bad micro-batch."""
+UPDATE = "the weights or the optimizer's state after the step"
+LONGEST_TEXT = 500
+"""Characters of a text that the record and messages show."""
+
+
+@dataclass
+class Before:
+    """Hold what an optimiser step may change: the tensors, and by which names and numbers the optimiser knows them."""
+
+    tensors: list[Tensor]
+    states: dict[Any, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+class Guard:
+    """Undo optimiser steps whose result is not finite, and count and record all steps that are not finite.
+
+    Args:
+        run: The run.
+        model: The network, to name its parameters.
+        optimizer: The optimiser of the trained parameters.
+        tokenizer: Decodes token ids for the record; None for samples without token ids.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, optimizer: Any, tokenizer: Any = None) -> None:
+        self.run, self.model, self.optimizer, self.tokenizer = run, model, optimizer, tokenizer
+        self._copies: list[Tensor] = []  # memory for what a step may change, kept from step to step
+
+    def nonfinite(self, metrics: Metrics) -> list[str]:
+        """Name the parts of the loss that are not finite, and `grad_norm` if it is not.
+
+        An overflow of fp16 gradients alone is left to the gradient scaler, which drops such steps itself.
+        """
+        names = [name for name, value in metrics.items() if not math.isfinite(value) and name.startswith("losses/")]
+        if not math.isfinite(metrics["grad_norm"]) and self.run.accelerator.scaler is None:
+            names.append("grad_norm")
+        return names
+
+    def step(self, make: Callable[[], None]) -> bool:
+        """Make an optimiser step, and undo it if its result is not finite.
+
+        Args:
+            make: Makes the step.
+
+        Returns:
+            Whether weights and optimiser state are finite after it. False means that they are as before it.
+
+        Raises:
+            NonFiniteError: If they are not finite, and `train.undo_nonfinite_updates` is off.
+        """
+        undo = self.run.config.train.undo_nonfinite_updates
+        before = self._keep() if undo else None
+        make()
+        finite = not self.run.world.max(int(not _all_finite(self._changed())))
+        if not finite:
+            if before is None:
+                raise NonFiniteError(
+                    f"Step {self.run.progress.step + 1} made {self._bad_parameter() or 'the state of the optimizer'} "
+                    "NaN or infinite, and train.undo_nonfinite_updates is false, so it cannot be undone. Continue "
+                    "from the newest checkpoint with a smaller optimizer.kwargs.lr."
+                )
+            self._undo(before)
+        return finite
+
+    def _changed(self) -> list[Tensor]:
+        """List the trained parameters and the tensors of the optimiser's state."""
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        return [*trained, *(value for value in state if isinstance(value, Tensor))]
+
+    @torch.no_grad()
+    def _keep(self) -> Before:
+        """Copy what the step may change, into the same memory at every step."""
+        tensors = self._changed()
+        if [copy.shape for copy in self._copies] != [tensor.shape for tensor in tensors]:
+            self._copies = [torch.empty_like(tensor) for tensor in tensors]
+        torch._foreach_copy_(self._copies, tensors)
+        states = {parameter: dict(values) for parameter, values in self.optimizer.state.items()}
+        return Before(tensors, states, [dict(group) for group in self.optimizer.param_groups])
+
+    @torch.no_grad()
+    def _undo(self, before: Before) -> None:
+        torch._foreach_copy_(before.tensors, self._copies)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(before.states)
+        for group, values in zip(self.optimizer.param_groups, before.groups, strict=True):
+            group.update(values)
+
+    def drop(
+        self,
+        names: Sequence[str],
+        metrics: Metrics,
+        parts: Sequence[Experience],
+        losses: Sequence[float],
+        loss: Callable[[Any], Tensor],
+    ) -> None:
+        """Count, record and report a step that changed nothing. Every process calls it, before gradients are zeroed.
+
+        Args:
+            names: What is not finite.
+            metrics: The metrics of the step; the count is added.
+            parts: This process's micro-batches.
+            losses: The loss of each.
+            loss: Computes the loss [] of a micro-batch, to find the sample that it comes from. The gradients are used
+                up in this.
+
+        Raises:
+            NonFiniteError: If more than `train.max_nonfinite_steps` steps in a row were dropped.
+        """
+        progress, limit = self.run.progress, self.run.config.train.max_nonfinite_steps
+        progress.nonfinite_steps += 1
+        progress.nonfinite_in_row += 1
+        metrics["train/nonfinite_steps"] = float(progress.nonfinite_steps)
+        step, row = progress.step + 1, progress.nonfinite_in_row
+        parameter = self._bad_parameter()
+        own = None if UPDATE in names else self._bad_sample(parts, losses, loss)
+        samples = [found for found in self.run.world.gather([own]) if found is not None]
+        sample = samples[0] if samples else {}
+        record = {"step": step, "round": progress.round, "not_finite": list(names), "parameter": parameter, **sample}
+        self._write({**record, **metrics})
+        where = f"the first such parameter is {parameter}, " if parameter else ""
+        about = f"{where}the first sample {_words(sample)}" if sample else where.removesuffix(", ")
+        if self.run.world.main:
+            verb = "is" if len(names) == 1 and UPDATE not in names else "are"
+            what = f"{' and '.join(names)} {verb} not finite"
+            about_it = f" ({about})" if about else ""
+            logger.warning(f"Step {step}: {what}{about_it}. It changes no weight; {row} in a row ({NONFINITE_FILE}).")
+        if row > limit:
+            raise NonFiniteError(
+                f"{row} steps in a row were not finite, the last one step {step} ({', '.join(names)})"
+                f"{'; ' if about else ''}{about}. train.max_nonfinite_steps is {limit}. The weights are those before "
+                f"the first of these steps, which are in {NONFINITE_FILE}. Try a smaller optimizer.kwargs.lr, smaller "
+                "rewards or backend.mixed_precision: no."
+            )
+
+    def _bad_parameter(self) -> str | None:
+        """Name the first trained parameter with a gradient or weight that is not finite; None without one."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                values = [parameter.detach(), *([] if parameter.grad is None else [parameter.grad])]
+                if not _all_finite(values):
+                    return name
+        return None
+
+    def _bad_sample(
+        self, parts: Sequence[Experience], losses: Sequence[float], loss: Callable[[Any], Tensor]
+    ) -> Row | None:
+        """Find the first sample whose own loss or gradient is not finite.
+
+        Returns:
+            The micro-batch that it is in, as values of the record; None if no micro-batch of this process is bad.
+        """
+        bad = [place for place, value in enumerate(losses) if not math.isfinite(value)]
+        for place in bad or range(len(parts)):
+            samples = _described(parts[place], self.tokenizer)
+            for row in range(len(parts[place])):
+                self.optimizer.zero_grad(set_to_none=True)
+                with isolated_rng(self.run.config.train.seed), torch.enable_grad(), self.run.accelerator.autocast():
+                    value = loss(parts[place][row : row + 1])
+                    value.backward()
+                gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+                if not _all_finite([value.detach().reshape(1), *gradients]):
+                    return {"micro_batch": place, "rank": self.run.world.rank, "bad_sample": row, "samples": samples}
+            if bad:  # not found again alone, such as an overflow in the sum
+                return {"micro_batch": place, "rank": self.run.world.rank, "bad_sample": None, "samples": samples}
+        return None
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self.run.world.main:
+            self.run.folder.directory.mkdir(parents=True, exist_ok=True)
+            with (self.run.folder.directory / NONFINITE_FILE).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(_plain(record)) + "\n")
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Say whether all entries of all tensors are finite. Numbers such as Adam's count of steps are left out."""
+    wanted = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() and tensor.numel()]
+    # The norm is several times faster than `isfinite`. It can overflow where no entry does, and is not trusted then.
+    return not wanted or _finite(torch._foreach_norm(wanted, 2)) or _finite(torch._foreach_norm(wanted, torch.inf))
+
+
+def _finite(numbers: Sequence[Tensor]) -> bool:
+    return bool(torch.stack([number.to(numbers[0].device, torch.float64) for number in numbers]).isfinite().all())
+
+
+def _described(batch: Experience, tokenizer: Any) -> list[Row]:
+    """Describe each sample of a micro-batch: texts by name, and the sum, smallest and largest of its numbers."""
+    decode = (lambda ids: "") if tokenizer is None else tokenizer.decode
+    return [{name: _short(value) for name, value in row.items()} for row in batch.describe(decode)]
+
+
+def _short(value: Any) -> Any:
+    return f"{value[:LONGEST_TEXT]}..." if isinstance(value, str) and len(value) > LONGEST_TEXT else value
+
+
+def _words(sample: Mapping[str, Any]) -> str:
+    """Return the texts of the bad sample as words: "prompt 'ab', response 'c'"."""
+    rows = sample["samples"]
+    row = rows[sample["bad_sample"] or 0]
+    texts = [f"{name} {value[:80]!r}" for name, value in row.items() if isinstance(value, str)]
+    return ", ".join(texts) or f"number {sample['bad_sample']} of its micro-batch"
+
+
+def _plain(value: Any) -> Any:
+    """Convert a record to JSON's values: numbers that are not finite become text."""
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
