@@ -1,1 +1,1 @@
-"""The loop, and one file an algorithm."""
+"""The training loop, its parts, and one file per algorithm."""

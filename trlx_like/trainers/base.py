@@ -1,8 +1,7 @@
 """The one loop. A trainer fills the verbs of `verbs.py`: `build`, `make_experience`, `loss`, `units`.
 
-A trainer is its verbs and its parts. The parts are made with the `Run` and with values, and never see the trainer:
-`optimise.py` makes a step, `rollouts.py` counts a round of samples, `scoring.py` calls the user's functions, `run.py`
-keeps the run folder.
+The work is done by parts, which get the `Run` and values, and never the trainer: `optimise.py` makes a step,
+`rollouts.py` counts a round of samples, `scoring.py` calls the user's functions, `run.py` manages the run folder.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ class BaseRLTrainer(Verbs[E]):
     """Base of all trainers.
 
     Args:
-        config: the complete configuration; `config.method` is this trainer's.
-        reward_fn: as in `trlx_like.train`, like the next five.
-        metric_fn: a function that measures what evaluation generates.
-        stop_sequences: texts at which a response ends.
-        logit_mask: bool [V, V], True where the second token may follow the first.
-        tokenizer: in place of `tokenizer.tokenizer_path`.
-        callbacks: called during training.
-        data: prompts, eval_prompts, samples, rewards, ...: those that `uses` names.
+        config: The complete configuration; `config.method` has the options of this trainer.
+        reward_fn: Scores samples, see `trlx_like.train`.
+        metric_fn: Measures the text or images that evaluations generate, see `trlx_like.train`.
+        stop_sequences: Strings that end a response.
+        logit_mask: True where the second token may follow the first. [V, V] bool
+        tokenizer: A tokenizer to use in place of `tokenizer.tokenizer_path`.
+        callbacks: `Callback`s to call during training.
+        data: Data arguments of `trlx_like.train`, such as prompts; `uses` lists those that this trainer takes.
 
     Raises:
-        ConfigError: for options that this trainer cannot follow, and for data that it cannot use.
+        ConfigError: For options that this trainer cannot follow, and for data that it cannot use.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class BaseRLTrainer(Verbs[E]):
         self.stopped = False  # a callback wants no more steps
         self.last_metrics: Metrics = {}
         self.round_steps: int | None = None  # optimiser steps of this round, once that is known
-        self._stopping = False  # a signal has come to some process
-        self._pending: Metrics = {}  # of the last make_experience, logged with the round's first step
+        self._stopping = False  # a process has received a signal to stop
+        self._pending: Metrics = {}  # metrics of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
         self.scoring.tokenizer = getattr(self, "tokenizer", None)
         self._prepare()
@@ -105,7 +104,7 @@ class BaseRLTrainer(Verbs[E]):
         """
         self._check_needs()
         if not self.progress.step and not self.run.folder.resumed:
-            self.run.seed()  # again, so that it does not matter what was drawn since the trainer was made
+            self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
         self.run.folder.resume(self.state)
         with stop_requests() as self.run.stop_request, closing(self.scoring):
             while True:
@@ -133,7 +132,7 @@ class BaseRLTrainer(Verbs[E]):
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left to make."""
+        """Whether training is complete."""
         progress, train = self.progress, self.config.train
         between_rounds = not progress.in_round or progress.position == self.round_steps
         no_more_rounds = between_rounds and progress.round >= (1 if self.offline else train.epochs)
@@ -149,11 +148,11 @@ class BaseRLTrainer(Verbs[E]):
         self.end_round()
 
     def begin_round(self) -> None:
-        """Note that the store holds a new round's experience."""
+        """Start a round, after its experience was put into the store."""
         self.progress.round, self.progress.position, self.progress.in_round = self.progress.round + 1, 0, True
 
     def end_round(self) -> None:
-        """Take no more batches of this round: the next step is on new experience."""
+        """End the round early: the next step is on new experience."""
         self.progress.in_round = False
 
     def optimize_round(self) -> Iterator[Metrics]:
@@ -170,7 +169,7 @@ class BaseRLTrainer(Verbs[E]):
         generator = torch.Generator().manual_seed(self.config.train.seed * 1_000_003 + self.progress.round)
         batches = self.store.batches(self.run.local_batch_size, generator, passes)
         own = math.ceil(len(self.store) / self.run.local_batch_size) * passes
-        # Agreed on before the first batch: a process that asks when its own have run out meets the others in a step.
+        # Agreed on before the first batch: a process that asked when it has no batches left would meet the others in a step.
         self.round_steps = self.world.max(own)
         yield from islice(batches, done, None)
         yield from [None] * (self.round_steps - max(own, done))
@@ -186,7 +185,7 @@ class BaseRLTrainer(Verbs[E]):
         return metrics
 
     def _collect(self) -> None:
-        """Make a new round's experience. If that fails, nothing of the round has happened, and the run is saved."""
+        """Make a new round's experience. If that fails, restore the state before the round and save the run."""
         progress = self.progress
         before = self.state.snapshot()
         self._pending = {}
@@ -227,7 +226,7 @@ class BaseRLTrainer(Verbs[E]):
             raise Interrupted(code or 143)
 
     def _evaluated(self) -> Metrics:
-        """Evaluate with random numbers that are not the training's, and keep the best checkpoint."""
+        """Evaluate with a random state of its own, and save the best checkpoint."""
         self.model.eval()
         seed = self.config.train.seed + 7919 * self.progress.step + self.world.rank
         with isolated_rng(seed), self.clock("evaluate"), torch.no_grad():
@@ -269,7 +268,7 @@ class BaseRLTrainer(Verbs[E]):
                 logger.error("%s", error)
 
     def load(self, directory: str | Path) -> None:
-        """Continue from a checkpoint, or from the newest good one of a run folder."""
+        """Restore a checkpoint, or the newest intact one of a run folder."""
         self.run.folder.load(directory, self.state)
 
     def push_to_store(self, experience: Sequence[E]) -> None:

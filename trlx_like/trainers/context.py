@@ -1,4 +1,4 @@
-"""The run that every part of a trainer is made with: configuration, processes, clock, progress, folder, trackers.
+"""The run that all parts of a trainer share: configuration, processes, clock, progress, folder, trackers.
 
 A `Run` is made once, before the model. It knows no trainer, so a part that is constructed with it can be read, tested
 and replaced on its own.
@@ -115,7 +115,7 @@ class Run:
 
 
 class OfRun:
-    """Give what belongs to a run, as `self.run`, the shorter names that plugins and callbacks use."""
+    """Offer the parts of `self.run` under short names, which plugins and callbacks use."""
 
     run: Run
 
@@ -131,22 +131,22 @@ class OfRun:
 
     @property
     def world(self) -> World:
-        """The processes of the run, and what they agree through."""
+        """The processes of the run, with the collective operations between them."""
         return self.run.world
 
     @property
     def group(self) -> World:
-        """The older name of `world`."""
+        """Former name of `world`."""
         return self.run.world
 
     @property
     def clock(self) -> Clock:
-        """Seconds by phase."""
+        """Measures the seconds spent in each phase."""
         return self.run.clock
 
     @property
     def progress(self) -> Progress:
-        """Steps and rounds done."""
+        """How many steps and rounds are done."""
         return self.run.progress
 
     @property

@@ -47,7 +47,7 @@ class Groups:
 
     scores: Tensor  # [P, G] float64
     scored: Tensor  # [P, G] bool: False where the reward function abstained
-    kept: Tensor  # [P, G] bool: whether it is trained on; of a prompt all scored responses are, or none
+    kept: Tensor  # [P, G] bool: whether it is trained on, as all scored responses to a prompt are, or none
     finished: Tensor  # [P, G] bool
 
     def extend(self, other: Groups) -> Groups:

@@ -70,7 +70,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         method = self.method
         self.beta = method.beta_of(self.prompts.next_epoch)
         roles: list[str | None] = []  # of each sample: "chosen", "rejected", or None outside of pairs
-        without = {"ties": 0, "unjudged": 0}  # prompts of which there is no pair, by the reason
+        without = {"ties": 0, "unjudged": 0}  # number of prompts without a pair, by reason
         shown = ShownSamples(self.run, method.n_generations_per_prompt)
         for samples, rewards in self.all_samples(method.num_prompts or self.config.train.batch_size, method.chunk_size):
             shown.add(samples, rewards)
@@ -111,7 +111,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             without: Number of this process's prompts under "ties" and under "unjudged".
         """
         pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
-        if not pairs and self.round_steps != 0:  # of many such rounds in a row it is said once
+        if not pairs and self.round_steps != 0:  # logged once for many such rounds in a row
             logger.warning(
                 "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
                 "round passes without a step, as will others like it.",
@@ -149,7 +149,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
     @torch.no_grad()
     def metrics(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
-        """Return metrics as sums over pairs. A metric of single responses is averaged over the two of a pair first."""
+        """Return metrics as sums over pairs. A metric of responses is averaged over each pair first."""
         assert out.ref_logprobs is not None and batch.scores is not None and batch.finished is not None
         chosen, rejected = (self.beta * ratio for ratio in pairs.ratios)
         kl = (chosen + rejected) / (2 * self.beta)  # [B]
@@ -185,7 +185,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
 
 def best_and_worst(scores: Mapping[int, float]) -> tuple[int, int] | None:
-    """Find the best and the worst response to a prompt. Of equal scores the first one counts.
+    """Find the best and the worst response to a prompt. Among equal scores the first one is taken.
 
     Args:
         scores: Scores by the row of the response; responses without a score are left out.

@@ -25,7 +25,7 @@ E = TypeVar("E", bound=Experience)
 Units = float | Mapping[str, float]
 """Number of units of a micro-batch. With several kinds of units: numbers by name, the main one first."""
 Term = tuple[Tensor, str]
-"""A sum [] and the name of the unit that it is over.
+"""A sum [] and the name of the unit that it is taken over.
 
 With the name "min" or "max" the tensor is not a sum: the smallest or largest of all micro-batches is taken.
 """

@@ -39,7 +39,7 @@ from trlx_like.trainers.samples import ShownSamples
 
 @dataclass
 class PPOExperience(Completion):
-    """Hold responses with what policy, value head and reference computed at sampling time. All [B, R] float."""
+    """Hold responses with the policy's, value head's and reference's numbers at sampling time. All [B, R] float."""
 
     old_logprobs: Tensor = padded()
     old_values: Tensor = padded()  # of the state before each token
@@ -85,7 +85,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
 
     def make_experience(self) -> Metrics:
         elements: list[PPOExperience] = []
-        places: list[int] = []  # of each element among the samples
+        places: list[int] = []  # index of each element among the samples
         shown = ShownSamples(self.run)
         for samples, rewards in self.scored_samples(self.method.num_rollouts, self.method.chunk_size):
             shown.add(samples, rewards)

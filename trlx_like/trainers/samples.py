@@ -1,4 +1,4 @@
-"""The table of a round's first samples, with their advantages and other results of the algorithm."""
+"""The table of a round's first samples, with their advantages and other numbers of the algorithm."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     model: LanguagePolicy
     keep_dropout = False
-    """Whether dropout stays on in training. A loss that compares with the sampling policy needs it off."""
+    """Whether dropout stays on in training. A loss that compares with the policy at sampling time needs it off."""
     heads_kind = "ValueHead"
     """Ending of the class that loads an exported model with its heads: `AutoModelForCausalLMWith<heads_kind>`."""
 
@@ -131,7 +131,7 @@ class TextTrainer(BaseRLTrainer[E]):
             self.sampler.engine.sync_weights(self.model.lm)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
-        """Make the heads on the policy's hidden states, by name. None by default.
+        """Make the heads on the policy's hidden states, by name. There are none by default.
 
         Args:
             hidden_size: Width of the hidden states.
@@ -140,7 +140,7 @@ class TextTrainer(BaseRLTrainer[E]):
         return {}
 
     def head_blocks(self) -> dict[str, int]:
-        """Return by head how many of the model's top blocks it gets as its own trained copy. None by default."""
+        """Return for each head how many top blocks it gets as a trained copy of its own; by default it gets none."""
         return {}
 
     @property
@@ -257,7 +257,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @torch.no_grad()
     def generate(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Sample a response to each query, with the generation options of training.
+        """Sample a response to each query with the generation options of training.
 
         Args:
             queries: Prompts as text, chat messages, or token ids [P].
@@ -271,16 +271,9 @@ class TextTrainer(BaseRLTrainer[E]):
 
     @torch.no_grad()
     def generate_eval(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
-        """Sample a response to each query, with the generation options of evaluation.
+        """Sample a response to each query with the generation options of evaluation; otherwise like `generate`.
 
-        Of a swept option the first value is used.
-
-        Args:
-            queries: Prompts as text, chat messages, or token ids [P].
-            gen_kwargs: Generation options that override the configured ones.
-
-        Returns:
-            The token ids [R] of the response to each query.
+        If an option has a list of values to sweep over, the first value is used.
         """
         self.sync_sampler()
         first = {name: values[0] for name, values in swept(self.method.gen_kwargs).items()}
