@@ -1,1 +1,1 @@
-"""What we measure, and how to measure it again: `python -m benchmarks.<name>`."""
+"""Benchmarks of speed and memory. Run one with `python -m benchmarks.<name>`."""

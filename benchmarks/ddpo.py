@@ -1,10 +1,10 @@
-"""DDPO: images per CPU second, and where the time goes.
+"""Measure DDPO: images per CPU second, and the time of each phase.
 
     python -m benchmarks.ddpo [--lora] [--rounds 6] [--samples 8] [--steps 10] [--json out.json]
 
-A Stable Diffusion of random weights, its UNet of 1.0M parameters on latents of 4 x 8 x 8, with guidance. A round is 8
-images of 10 steps and one update on all of them, as an epoch of TRL's DDPOTrainer is. The reward costs next to nothing.
-"rest" is making the pipeline and writing the run.
+The model is a Stable Diffusion with random weights, a UNet of 1.0M parameters on latents of 4 x 8 x 8, and guidance. A
+round is 8 images of 10 steps and one update on all of them, like an epoch of TRL's DDPOTrainer. The reward costs almost
+nothing. "rest" is the time for making the pipeline and writing the run folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTS = ["cat", "dog", "horse", "monkey", "rabbit", "zebra", "spider", "bird"]
 
 
 def pipeline(widths: tuple[int, int]) -> Any:
-    """Random weights of the settings of Stable Diffusion 1.5. widths: channels of the UNet's two levels."""
+    """Make a small Stable Diffusion 1.5 with random weights. widths: channels of the UNet's two levels."""
     torch.manual_seed(0)
     letters = [*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase)]
     tokens = {token: number for number, token in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}

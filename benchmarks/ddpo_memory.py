@@ -1,11 +1,11 @@
-"""The memory that DDPO needs on Stable Diffusion 1.5, estimated without a GPU and without computing anything.
+"""Estimate the memory of DDPO on Stable Diffusion 1.5, without a GPU and without computing anything.
 
     python -m benchmarks.ddpo_memory [configs/ddpo_sd15_lora.yml]
 
-The model is ours on parts of diffusers and transformers with the settings of Stable Diffusion 1.5, but its tensors are
-fake: torch works out their shapes and formats, and here the bytes of all that are alive at once are counted, through
-drawing, decoding and one micro-batch of learning. Attention is torch's fused one. A GPU adds its context (some hundred
-megabytes), what its kernels work with, and gaps between tensors: leave a tenth.
+The model has the real parts and settings of Stable Diffusion 1.5, but fake tensors: torch derives their shapes and
+formats without data. The benchmark counts the bytes of all tensors that are alive at once during sampling, decoding and
+one micro-batch of training, with torch's fused attention. A real GPU also needs memory for its context (some hundred
+megabytes), for workspaces of kernels and for gaps between tensors: keep a tenth of its memory free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMATS = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive, and the most that there were."""
+    """Count the bytes of the storages that are alive, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class Alive(TorchDispatchMode):
 
 
 def stable_diffusion() -> Any:
-    """The parts of Stable Diffusion 1.5, with random weights."""
+    """Make the parts of Stable Diffusion 1.5 with random weights."""
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -82,7 +82,7 @@ def stable_diffusion() -> Any:
 
 
 def prepared(config: TRLConfig, pipeline: Callable[[], Any], device: str) -> DiffusionModel:
-    """The model as the trainer prepares it."""
+    """Make the model as the trainer prepares it."""
     mixed, method = config.backend.mixed_precision, config.method
     with torch.device(device):
         made = DiffusionModel(pipeline())
@@ -96,7 +96,7 @@ def prepared(config: TRLConfig, pipeline: Callable[[], Any], device: str) -> Dif
 
 
 def become_fake(model: DiffusionModel) -> None:
-    """Gives a model of the device "meta" fake tensors of the CPU. Called within a fake mode."""
+    """Replace the weights of a model on the device "meta" by fake CPU tensors. Call it within a fake mode."""
     for module in [module for part in (model, *model.frozen) for module in part.modules()]:
         tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in tensors:
@@ -107,7 +107,7 @@ def become_fake(model: DiffusionModel) -> None:
 
 
 def phases(config: TRLConfig, model: DiffusionModel) -> dict[str, int]:
-    """Bytes: of the weights, and of what drawing, decoding and learning take beside them at the most."""
+    """Return the bytes of the weights, and the peak bytes beside them of sampling, decoding and training."""
     method: Any = config.method
     size = config.sampler.batch_size or method.chunk_size * method.num_generations
     with Alive() as alive:
@@ -125,14 +125,14 @@ def phases(config: TRLConfig, model: DiffusionModel) -> dict[str, int]:
         model.train()
         with most(alive, found, "learning"):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            moments = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]  # Adam's
+            moments = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]  # the moments of Adam
             _output(config, model, config.train.minibatch_size or config.train.batch_size).square().sum().backward()
             del moments
     return found
 
 
 def _output(config: TRLConfig, model: DiffusionModel, images: int) -> Tensor:
-    """One step of so many images."""
+    """Run one denoising step of several images."""
     method: Any = config.method
     mixed, width = config.backend.mixed_precision, model.denoiser.config.cross_attention_dim  # type: ignore[union-attr]
     embeds = torch.randn(images, 77, width)  # type: ignore[arg-type]
@@ -145,14 +145,14 @@ def _output(config: TRLConfig, model: DiffusionModel, images: int) -> Tensor:
 
 @contextmanager
 def most(alive: Alive, found: dict[str, int], name: str) -> Iterator[None]:
-    """Notes the most that is alive within, beside what is before."""
+    """Record the peak bytes within a block, beside those alive before it."""
     before = alive.most = alive.bytes
     yield
     found[name] = alive.most - before
 
 
 def estimate(config: TRLConfig) -> dict[str, int]:
-    """`phases` on fake tensors."""
+    """Run `phases` on fake tensors."""
     model = prepared(config, stable_diffusion, "meta")
     with FakeTensorMode():
         become_fake(model)

@@ -1,11 +1,11 @@
-"""DPO: CPU seconds a step, and peak memory.
+"""Measure DPO: CPU seconds per step, and peak memory.
 
     python -m benchmarks.dpo [--layers 6 --width 144 --vocabulary 2000] [--batch-size 8] [--live] [--json out.json]
 
-A GPT-2 of random weights on random pairs of words: 16 tokens of prompt, and completions of 30 with their end. The
-default has 1.8M parameters; `--layers 12 --width 768 --vocabulary 50257 --batch-size 4` is GPT-2. Three passes
-over the pairs, as by TRL's default, so each has a third of the cost of precomputing the reference; `--live` asks a
-frozen reference in every step. "training" is all of this without making the model and writing the run.
+The model is a GPT-2 with random weights, on random pairs of words: prompts of 16 tokens, completions of 30 with EOS.
+The default has 1.8M parameters; `--layers 12 --width 768 --vocabulary 50257 --batch-size 4` is GPT-2. It makes three
+passes over the pairs, TRL's default, so each pass bears a third of the cost of precomputing the reference; `--live`
+runs a frozen reference in every step instead. "training" excludes making the model and writing the run folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU seconds a phase, throughput and memory of one training run. Wall time is not used: machines are shared."""
+"""Measure CPU seconds per phase, throughput and memory of one training run. Wall time would vary on shared machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trlx_like.trainers.callbacks import Callback
 
 
 class Counter(Callback):
-    """Sequences and response tokens that went through the store. Counted once a round."""
+    """Count the sequences and response tokens that went through the store, once per round."""
 
     def __init__(self) -> None:
         self.sequences = 0
@@ -34,19 +34,19 @@ class Counter(Callback):
 
 
 def _learned(element: Experience) -> int:
-    """Real tokens of an element that are no prompt."""
+    """Count the real tokens of an element without its prompt."""
     masks = {column.metadata["mask"] for column in fields(element) if "mask" in column.metadata} - {"prompt_mask"}
     return sum(int(getattr(element, mask).sum()) for mask in masks)
 
 
 def peak_rss_mib() -> float:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(run: Callable[[Path, list[Callback]], Any]) -> dict[str, Any]:
-    """Trains once in a temporary folder. `run(folder, callbacks)` returns the trainer, having learned."""
+    """Train once in a temporary folder. `run(folder, callbacks)` must train and return the trainer."""
     counter = Counter()
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def measure(run: Callable[[Path, list[Callback]], Any]) -> dict[str, Any]:
 
 
 def show(results: dict[str, Any], json_file: Path | None) -> None:
-    """Prints the results, and writes them as JSON if a file is given."""
+    """Print the results, and write them as JSON if a file is given."""
     for name, seconds in results["phases"].items():
         print(f"  {name:<12}{seconds:9.2f} CPU s {100 * seconds / results['cpu_seconds']:5.1f} %")
     for name, value in results.items():
@@ -81,7 +81,7 @@ def show(results: dict[str, Any], json_file: Path | None) -> None:
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Adds what all benchmarks take, parses, and sets the number of threads."""
+    """Add the arguments of all benchmarks, parse the command line, and set the number of threads."""
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()

@@ -1,9 +1,10 @@
-"""Online DPO: CPU seconds a step, and where they go.
+"""Measure Online DPO: CPU seconds per step and phase.
 
     python -m benchmarks.online_dpo [--layers 6 --width 144 --vocabulary 2000] [--batch-size 8] [--json out.json]
 
-A GPT-2 of random weights on random prompts of 16 tokens, two responses of at most 48 tokens to each, and a free reward
-without ties. The default has 1.8M parameters. "training" is all of this without making the model and writing the run.
+The model is a GPT-2 with random weights, on random prompts of 16 tokens, with two responses of at most 48 tokens to
+each, and a reward without cost or ties. The default has 1.8M parameters. "training" excludes making the model and
+writing the run folder.
 """
 
 from __future__ import annotations

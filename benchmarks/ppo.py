@@ -1,10 +1,10 @@
-"""PPO: where the CPU seconds go.
+"""Measure PPO: CPU seconds per phase.
 
     python -m benchmarks.ppo [--layers 6 --width 144 --vocabulary 24] [--prompt 1 --response 10] [--json out.json]
     python -m benchmarks.ppo --adapter 8 --engine copy [--dtype bfloat16]
 
-A GPT-2 of random weights on random prompts with a free reward, so that what is measured is the library. The default is
-the size of the randomwalks example; `--layers 12 --width 768 --vocabulary 50257` is GPT-2.
+The model is a GPT-2 with random weights, on random prompts and with a reward without cost, so that the library itself
+is measured. The default is the size of the randomwalks example; `--layers 12 --width 768 --vocabulary 50257` is GPT-2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trlx_like import TRLConfig
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Words "0" to "V-2"; the last id is EOS."""
+    """Make a tokenizer with the words "0" to "V-2"; the last id is EOS."""
     words = {str(number): number for number in range(vocabulary - 1)} | {"<eos>": vocabulary - 1}
     made = Tokenizer(models.WordLevel(words, unk_token="0"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

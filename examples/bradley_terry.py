@@ -3,9 +3,9 @@
     python examples/bradley_terry.py [--seeds 5] [--loss sigmoid]
 
 The judge prefers word i to word j with probability sigmoid(s_i - s_j) (Bradley and Terry 1952). What DPO learns from
-its verdicts is checked against the truth and against the maximum-likelihood strengths of the same verdicts, fitted
-without a model: the rewards beta log(pi / pi_ref) of the words should be those, up to a constant. The words have three
-to nine letters, one token each, so a loss that confuses better with longer or shorter is found out.
+these verdicts is compared with the true strengths, and with the strengths of maximum likelihood, fitted to the same
+verdicts without a model: the rewards beta log(pi / pi_ref) of the words should equal them, up to a constant. The words
+have three to nine letters, one token each, so a loss that confuses better with longer or shorter is noticed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from trlx_like import TRLConfig
 STRENGTHS = {"fig": 0.6, "pineapple": -0.6, "plum": -1.8, "blueberry": 1.8, "apple": -1.2, "orange": 0.0, "pear": 1.2}
 PROMPT = "best: "
 VERDICTS = 150
-"""On each pair of words. The spacing of .6 is then four to five standard errors."""
+"""Number of verdicts on each pair of words. The spacing of .6 is then four to five standard errors."""
 CONFIG = Path(__file__).parents[1] / "configs" / "dpo_bradley_terry.yml"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a letter."""
+    """Make a tokenizer with one token per letter."""
     letters = sorted({letter for word in [PROMPT, *STRENGTHS] for letter in word})
     made = Tokenizer(models.WordLevel({token: row for row, token in enumerate(["<eos>", *letters])}, unk_token=" "))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -46,14 +46,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config() -> PretrainedConfig:
-    """A GPT-2 of 30 thousand random weights."""
+    """Configure a GPT-2 with 30 thousand random weights."""
     return GPT2Config(
         vocab_size=len(tokenizer()), n_layer=2, n_head=2, n_embd=32, n_positions=24, eos_token_id=0, bos_token_id=0
     )
 
 
 def preferences(seed: int = 1000) -> list[dict[str, str]]:
-    """The judge's verdicts on every pair of words."""
+    """Return the judge's verdicts on every pair of words."""
     rng = random.Random(seed)
     rows = []
     for first, second in combinations(STRENGTHS, 2):
@@ -65,7 +65,7 @@ def preferences(seed: int = 1000) -> list[dict[str, str]]:
 
 
 def most_likely(rows: list[dict[str, str]]) -> dict[str, float]:
-    """The strengths that make the verdicts likeliest, of mean 0. Zermelo's iteration (1929)."""
+    """Fit the strengths of highest likelihood, with mean 0, by Zermelo's iteration (1929)."""
     wins = {word: sum(row["chosen"] == word for row in rows) for word in STRENGTHS}
     strength = dict.fromkeys(STRENGTHS, 1.0)
     for _ in range(500):
@@ -82,7 +82,7 @@ def centred(values: dict[str, float]) -> dict[str, float]:
 
 @torch.no_grad()
 def log_probability(lm: Any, word: str) -> float:
-    """Of a word and its end after the prompt."""
+    """Return the log-probability of a word and EOS after the prompt."""
     before, after = (tokenizer()(text).input_ids for text in (PROMPT, word))
     after = [*after, 0]
     logprobs = lm.eval()(torch.tensor([before + after])).logits[0, len(before) - 1 : -1].log_softmax(dim=-1)
@@ -90,7 +90,7 @@ def log_probability(lm: Any, word: str) -> float:
 
 
 def learn(seed: int, directory: Path, loss: str = "sigmoid") -> tuple[dict[str, float], list[dict[str, str]]]:
-    """The rewards that a run gives to the words, of mean 0, and the verdicts it learned from."""
+    """Train once; return the learned reward of each word, with mean 0, and the verdicts."""
     torch.manual_seed(seed)
     lm = AutoModelForCausalLM.from_config(model_config())
     reference = copy.deepcopy(lm)

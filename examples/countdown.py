@@ -1,4 +1,4 @@
-"""Countdown: write an expression that uses each of three numbers once and has the value that is asked for.
+"""Countdown: write an expression that uses each of three numbers once and has a given value.
 
     python examples/countdown.py [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
 
@@ -6,8 +6,8 @@ The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates
 half of them with another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
 The configurations are configs/sft_countdown.yml, configs/grpo_countdown.yml and configs/rloo_countdown.yml.
 
-Of the full game this leaves out multiplication and division, more than three numbers, and numbers that stay unused: a
-model of this size learns what is left in minutes on a CPU.
+The full game also has multiplication, division, more than three numbers, and unused numbers. They are left out, so that
+a model of this size can learn the task in minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUMBERS, COUNT, HIGHEST_TARGET = range(1, 21), 3, 60
 HELD_OUT = 500
 EXAMPLES, RIGHT = 50000, 0.4
 LONGEST = 32
-"""Characters of a text that is looked at as an expression; that of three numbers has at most 8."""
+"""Most characters of a text that is parsed; an expression of three numbers has at most 8."""
 EOS, UNKNOWN = "<eos>", "<unk>"
 TOKENS = [*"0123456789+- =:", EOS, UNKNOWN]
 DIRECTORY = Path("runs/countdown")
@@ -47,13 +47,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "rloo": ("rloo_countdown.yml", {}),
     "reinforce++": ("rloo_countdown.yml", {"baseline": "batch", "loss_type": "dapo"}),
 }
-"""The file of each method, and options of the method to change in it."""
+"""The configuration file of each method, and the method's options to change in it."""
 
 
 def read(expression: str) -> tuple[int, list[int]] | None:
-    """Value and numbers of a sum of whole numbers with + and -, such as "5+12-3"; None for any other text.
+    """Parse a sum of whole numbers with + and -, such as "5+12-3": value and numbers, or None for any other text.
 
-    What a model writes is read here and never run. Longer texts than `LONGEST` are not looked at.
+    The text of a model is parsed and never executed. Texts longer than `LONGEST` are refused.
     """
     if len(expression) > LONGEST or not re.fullmatch(r"[0-9]+([+-][0-9]+)*", expression):
         return None
@@ -63,7 +63,7 @@ def read(expression: str) -> tuple[int, list[int]] | None:
 
 @dataclass(frozen=True)
 class Problem:
-    """Numbers in rising order, and the value that an expression of them is to have."""
+    """Hold the numbers of a problem in rising order, and the value that its expression must have."""
 
     numbers: tuple[int, ...]
     target: int
@@ -73,17 +73,17 @@ class Problem:
         return f"{' '.join(map(str, self.numbers))}={self.target}:"
 
     def row(self) -> dict[str, Any]:
-        """A prompt with what its answers are scored by."""
+        """Return the prompt, with the keys that the reward function needs."""
         return {"prompt": self.prompt, "numbers": list(self.numbers), "target": self.target}
 
     def score(self, expression: str) -> float:
-        """1 for an expression of this value that uses each number once, else 0."""
+        """Return 1 for an expression of the right value that uses each number once, else 0."""
         result = read(expression)
         return float(result is not None and result[0] == self.target and tuple(sorted(result[1])) == self.numbers)
 
 
 def expressions(numbers: Sequence[int]) -> list[str]:
-    """All expressions of these numbers, in any order and with any signs between them."""
+    """List all expressions of these numbers, in any order and with any signs between them."""
     orders, signs = set(permutations(numbers)), list(product("+-", repeat=COUNT - 1))
     return sorted(
         "".join(f"{n}{s}" for n, s in zip(order, (*row, ""), strict=True)) for order in orders for row in signs
@@ -91,7 +91,7 @@ def expressions(numbers: Sequence[int]) -> list[str]:
 
 
 class Countdown:
-    """All problems of three numbers that have a solution, divided into those to learn from and those held out."""
+    """Hold all problems of three numbers that have a solution, split into training and held-out problems."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -108,49 +108,49 @@ class Countdown:
         self.train, self.held_out = problems[HELD_OUT:], problems[:HELD_OUT]
 
     def sample(self, problem: Problem) -> str:
-        """A right expression in `RIGHT` of the cases, and any at all in the others, of which one in five is right."""
+        """Draw an expression: a right one with probability `RIGHT`, otherwise any (of which one in five is right)."""
         right = self.rng.random() < RIGHT
         return self.rng.choice(self.solutions[problem] if right else self.expressions[problem.numbers])
 
 
 @cache
 def default_task() -> Countdown:
-    """The problems that the functions below share."""
+    """Return the problems that the functions below share."""
     return Countdown()
 
 
 @cache
 def samples() -> list[tuple[str, str]]:
-    """Problems and the expressions that are imitated first."""
+    """Return problems with expressions to imitate first."""
     task = default_task()
     return [(problem.prompt, task.sample(problem)) for problem in task.rng.choices(task.train, k=EXAMPLES)]
 
 
 def prompts() -> list[dict[str, Any]]:
-    """The problems to learn from."""
+    """Return the training problems."""
     return [problem.row() for problem in default_task().train]
 
 
 def eval_prompts() -> list[dict[str, Any]]:
-    """The problems that were held out."""
+    """Return the held-out problems."""
     return [problem.row() for problem in default_task().held_out]
 
 
 def reward_fn(outputs: Sequence[str], numbers: Sequence[list[int]], target: Sequence[int], **_: object) -> list[float]:
-    """1 for an answer with the value that is asked for, else 0."""
+    """Score 1 for a right answer, else 0."""
     rows = zip(outputs, numbers, target, strict=True)
     return [Problem(tuple(given), wanted).score(output) for output, given, wanted in rows]
 
 
 def metric_fn(outputs: Sequence[str], numbers: Sequence[list[int]], **_: object) -> dict[str, list[float]]:
-    """ "valid": whether an answer is an expression that uses each number once, whatever its value."""
+    """Measure "valid": whether an answer uses each number exactly once, whatever its value."""
     found = [read(output) for output in outputs]
     rows = zip(found, numbers, strict=True)
     return {"valid": [float(result is not None and sorted(result[1]) == given) for result, given in rows]}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, and the end; pads left."""
+    """Make a tokenizer with one token per character, and EOS; it pads on the left."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -163,7 +163,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config() -> GPT2Config:
-    """A GPT-2 of 3 layers and width 96, .3 million parameters, without dropout."""
+    """Configure a GPT-2 with 3 layers of width 96, .3 million parameters and no dropout."""
     from transformers import GPT2Config
 
     end = TOKENS.index(EOS)
@@ -173,7 +173,7 @@ def model_config() -> GPT2Config:
         n_embd=96,
         n_layer=3,
         n_head=3,
-        initializer_range=0.08,  # the usual 0.02 is for wider models: this one would start to learn late
+        initializer_range=0.08,  # the usual 0.02 is for wider models: this one would learn late
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -184,7 +184,7 @@ def model_config() -> GPT2Config:
 
 
 def train_start(directory: Path) -> str:
-    """Where the model that imitates is, trained unless the folder has it."""
+    """Return the path of the model that imitates, trained first if the folder lacks it."""
     model = directory / "hf_model"
     if not (model / "model.safetensors").exists():
         config = trlx_like.TRLConfig.load_yaml(CONFIGS / "sft_countdown.yml")
@@ -193,12 +193,12 @@ def train_start(directory: Path) -> str:
 
 
 def start() -> str:
-    """Where the trained start is, made at the first call. A YAML names it as its `model.model_path`."""
+    """Return the folder of the trained model, which the first call trains. YAML files name it as `model.model_path`."""
     return train_start(DIRECTORY / "start")
 
 
 def run(method: str, seed: int, directory: Path) -> tuple[list[float], float]:
-    """From one start for all: the share of held-out problems solved at each evaluation, and CPU seconds."""
+    """Train from the shared start; return the solved share of held-out problems at each evaluation, and CPU seconds."""
     model = train_start(directory / "start")
     file, options = METHODS[method]
     folder = directory / method / f"seed{seed}"

@@ -1,13 +1,13 @@
-"""A small text-to-image model of handwritten digits is made to draw what JPEG compresses well, with and without a KL.
+"""Tune a small text-to-image model of handwritten digits towards small JPEG files, with and without a KL penalty.
 
     pip install -e ".[diffusion,examples]"
     python examples/ddpo_digits.py [--seed 1] [--seeds 3] [--directory runs/digits] [--grid before_after.png]
 
 The data are the 1,797 scans of 8 x 8 pixels in scikit-learn. A pipeline of diffusers learns to draw them from the words
-"zero" to "nine" (kept in the cache of the examples), then DDPO tunes it three times from there: for small JPEG files,
-for the same with a KL to where it began, and for brightness. A classifier of the real scans says which of the drawings
-are still the digit that was asked for. That is the lesson: the reward does not ask for digits, so without the KL they
-are given up.
+"zero" to "nine" (kept in the cache of the examples). Then DDPO tunes it three times from there: for small JPEG files,
+for small files with a KL penalty to the first model, and for brightness. A classifier trained on the real scans tells
+which drawings still show the requested digit. The lesson: the reward does not ask for digits, so without the KL penalty
+they are lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trlx_like.rewards.images import brightness, jpeg_compressibility
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 PRETRAINING_STEPS = 950
-"""Of 64 scans each."""
+"""Number of pretraining steps, each on 64 scans."""
 
 
 # The base model.
@@ -43,7 +43,7 @@ PRETRAINING_STEPS = 950
 
 @functools.cache
 def scans() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels [1797, 8, 8] from 0 to 1, and which digits they are [1797]."""
+    """Return pixels [1797, 8, 8] from 0 to 1, and the digits [1797]."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -51,7 +51,7 @@ def scans() -> tuple[np.ndarray, np.ndarray]:
 
 
 def new_pipeline() -> Any:
-    """Stable Diffusion's parts, random and small, and no VAE: what is denoised are the pixels."""
+    """Make a small Stable Diffusion with random weights and without a VAE: it denoises pixels."""
     import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
@@ -90,7 +90,7 @@ def new_pipeline() -> Any:
 
 
 def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
-    """Trains UNet and text encoder on the scans. Returns the loss of each step: the mean square error of the noise."""
+    """Train UNet and text encoder on the scans; return the mean squared error of the noise at each step."""
     pixels, labels = (torch.from_numpy(array) for array in scans())
     words = pipeline.tokenizer(DIGITS, padding="max_length", return_tensors="pt").input_ids  # [10, 8]
 
@@ -102,7 +102,7 @@ def pretrain(pipeline: Any, steps: int = PRETRAINING_STEPS) -> list[float]:
 
 
 def base(seed: int) -> Path:
-    """Folder of the pipeline that draws digits, trained when it is first asked for."""
+    """Return the folder of the pipeline that draws digits, which the first call trains."""
 
     def make(folder: Path) -> None:
         torch.manual_seed(seed)
@@ -116,22 +116,22 @@ def base(seed: int) -> Path:
     return cached(f"digits-v2-seed{seed}", make)
 
 
-# What drawings are worth.
+# The rewards and metrics.
 
 
 def enlarged(images: Sequence[Image.Image]) -> list[Image.Image]:
-    """To 16 x 16, so that a file is more than its header."""
+    """Enlarge to 16 x 16, so that a file is more than its header."""
     return [image.resize((16, 16), Image.Resampling.BILINEAR) for image in images]
 
 
 def small_files(images: Sequence[Image.Image], **_: Any) -> list[float]:
-    """Minus kilobytes."""
+    """Reward small JPEG files: minus the kilobytes."""
     return jpeg_compressibility(enlarged(images))
 
 
 @functools.cache
 def classifier() -> Any:
-    """A support vector machine on the real scans; in five-fold cross-validation .99 are right."""
+    """Fit a support vector machine to the real scans; its five-fold cross-validated accuracy is .99."""
     from sklearn.svm import SVC
 
     pixels, labels = scans()
@@ -140,7 +140,7 @@ def classifier() -> Any:
 
 
 def metric_fn(images: Sequence[Image.Image], prompts: Sequence[str], **_: Any) -> dict[str, list[float]]:
-    """Bytes of the JPEG file, brightness, and whether it is the digit of the prompt."""
+    """Measure the bytes of the JPEG file, the brightness, and whether it shows the digit of the prompt."""
     pixels = np.stack([np.asarray(image).reshape(64) / 255 for image in images])
     seen = classifier().predict(pixels)
     return {
@@ -188,7 +188,7 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
 
 
 def run(task: Task, seed: int, directory: Path) -> Result:
-    """Tunes the base of a seed, and evaluates it on 200 drawings."""
+    """Tune the base model of a seed, and evaluate it on 200 drawings."""
     return tune(task, config(task, base(seed), seed, directory), DIGITS, metric_fn, repeats=20)
 
 
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def lesson(results: dict[int, list[Result]]) -> str:
-    """In a sentence, with the numbers of these runs."""
+    """Return the lesson as a sentence with the numbers of these runs."""
     free, held = ([found[place].after["right"] for found in results.values()] for place in (0, 1))
     return (
         f"Of the drawings that were tuned for small files, {min(free):.2f} to {max(free):.2f} are the digit that was "

@@ -1,14 +1,14 @@
-"""A guided text-to-image model of emoji is tuned towards small JPEG files, and towards green.
+"""Tune a guided text-to-image model of emoji towards small JPEG files, and towards green.
 
     pip install -e ".[diffusion]"
     python examples/ddpo_emoji.py --model FOLDER --train-base         # first, 36 CPU minutes
     python examples/ddpo_emoji.py --model FOLDER [--task green] [--seeds 3] [--grids FOLDER]
 
 The model has 3 million weights and draws 32 x 32 pixels. It is a pipeline of its own kind, with a vocabulary of words
-in the place of a text encoder and no VAE (`examples/emoji.py`). What `--train-base` fetches, whose art that is and how
-it is learned is in `examples/emoji_base.py`. Drawing and learning are guided, and the reward of a drawing is compared
-with those of the same caption: captions differ more in the size of their files than the drawings of a caption do.
-Figures of three seeds and pictures are in `docs/algorithms/ddpo.md`.
+instead of a text encoder, and without a VAE (`examples/emoji.py`). `examples/emoji_base.py` says what `--train-base`
+fetches, who made these pictures, and how the model learns them. Sampling and training use guidance. The reward of a
+drawing is compared with those of the same caption, because file sizes differ more between captions than between the
+drawings of one caption. Results of three seeds and pictures are in `docs/algorithms/ddpo.md`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ CAPTIONS = [
 ]
 
 
-# What drawings are worth.
+# The rewards and metrics.
 
 
 def small_files(images: Sequence[Image.Image], **_: Any) -> list[float]:
-    """Minus kilobytes, of 64 x 64 pixels, so that a file is more than its header."""
+    """Reward small JPEG files: minus the kilobytes at 64 x 64 pixels, so that a file is more than its header."""
     return jpeg_compressibility([image.resize((64, 64), Image.Resampling.BILINEAR) for image in images])
 
 
 def green(images: Sequence[Image.Image], **_: Any) -> list[float]:
-    """How much lighter green is than the mean of red and blue, from -1 to 1. White is 0, as is black."""
+    """Reward green: green minus the mean of red and blue, from -1 to 1. White and black are 0."""
     pixels = np.stack([np.asarray(image, dtype=float) for image in images]) / 255
     found: list[float] = (pixels[..., 1] - pixels[..., [0, 2]].mean(axis=-1)).mean(axis=(1, 2)).tolist()
     return found
@@ -66,7 +66,7 @@ def metric_fn(images: Sequence[Image.Image], **_: Any) -> dict[str, list[float]]
 
 
 SAMPLES = 64
-"""Drawings of a round, so eight of each caption."""
+"""Number of drawings in a round, eight of each caption."""
 TASKS = {"files": Task("small files", small_files, 12, rate=2e-4), "green": Task("green", green, 8, rate=2e-4)}
 SHOWN = {"kilobytes": ".2f", "green": ".2f"}
 
@@ -74,7 +74,7 @@ SHOWN = {"kilobytes": ".2f", "green": ".2f"}
 def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
     return TRLConfig(
         model=ModelConfig(model_path=load(model), model_arch_type="diffusion"),
-        # One update on a round: of a second one, most ratios were out of the clip range in first tries.
+        # One update per round: in first tries, most ratios of a second update were outside the clip range.
         optimizer=OptimizerConfig(name="adamw", kwargs={"lr": task.rate, "weight_decay": 1e-4}),
         method=DDPOConfig(
             num_inference_steps=5,
@@ -82,7 +82,7 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
             num_samples=SAMPLES,
             chunk_size=SAMPLES,
             advantages="prompt",
-            stat_buffer_size=SAMPLES // len(CAPTIONS),  # those of a round: they change fast
+            stat_buffer_size=SAMPLES // len(CAPTIONS),  # the rewards of one round, since they change fast
             stat_min_count=SAMPLES // len(CAPTIONS),
         ),
         train=TrainConfig(
@@ -99,7 +99,7 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
 
 
 def run(task: Task, model: Path, seed: int, directory: Path) -> Result:
-    """Tunes the model of a folder, and evaluates it on 32 drawings."""
+    """Tune the model of a folder, and evaluate it on 32 drawings."""
     return tune(task, config(task, model, seed, directory), CAPTIONS, metric_fn, repeats=4)
 
 

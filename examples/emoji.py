@@ -1,9 +1,9 @@
 """A small text-to-image model of captioned emoji, as a pipeline of its own that DDPO can tune.
 
-What is denoised are pictures of 32 x 32 pixels whose 2 x 2 blocks are stacked as channels; captions are up to eight
-words. A model is a folder with `unet/` and `scheduler/` of diffusers, `text.json` with the words, and
-`text.safetensors` with the weights of `WordEncoder`. `load` reads one, and the pipeline's `save_pretrained`, hence also
-DDPO's export, writes one.
+It denoises pictures of 32 x 32 pixels whose 2 x 2 blocks are stacked as channels; captions have up to eight words. A
+model is a folder with `unet/` and `scheduler/` of diffusers, `text.json` with the words, and `text.safetensors` with
+the weights of `WordEncoder`. `load` reads such a folder; the pipeline's `save_pretrained`, and thus DDPO's export,
+writes one.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from trlx_like.errors import DataError
 from trlx_like.models.diffusion_families import StableDiffusion
 
 WORDS = 8
-"""Of a caption that the model reads."""
+"""Number of words of a caption that the model reads."""
 PREFIX = "state."
-"""Of the names in `text.safetensors`."""
+"""Prefix of the names in `text.safetensors`."""
 
 
 class WordEncoder(nn.Module):
-    """Embeddings of words and of their places, and one layer. words: the vocabulary, the first of them for none."""
+    """Encode captions with embeddings of words and positions. words: the vocabulary, of which the first means none."""
 
     def __init__(self, words: Sequence[str], width: int = 64) -> None:
         super().__init__()
         self.words = list(words)
         self.number = {word: number for number, word in enumerate(words)}
-        # The short names are those of the file.
+        # The attributes have the short names of the file.
         self.e = nn.Embedding(len(words), width)
         self.p = nn.Parameter(torch.zeros(WORDS, width))
         self.f = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
 
     def numbers(self, captions: Sequence[str]) -> Tensor:
-        """[B, 8] int64. A word that is not known is none, and those after the eighth are not read."""
+        """Convert captions to word numbers [B, 8] int64. Unknown words become "none"; only eight words are read."""
         rows = [[self.number.get(word, 0) for word in caption.split()[:WORDS]] for caption in captions]
         return torch.tensor([row + [0] * (WORDS - len(row)) for row in rows], device=self.p.device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[B, 8] -> [B, 8, width]."""
+        """Encode word numbers: [B, 8] -> [B, 8, width]."""
         hidden = self.e(ids) * (ids > 0)[..., None] + self.p
         hidden = hidden + hidden.mean(dim=1, keepdim=True)
         found: Tensor = hidden + self.f(hidden)
@@ -59,7 +59,7 @@ class WordEncoder(nn.Module):
 
 
 class Blocks(nn.Module):
-    """In the place of a VAE: pictures [B, 3, 2h, 2w] as [B, 12, h, w], and back. It has no weights."""
+    """Replace a VAE, without weights: rearrange pictures [B, 3, 2h, 2w] to [B, 12, h, w] and back."""
 
     config = SimpleNamespace(scaling_factor=1.0)
 
@@ -71,7 +71,7 @@ class Blocks(nn.Module):
 
 
 class EmojiPipeline(DiffusionPipeline):
-    """What DDPO needs of a pipeline: its parts, how captions are encoded, and how it is saved."""
+    """Provide what DDPO needs from a pipeline: the parts, the encoding of captions, and saving."""
 
     vae_scale_factor = 2
     vae: Blocks
@@ -85,13 +85,13 @@ class EmojiPipeline(DiffusionPipeline):
         register(vae=vae, text_encoder=text_encoder, unet=unet, scheduler=scheduler)
 
     def encode_prompt(self, prompt: list[str], negative_prompt: list[str] | None, **_: Any) -> tuple[Tensor, Tensor]:
-        """Embeddings of captions, and those of what guidance leads away from: no words unless some are given."""
+        """Return the embeddings of captions, and of negative captions for guidance (no words unless they are given)."""
         negatives = [""] * len(prompt) if negative_prompt is None else negative_prompt
         encoder = self.text_encoder
         return encoder(encoder.numbers(prompt)), encoder(encoder.numbers(negatives))
 
     def save_pretrained(self, save_directory: str | PathLike[str], *_: Any, **__: Any) -> None:
-        """The folder that `load` reads."""
+        """Write a folder that `load` reads."""
         folder, encoder = Path(save_directory), self.text_encoder
         folder.mkdir(parents=True, exist_ok=True)
         self.unet.save_pretrained(folder / "unet")
@@ -101,17 +101,17 @@ class EmojiPipeline(DiffusionPipeline):
         save_file(weights, folder / "text.safetensors")
 
 
-# Its UNet is called as that of Stable Diffusion is.
+# Its UNet is called like that of Stable Diffusion.
 register_diffusion_family(EmojiPipeline.__name__)(StableDiffusion)
 
 
 def load(folder: Path) -> EmojiPipeline:
-    """The pipeline of a model's folder. DataError for another folder."""
+    """Load the pipeline of a model's folder. Raise DataError for any other folder."""
     try:
         words = json.loads((folder / "text.json").read_text())["words"]
         weights = load_file(folder / "text.safetensors")
         unet = UNet2DConditionModel.from_pretrained(folder / "unet")
-        # The scheduler as it is leaves some noise in the last of few steps; with this spacing steps end without.
+        # With few steps, the saved spacing leaves some noise after the last step; this spacing leaves none.
         scheduler = DDIMScheduler.from_pretrained(folder / "scheduler", timestep_spacing="trailing")
     except OSError as error:
         raise DataError(
@@ -124,9 +124,9 @@ def load(folder: Path) -> EmojiPipeline:
 
 
 def new_pipeline(words: Sequence[str], widths: Sequence[int] = (48, 64, 96), text_width: int = 64) -> EmojiPipeline:
-    """A random one; 2.95M weights in the UNet by default.
+    """Make a pipeline with random weights, by default 2.95M of them in the UNet.
 
-    words: the vocabulary, the first of them for none. widths: channels of the UNet at 16, 8 and 4 pixels a side.
+    words: the vocabulary; the first means none. widths: channels of the UNet at 16, 8 and 4 pixels per side.
     """
     unet = UNet2DConditionModel(
         sample_size=16,

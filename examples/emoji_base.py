@@ -1,9 +1,9 @@
 """Captioned emoji, and a model that learns to draw them.
 
 The pictures are those of the npm package emoji-datasource 16.0.0 (itself MIT): Google's (Noto Emoji, Apache-2.0) and
-Twitter's (Twemoji, CC-BY 4.0, which asks for attribution: whoever shows what this model draws says so). The package
-also has Apple's and Facebook's, which are not free and are not read. The archive is checked against its hash; what is
-kept of it are the pictures below, in the cache of the examples.
+Twitter's (Twemoji, CC-BY 4.0, which requires attribution when you show drawings of this model). The package also has
+Apple's and Facebook's, which are not free and are not read. The archive is verified against its hash, and the pictures
+below are kept in the cache of the examples.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ PACKAGE = Package(
     instead="Pass --model FOLDER, an emoji model that was trained elsewhere.",
 )
 VENDORS = ("google", "twitter")
-"""Whose pictures are free."""
+"""Vendors whose pictures are free."""
 CATEGORIES = ("Smileys & Emotion", "Animals & Nature", "Food & Drink")
 SIDE = 32  # pixels of a picture
-PITCH = SIDE + 2  # from one picture of a sheet to the next: each has a border of a pixel
+PITCH = SIDE + 2  # distance between pictures on a sheet: each has a border of one pixel
 STEPS = 5000
-"""Of 32 pictures each: 36 CPU minutes at one thread."""
+"""Number of training steps on 32 pictures each: 36 CPU minutes on one thread."""
 DROPPED = 0.1
-"""Share of captions that are left out in training, which guidance needs."""
+"""Fraction of captions that are dropped in training, as guidance needs it."""
 
 
 @dataclass
 class Emoji:
-    """Pictures on white and what they show, "google red apple"."""
+    """Hold pictures on white, and captions such as "google red apple"."""
 
     pictures: np.ndarray  # [N, 32, 32, 3] uint8
     captions: list[str]
 
 
 def emoji() -> Emoji:
-    """918 of them, from the package at first, then from the cache."""
+    """Return 918 emoji, from the package at the first call and then from the cache."""
 
     def make(path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -69,7 +69,7 @@ def emoji() -> Emoji:
 
 
 def unpack(archive: Path) -> Emoji:
-    """The free pictures of the package's archive."""
+    """Read the free pictures of the package's archive."""
     with tarfile.open(archive) as tar:
 
         def member(name: str) -> Any:
@@ -84,7 +84,7 @@ def unpack(archive: Path) -> Emoji:
 
 
 def cut(sheet: Image.Image, table: Sequence[dict[str, Any]], vendor: str) -> Emoji:
-    """The pictures of a vendor's sheet (RGBA) that are its own and of `CATEGORIES`. table: rows of `emoji.json`."""
+    """Cut a vendor's own pictures of the `CATEGORIES` out of its sheet (RGBA). table: rows of `emoji.json`."""
     pictures, captions = [], []
     for row in table:
         if row["category"] not in CATEGORIES or not row[f"has_img_{vendor}"]:
@@ -99,9 +99,9 @@ def cut(sheet: Image.Image, table: Sequence[dict[str, Any]], vendor: str) -> Emo
 
 
 def train_base(folder: Path, seed: int = 1, steps: int = STEPS, data: Emoji | None = None) -> list[float]:
-    """A new model learns to draw emoji, and is saved to `folder`. Returns the loss of each step.
+    """Train a new model to draw emoji, and save it to `folder`; return the loss of each step.
 
-    On its way it is saved beside it, with ".part" at the end of the name.
+    Intermediate states are saved next to it, under a name that ends in ".part".
     """
     data = data or emoji()
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Turn a llama2.c checkpoint into a Hugging Face folder, whole or without the tokens it was never trained on.
+"""Convert a llama2.c checkpoint to a Hugging Face folder, complete or without the tokens it was never trained on.
 
 A checkpoint is what llama2.c (github.com/karpathy/llama2.c, `export.py:legacy_export` and `tokenizer.py`)
 writes as `model.bin` and `tokenizer.bin`, here one after the other: a header of 7 int32, the weights as
@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 UNK, BOS, EOS = SPECIALS = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-FIXED = len(SPECIALS) + len(BYTES)  # the first pieces, which no merge makes
+FIXED = len(SPECIALS) + len(BYTES)  # the first pieces are not the result of a merge
 SPACE = "\u2581"  # SentencePiece writes a space as this sign
 UNTRAINED_COSINE = 0.9
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,7 +30,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass
 class Llama2c:
-    """A checkpoint in memory, of V pieces and width H."""
+    """Hold a checkpoint with V pieces and width H in memory."""
 
     config: LlamaConfig
     weights: dict[str, Tensor]  # by their names in LlamaForCausalLM
@@ -46,11 +46,11 @@ class Llama2c:
         return cls(config, weights, pieces, scores)
 
     def trained_only(self) -> Llama2c:
-        """Without the pieces that training never met: the same function of every text that does not use them.
+        """Remove the pieces that never occurred in training; all texts without them are treated as before.
 
-        As an input such a piece has no gradient, and as an output only the push that all wrong answers share;
-        so its row of the tied embedding still points along the mean row. Kept are specials, bytes, trained
-        pieces, and the pieces that merging passes on the way to a trained one.
+        As an input such a piece gets no gradient, and as an output only the gradient that all wrong answers
+        share. So its row of the tied embedding still points along the mean row. Specials, bytes, trained
+        pieces, and the intermediate pieces of merges that lead to a trained one are kept.
         """
         embedding = self.weights[EMBEDDING]  # [V, H]
         cosine = torch.cosine_similarity(embedding, embedding.mean(0, keepdim=True))  # [V]
@@ -75,7 +75,7 @@ class Llama2c:
         self.tokenizer().save_pretrained(folder)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """SentencePiece BPE, fast, which starts every text with `<s>` as in training. Pads left."""
+        """Make a SentencePiece BPE tokenizer that starts every text with `<s>`, as in training. It pads on the left."""
         ids = {piece: index for index, piece in enumerate(self.pieces)}
         bpe = models.BPE(vocab=ids, merges=self._merges(ids), unk_token=UNK, fuse_unk=True, byte_fallback=True)
         backend = Tokenizer(bpe)
@@ -101,7 +101,7 @@ class Llama2c:
         )
 
     def _merges(self, ids: dict[str, int]) -> list[tuple[str, str]]:
-        """Every way to join two pieces into a third, best score of the third first."""
+        """List all ways to join two pieces into a third, ordered by the score of the third, best first."""
         merges = []
         for piece, score in zip(self.pieces[FIXED:], self.scores[FIXED:], strict=True):
             for cut in range(1, len(piece)):
@@ -112,7 +112,7 @@ class Llama2c:
 
 
 def _header(data: bytes) -> tuple[int, ...]:
-    """Width, width of the MLP, layers, heads, key/value heads, +-pieces, positions."""
+    """Read width, width of the MLP, layers, heads, key/value heads, +-pieces and positions."""
     return struct.unpack_from("<7i", data)
 
 
@@ -127,14 +127,14 @@ def _parse_config(data: bytes) -> LlamaConfig:
         num_key_value_heads=key_heads,
         max_position_embeddings=positions,
         rms_norm_eps=1e-5,
-        tie_word_embeddings=vocabulary > 0,  # a negative size says that the head has weights of its own
+        tie_word_embeddings=vocabulary > 0,  # a negative size means that the head has weights of its own
         bos_token_id=SPECIALS.index(BOS),
         eos_token_id=SPECIALS.index(EOS),
     )
 
 
 def _parse_weights(data: bytes) -> tuple[dict[str, Tensor], int]:
-    """The weights under Hugging Face's names, and where they end in `data`."""
+    """Return the weights under Hugging Face's names, and the position in `data` after them."""
     offset = struct.calcsize("<7i")
 
     def take(*shape: int) -> Tensor:
@@ -160,7 +160,7 @@ def _parse_weights(data: bytes) -> tuple[dict[str, Tensor], int]:
     for name, stacked in by_layer.items():
         weights |= {f"model.layers.{layer}.{name}.weight": stacked[layer].clone() for layer in range(layers)}
     weights["model.norm.weight"] = take(width)
-    take(positions, head_width)  # tables of rotary frequencies, which the model computes
+    take(positions, head_width)  # skip tables of rotary frequencies, which the model computes itself
     weights[HEAD] = weights[EMBEDDING] if vocabulary > 0 else take(abs(vocabulary), width)
     return weights, offset
 
@@ -176,8 +176,8 @@ def _split_halves(weight: Tensor, heads: int) -> Tensor:
 
 
 def _parse_pieces(data: bytes, offset: int, count: int) -> tuple[list[str], list[float]]:
-    """The pieces of tokenizer.bin, each a float32 score, an int32 length and its bytes."""
-    offset += 4  # the length of the longest piece
+    """Read the pieces of tokenizer.bin: each is a float32 score, an int32 length and its bytes."""
+    offset += 4  # skip the length of the longest piece
     pieces, scores = [*SPECIALS, *BYTES], []
     for index in range(count):
         score, length = struct.unpack_from("<fi", data, offset)
@@ -190,7 +190,7 @@ def _parse_pieces(data: bytes, offset: int, count: int) -> tuple[list[str], list
 
 
 def _merge_steps(piece: str, scores: dict[str, float]) -> set[str]:
-    """`piece` and every part of it that exists at some time while merging builds it from characters."""
+    """Return `piece` and all intermediate pieces while merging builds it from characters."""
     parts, seen = list(piece), {piece, *piece}
     while len(parts) > 1:
         best, at = max((scores.get(a + b, -inf), -i) for i, (a, b) in enumerate(pairwise(parts)))

@@ -1,4 +1,4 @@
-"""What the two examples of DDPO share: training the model that is tuned, tuning it, and showing what that did."""
+"""Shared by the two examples of DDPO: training the base model, tuning it, and showing the results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def train_denoiser(
     rate: float = 2e-3,
     seen: Callable[[list[float]], None] = lambda losses: None,
 ) -> list[float]:
-    """Trains UNet and text encoder to denoise. Returns the loss of each step: the mean square error of the prediction.
+    """Train UNet and text encoder to denoise; return the mean squared error of the prediction at each step.
 
-    latents: [N, *x] of all pictures. encode: what the model is told of some of them, [B] -> [B, T, H]. seen: is called
-    after every step with the losses so far. rate: the highest, in the course of a cycle.
+    latents: all pictures [N, *x]. encode: maps rows of pictures [B] to embeddings of their captions [B, T, H]. seen:
+    called after every step with the losses so far. rate: the highest learning rate of the one cycle.
     """
     unet, scheduler = pipeline.unet, pipeline.scheduler
     weights = [*unet.parameters(), *pipeline.text_encoder.parameters()]
@@ -59,28 +59,28 @@ def train_denoiser(
 
 @dataclass(frozen=True)
 class Task:
-    """What DDPO tunes for, over how many rounds."""
+    """Describe a task for DDPO: its reward, number of rounds and options."""
 
     name: str
     reward_fn: Any
     rounds: int
-    rate: float = 1e-3  # of learning
-    options: dict[str, Any] = field(default_factory=dict)  # of DDPO
+    rate: float = 1e-3  # learning rate
+    options: dict[str, Any] = field(default_factory=dict)  # options of DDPO
 
 
 @dataclass
 class Result:
-    """Of one task under one seed: metrics of the first evaluation and the last, which start from the same noise."""
+    """Hold the metrics of the first and the last evaluation of one run, both from the same noise."""
 
     task: Task
     before: dict[str, float]
     after: dict[str, float]
-    seconds: float  # of CPU
-    pictures: tuple[list[Image.Image], list[Image.Image]]  # one to each prompt, before and after
+    seconds: float  # CPU seconds
+    pictures: tuple[list[Image.Image], list[Image.Image]]  # one picture per prompt, before and after
 
 
 def tune(task: Task, config: TRLConfig, prompts: list[str], metric_fn: Any, repeats: int) -> Result:
-    """Runs a task. repeats: drawings to each prompt that are evaluated."""
+    """Run a task. repeats: how many drawings of each prompt are evaluated."""
     began = time.process_time()
     trlx_like.train(config, task.reward_fn, prompts, metric_fn=metric_fn, eval_prompts=prompts * repeats)
     seconds, directory = time.process_time() - began, Path(config.train.checkpoint_dir)
@@ -95,13 +95,13 @@ def tune(task: Task, config: TRLConfig, prompts: list[str], metric_fn: Any, repe
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
-    """Those of `metric_fn`, by its names."""
+    """Select the metrics of `metric_fn`, under its names."""
     prefix = "metrics/"
     return {name.removeprefix(prefix): float(value) for name, value in row.items() if name.startswith(prefix)}
 
 
 def table(results: dict[int, list[Result]], samples: int, shown: dict[str, str]) -> str:
-    """A line for each seed and task. samples: drawings of a round. shown: metrics, with their number formats."""
+    """Make a table with a line per seed and task. samples: drawings per round. shown: metrics and number formats."""
     head = "  ".join(f"{name:>10}" for name in shown)
     lines = [f"{'seed':>4}  {'tuned for':20} {'queries':>7}  {head}  CPU s"]
     for seed, result in ((seed, result) for seed, all_of_it in results.items() for result in all_of_it):
@@ -114,7 +114,7 @@ def table(results: dict[int, list[Result]], samples: int, shown: dict[str, str])
 
 
 def grid(results: Sequence[Result], prompts: Sequence[str], path: Path) -> None:
-    """A picture: a row of drawings before, one to each prompt, and one after each task, all from the same noise."""
+    """Save a picture: a row of drawings before tuning and a row after each task, all from the same noise."""
     rows = [("before", results[0].pictures[0]), *((result.task.name, result.pictures[1]) for result in results)]
     captions = [f"{prompt}\n{name}" for name, _ in rows for prompt in prompts]
     write_grid([picture for _, row in rows for picture in row], captions, path, columns=len(prompts))

@@ -1,4 +1,4 @@
-"""What the games have in common: a policy of texts that plays episodes over many turns, and a table of results."""
+"""Shared by the games: a text policy that plays episodes of many turns, and a table of results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import trlx_like
 from trlx_like import TRLConfig
 
 Respond = Callable[[list[str]], list[str]]
-"""What is said next, for each text so far."""
+"""Maps the texts so far to the next turn of each."""
 
 
 class Episode(Protocol):
-    """One game that is being played."""
+    """A game in progress."""
 
     over: bool
 
     @property
     def text(self) -> str:
-        """Everything that has been said so far: the prompt of the next turn."""
+        """All text so far, which is the prompt of the next turn."""
         ...
 
     @property
@@ -34,12 +34,12 @@ class Episode(Protocol):
         ...
 
     def say(self, words: str) -> None:
-        """Takes a turn: `words` and the game's answer go to the text, the reward to the score."""
+        """Take a turn: append `words` and the game's answer to the text, and add the reward to the score."""
         ...
 
 
 def play(respond: Respond, episodes: Sequence[Episode]) -> list[float]:
-    """Plays all episodes to their ends, side by side, and returns their scores."""
+    """Play all episodes to their end, in parallel, and return their scores."""
     while running := [episode for episode in episodes if not episode.over]:
         for episode, words in zip(running, respond([episode.text for episode in running]), strict=True):
             episode.say(words)
@@ -47,7 +47,7 @@ def play(respond: Respond, episodes: Sequence[Episode]) -> list[float]:
 
 
 def responder(trainer: Any, gen_kwargs: Mapping[str, Any], batch_size: int = 128) -> Respond:
-    """A trained policy as it plays: `trainer.generate_eval` under its generation options, changed by `gen_kwargs`."""
+    """Return the function by which a trained policy plays: `generate_eval` with `gen_kwargs` over its options."""
 
     def respond(texts: list[str]) -> list[str]:
         said: list[str] = []
@@ -75,7 +75,7 @@ class Score:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines with columns of even width: the first to the left, the others to the right."""
+    """Format rows with columns of equal width, the first aligned left and the others right."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
@@ -88,7 +88,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass
 class Result:
-    """How a policy played, and the CPU seconds that its training and its playing took."""
+    """Hold the scores of a policy, and the CPU seconds of its training and playing."""
 
     name: str
     score: Score
@@ -97,7 +97,7 @@ class Result:
 
 
 def cloning(config: TRLConfig) -> TRLConfig:
-    """The same run as behaviour cloning: SFT, with model, optimizer, steps and batches as they are."""
+    """Return the same run as behaviour cloning: SFT with the same model, optimizer, steps and batches."""
     values = config.to_dict()
     options = {name: value for name, value in values["method"]["gen_kwargs"].items() if name != "beta"}
     values["method"] = {"name": "SFTConfig", "gen_kwargs": options}
@@ -113,7 +113,7 @@ def play_trained(
     episodes: Callable[[], list[Episode]],
     ways: Mapping[str, Mapping[str, Any]],
 ) -> list[Result]:
-    """Trains, then plays `episodes()` in each of the named ways: under these changes of the generation options.
+    """Train, then play `episodes()` in each of the named `ways`, which are changes of the generation options.
 
     Scores vary with `config.train.seed`.
     """
@@ -135,7 +135,7 @@ def main(
     bounds: Callable[[], dict[str, float]],
     directory: Path,
 ) -> None:
-    """`--seeds` runs, one after the other on one thread, and a table of them beside the bounds."""
+    """Run `--seeds` times, one after the other on one thread, and print a table beside the bounds."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of training and playing; task and data stay the same")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")

@@ -1,8 +1,9 @@
-"""A trainer of one's own in one file: REINFORCE with the mean reward as baseline (Williams 1992).
+"""A custom trainer in one file: REINFORCE with the mean reward as baseline (Williams 1992).
 
     trlx-like train configs/plugin_reinforce.yml
 
-Four verbs make a trainer; `TextTrainer` and `OnlineTextTrainer` bring the model, sampling, scoring and evaluation.
+A trainer implements four methods (`build` is inherited here). `OnlineTextTrainer` provides the model, sampling, scoring
+and evaluation.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from trlx_like.trainers.online import dense
 @register_method
 class ReinforceConfig(OnlineTextMethodConfig):
     num_rollouts: int = 64
-    """Responses a round."""
+    """Number of responses in each round."""
 
 
 @dataclass

@@ -4,7 +4,7 @@
 
 A reward model learns, from pairs of words, that vowels are better, and is saved as an adapter. PPO then trains another
 adapter on the same base. Each round it samples with that adapter, scores with the reward adapter, and compares with the
-base alone. So the large weights are in memory once, where PPO usually needs up to four models. With TRL this was
+base alone. So the large weights are in memory once, whereas PPO usually needs up to four models. In TRL this was
 `AutoModelForCausalLMWithValueHead.from_pretrained(..., reward_adapter=...)`.
 
 The base has random weights here, so that the program runs in seconds on a CPU; put a pretrained model in its place.

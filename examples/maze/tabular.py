@@ -1,7 +1,7 @@
-"""What ILQL comes to on the maze's data when nothing has to be generalised: its fixed point over a table.
+"""The result of ILQL on the maze's data if Q and V are tables, without generalisation: its exact fixed point.
 
-The limit of 100 moves is no part of a state here, so an episode that was cut off goes on in the table where another
-passed the same cell.
+States do not count moves, so the limit of 100 moves is ignored: in the table, an episode that was cut off continues
+like another episode that passed the same cell.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from examples.maze.task import LIMIT, MOVES, Data, Floats, Maze
 
 @dataclass
 class Table:
-    """Of each cell and move: how often it was taken, and the fixed point's Q; of each cell, V."""
+    """Hold for each cell and move how often it was taken and its Q, and for each cell V."""
 
     counts: Floats  # [N, 4]
     q: Floats  # [N, 4], NaN where no episode took the move
     values: Floats  # [N]
 
     def policy(self, beta: float) -> Floats:
-        """softmax(log pi_data + beta (Q - V)), [N, 4]; uniform in cells that no episode visited."""
+        """Return softmax(log pi_data + beta (Q - V)) [N, 4], uniform in cells that no episode visited."""
         taken = self.counts > 0
         scores = np.log(np.where(taken, self.counts, 1)) + beta * (np.where(taken, self.q, 0) - self.values[:, None])
         scores = np.where(taken, scores, -np.inf)
@@ -34,9 +34,9 @@ class Table:
 
 
 def solve(maze: Maze, data: Data, gamma: float, tau: float) -> Table:
-    """Q(s, a) = r + gamma V(s') and V(s) = the tau-expectile of Q(s, a) over the moves taken in s, until both hold.
+    """Iterate Q(s, a) = r + gamma V(s') and V(s) = tau-expectile of Q(s, a) over the moves taken in s, to convergence.
 
-    The maze is deterministic, so the mean over a cell's episodes of r + gamma V(s') is that of any one.
+    The maze is deterministic, so r + gamma V(s') is the same in all episodes that take a move in a cell.
     """
     counts = np.zeros((len(maze.cells), len(MOVES)))
     for walk in data.walks:
@@ -52,21 +52,21 @@ def solve(maze: Maze, data: Data, gamma: float, tau: float) -> Table:
 
 
 def transitions(maze: Maze, turns: list[str]) -> list[tuple[int, int]]:
-    """(cell, move) of each turn that moved; the move after the limit did not."""
+    """Return (cell, move) of each turn that moved; the move after the limit does not count."""
     cells = [maze.observations.index(text) for text in turns[::2]]
     moves = [list(MOVES).index(text.strip()) for text in turns[1::2]]
     return list(zip(cells, moves, strict=True))[:LIMIT]
 
 
 def expectiles(x: Floats, weights: npt.ArrayLike, tau: float) -> Floats:
-    """For each row the v with tau sum w (x - v)+ = (1 - tau) sum w (v - x)+; 0 for rows without weight."""
+    """Solve tau sum w (x - v)+ = (1 - tau) sum w (v - x)+ for v in each row; 0 for rows without weight."""
     weights = np.asarray(weights, dtype=float)
     v = np.zeros(len(x))
     seen = weights.sum(axis=1) > 0
     low = np.where(weights > 0, x, np.inf).min(axis=1, where=seen[:, None], initial=np.inf)
     v[seen] = low[seen]
     for _ in range(100):
-        pull = weights * np.where(x > v[:, None], tau, 1 - tau)  # the asymmetric weights at the present v
+        pull = weights * np.where(x > v[:, None], tau, 1 - tau)  # the asymmetric weights at the current v
         new = np.where(seen, (pull * x).sum(axis=1) / np.where(seen, pull.sum(axis=1), 1), 0.0)
         if np.array_equal(new, v):
             break

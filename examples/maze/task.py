@@ -2,15 +2,15 @@
 
 The task is that of Abdulhai et al. 2023, "LMRL Gym: Benchmarks for Multi-Turn Reinforcement Learning with Language
 Models", arXiv:2311.18232: a maze of two T-shaped halls whose stems meet above the goal. Each turn the player reads
-where the goal is, where it stands and which walls are near, and says a direction. A move costs 1, one into a wall or
-that is none as well; the one that arrives costs nothing. After 100 moves it is too late: one last reward of -1 ends the
-episode. So scores go from -101 to 0; a shortest path has -6.84 on average over the 25 starts, and uniformly random
-moves -85.9.
+where the goal is, where it stands and which walls are near, and says a direction. Every turn costs 1, even if the move
+hits a wall or the words are not a move; the move that reaches the goal costs nothing. After 100 moves a last reward of
+-1 ends the episode. So scores go from -101 to 0. On average over the 25 starts, shortest paths score -6.84 and
+uniformly random moves -85.9.
 
-The sentences, the data and this code are our own. LMRL-Gym takes 4 for words that are no move; its data is not used.
+The sentences, the data and this code are our own. LMRL-Gym charges 4 for words that are not a move; its data is unused.
 
 The data (`samples`, `rewards`) are episodes of a policy that takes a step of a shortest path with probability `SKILL`,
-and else any of the four moves. A whole episode is one dialogue, with a reward a turn.
+and otherwise any of the four moves. A whole episode is one dialogue, with one reward per turn.
 
 A YAML run needs no script: `data.samples: examples/maze/task.py:samples` and likewise `rewards`, `eval_prompts` and
 `metric_fn` refer to the functions at the end.
@@ -55,9 +55,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class Maze:
-    """The floor as numbered cells: what each move leads to, how far the goal is, and what there is to read.
+    """Hold the maze as numbered cells: where each move leads, the distance to the goal, and the observations.
 
-    The plan is read as lines; "#" is a wall, "G" the goal.
+    In the lines of a plan "#" is a wall and "G" the goal.
     """
 
     def __init__(self, plan: str = PLAN) -> None:
@@ -71,7 +71,7 @@ class Maze:
                 [number.get((row + down, column + right), here) for down, right in MOVES.values()]
                 for here, (row, column) in enumerate(self.cells)
             ]
-        )  # [N, 4], the cell after each move; a wall leaves one where one is
+        )  # [N, 4], the cell after each move, unchanged at a wall
         self.distance = self._distances()  # [N], moves to the goal
         self.observations = [self._describe(cell) for cell in range(len(self.cells))]
 
@@ -89,18 +89,18 @@ class Maze:
         return f"{goal} You are at {row}, {column}. Walls: {', '.join(near) or 'none'}.\n"
 
     def rewards(self) -> Floats:
-        """[N, 4]: 0 for a move that arrives, else -1."""
+        """Return the reward of each move [N, 4]: 0 if it reaches the goal, else -1."""
         return np.where(self.following == self.goal, 0.0, -1.0)
 
     def policy(self, skill: float) -> Floats:
-        """[N, 4], probabilities: with probability `skill` a step of a shortest path, else any move."""
+        """Return probabilities [N, 4]: with probability `skill` a step of a shortest path, else any move."""
         ahead = self.distance[self.following]
         best = ahead == ahead.min(axis=1, keepdims=True)
         policy: Floats = skill * best / best.sum(axis=1, keepdims=True) + (1 - skill) / len(MOVES)
         return policy
 
     def expected_scores(self, policy: Floats) -> Floats:
-        """Expected score from each cell, exactly, under probabilities [N, 4] -> [N]. 0 at the goal."""
+        """Compute the exact expected score from each cell under move probabilities: [N, 4] -> [N]. The goal has 0."""
         score = np.where(np.arange(len(self.cells)) == self.goal, 0.0, -1.0)  # too late
         for _ in range(LIMIT):
             score = (policy * (self.rewards() + score[self.following])).sum(axis=1)
@@ -108,12 +108,12 @@ class Maze:
         return score
 
     def expected_score(self, policy: Floats) -> float:
-        """The mean of `expected_scores` over the starts."""
+        """Compute the mean of `expected_scores` over the starts."""
         return float(self.expected_scores(policy)[self.starts].mean())
 
 
 class Walk:
-    """An episode that is being played, from a cell on: an `examples.play.Episode`."""
+    """Play one episode from a start cell: an `examples.play.Episode`."""
 
     def __init__(self, maze: Maze, start: int) -> None:
         self.maze, self.cell = maze, start
@@ -130,7 +130,7 @@ class Walk:
         return sum(self.rewards)
 
     def say(self, words: str) -> None:
-        """A move; other words change nothing but the count. The goal, and a move after `LIMIT` of them, end it."""
+        """Make a move; other words only count as a turn. The goal, or a turn after the first `LIMIT`, ends the game."""
         move = list(MOVES).index(words.strip()) if words.strip() in MOVES else None
         late = len(self.rewards) == LIMIT
         if move is not None and not late:
@@ -143,7 +143,7 @@ class Walk:
 
 @dataclass
 class Data:
-    """Episodes to learn from."""
+    """Hold episodes to learn from."""
 
     walks: list[Walk]
 
@@ -153,7 +153,7 @@ class Data:
 
 
 def wander(maze: Maze, episodes: int = EPISODES, skill: float = SKILL, seed: int = DATA_SEED) -> Data:
-    """Episodes of `Maze.policy(skill)`, from starts that take turns."""
+    """Play episodes of `Maze.policy(skill)`, from each start in turn."""
     rng = np.random.default_rng(seed)
     policy, words = maze.policy(skill), [f"{move}\n" for move in MOVES]
     walks = [Walk(maze, maze.starts[index % len(maze.starts)]) for index in range(episodes)]
@@ -164,7 +164,7 @@ def wander(maze: Maze, episodes: int = EPISODES, skill: float = SKILL, seed: int
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a line: 25 observations, 4 moves, and the special tokens. Nothing is added; pads left."""
+    """Make a tokenizer with one token per line: 25 observations, 4 moves and special tokens. It pads on the left."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -182,7 +182,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tokens() -> list[str]:
-    """The vocabulary in the order of its ids."""
+    """List the vocabulary in the order of its ids."""
     maze = default_maze()
     return [
         *(f"{move}\n" for move in MOVES),
@@ -195,9 +195,9 @@ def tokens() -> list[str]:
 
 
 def model_config() -> LlamaConfig:
-    """A Llama of 2 layers and width 64, 0.1 million parameters, with room for the longest episode.
+    """Configure a Llama with 2 layers of width 64, 0.1 million parameters, and room for the longest episode.
 
-    Its positions are relative (rotary), which suits a task where it matters where one stands and not since when.
+    Its positions are relative (rotary), which suits a task in which the time since the start does not matter.
     """
     from transformers import LlamaConfig
 
@@ -209,7 +209,7 @@ def model_config() -> LlamaConfig:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=2 * (LIMIT + 1) + 2,
-        initializer_range=0.05,  # the usual 0.02 is for wider models: this one would start to learn late
+        initializer_range=0.05,  # the usual 0.02 is for wider models: this one would learn late
         bos_token_id=ids.index(BOS),
         eos_token_id=ids.index(EOS),
         pad_token_id=ids.index(PAD),
@@ -218,37 +218,37 @@ def model_config() -> LlamaConfig:
 
 @cache
 def default_maze() -> Maze:
-    """The maze that the functions below share."""
+    """Return the maze that the functions below share."""
     return Maze()
 
 
 @cache
 def default_data() -> Data:
-    """The episodes that the functions below share."""
+    """Return the episodes that the functions below share."""
     return wander(default_maze())
 
 
 def samples() -> list[list[str]]:
-    """Dialogues: observation, move, observation, move, ..."""
+    """Return dialogues: observation, move, observation, move, ..."""
     return default_data().samples
 
 
 def rewards() -> list[list[float]]:
-    """The reward of each move of each dialogue, in tens: values then lie between -2 and 0.
+    """Return the reward of each move of each dialogue, divided by ten, so that values lie between -2 and 0.
 
-    With values to -14, the squared errors of Q would drown what the language model is to learn with the same weights.
+    With values down to -14, the squared errors of Q would outweigh the language-model loss on the shared weights.
     """
     return [[reward / REWARD_UNIT for reward in walk] for walk in default_data().rewards]
 
 
 def eval_prompts() -> list[str]:
-    """The first observation from each start."""
+    """Return the first observation from each start."""
     maze = default_maze()
     return [maze.observations[cell] for cell in maze.starts]
 
 
 def metric_fn(prompts: Sequence[str], outputs: Sequence[str], **_: object) -> dict[str, list[float]]:
-    """ "shortest": 1 for each first move that is one of a shortest path, else 0."""
+    """Measure "shortest": 1 for each first move that begins a shortest path, else 0."""
     maze = default_maze()
     good = maze.policy(1.0) > 0
     cells = [maze.observations.index(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""ILQL finds shortest paths from random walks alone: no start, no sampling in training, only walks and their rewards.
+"""ILQL finds shortest paths from random walks and their rewards alone, from random weights and without sampling.
 
     python examples/randomwalks/ilql.py [--seed 1000] [--directory runs/randomwalks/ilql]
 
@@ -23,14 +23,14 @@ BETA = 100
 
 
 def run(seed: int, directory: Path) -> Result:
-    """ILQL from random weights under one seed (the graph stays the same)."""
+    """Train ILQL from random weights under one seed (the graph stays the same)."""
     watch = Stopwatch()
     train_ilql(directory, seed)
     return Result(directory, measured(directory), {"ILQL": watch.lap()})
 
 
 def train_ilql(directory: Path, seed: int, steps: int = 150, **method: Any) -> Any:
-    """The trainer of an ILQL run whose evaluation decodes with one beta. method: options of ILQL to change."""
+    """Train ILQL with evaluations at one beta, and return the trainer. method: options of ILQL to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}, **method},

@@ -1,23 +1,20 @@
-"""ILQL first, then PPO: what was learned from random walks alone is where learning by sampling starts.
+"""ILQL first, then PPO: PPO starts from a model that ILQL trained on random walks alone.
 
     python examples/randomwalks/ilql_ppo.py [--seed 1000] [--directory runs/randomwalks/ilql_ppo]
 
-The folder that ILQL exports is a `model.model_path` for PPO as for any trainer, and PPO samples from its language model
-alone. What ILQL knows beyond that is in its values, so the language model first imitates walks that they guided: SFT
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
-
-from the export, on what the export itself writes. PPO starts from there. The table shows PPO from its step 0 on, and
-ILQL guided, at a temperature of .1 and at 1. `--alone` is PPO from random walks in as many CPU seconds; with
-`--seeds 5` all train five times.
+PPO can load the folder that ILQL exports as its `model.model_path`, but it samples from the language model alone,
+without ILQL's values. So the language model first imitates, by SFT, walks that the export itself generated guided by
+its values. PPO starts from the result. The table shows PPO from its step 0 on, and guided ILQL, at temperatures .1 and
+1. `--alone` instead runs PPO from random walks for as many CPU seconds; `--seeds 5` trains five times.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 from examples.randomwalks.ilql import BETA, train_ilql
 from examples.randomwalks.ppo import train_ppo
@@ -25,21 +22,21 @@ from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
 from examples.randomwalks.start import train_start
 from examples.randomwalks.task import default_task
 
-# Weights of up to 20 make the imitation term large; at full scale it takes the layers for itself, and Q gets worse.
+# Weights of up to 20 make the imitation term large. At full scale it dominates the shared layers, and Q gets worse.
 AWAC = {"beta": 6.0, "awac_clip": 20.0, "awac_scale": 0.2}
 ILQL_STEPS = 200
-# Softer than ILQL decodes when it is evaluated: where its values are close, PPO gets to see both ways and chooses.
+# Softer than in evaluations: if two moves have similar values, PPO sees both and can choose.
 GUIDANCE = 10.0
-# The start knows the edges. Without the KL penalty a policy may settle on moves that do not exist from some node, and
-# with half as many walks in a round on one that is a step too long.
+# The start model knows the edges. Without the KL penalty the policy may settle on moves that do not exist from some
+# node; with half as many walks per round it may settle on a path that is one step too long.
 PPO: dict[str, Any] = {"batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
 PPO_STEPS, ALONE_STEPS = 200, 280
-# As it is trained, and as sharply as ILQL decodes, whose beta of 100 takes the best action it knows.
+# The temperature of training, and one as sharp as ILQL decodes: beta 100 takes the best action that it knows.
 TEMPERATURES = [0.1, 1.0]
 
 
 def run(seed: int, directory: Path) -> Result:
-    """ILQL, imitation of what it writes, and PPO under one seed (the graph stays the same)."""
+    """Run ILQL, imitation of its guided walks, and PPO under one seed (the graph stays the same)."""
     watch = Stopwatch()
     exported, imitated = directory / "ilql" / "hf_model", directory / "sft" / "hf_model"
     decoding = {"max_new_tokens": 10, "top_k": 10, "beta": BETA, "temperature": TEMPERATURES}
@@ -55,13 +52,13 @@ def run(seed: int, directory: Path) -> Result:
 
 
 def guided_walks(ilql: Any) -> list[tuple[str, str]]:
-    """(node, the rest of a walk) as the values of a trained `ILQLTrainer` guide it, equally many from each node."""
+    """Sample (node, rest of the walk) guided by the values of a trained `ILQLTrainer`, equally often from each node."""
     starts = default_task().prompts * WALKS
     return list(zip(starts, ilql.decode(ilql.generate_eval(starts, beta=GUIDANCE, temperature=1.0)), strict=True))
 
 
 def alone(seed: int, directory: Path) -> Result:
-    """The same PPO from a model that imitates random walks, in as many CPU seconds as `run`."""
+    """Run the same PPO from a model that imitates random walks, for as many CPU seconds as `run`."""
     watch = Stopwatch()
     start = directory / "start" / "hf_model"
     train_start(directory / "start", seed=seed).save_pretrained(start)
@@ -71,14 +68,14 @@ def alone(seed: int, directory: Path) -> Result:
 
 
 def ppo_curves(model: Path, directory: Path, seed: int, steps: int) -> dict[str, list[float]]:
-    """Trains PPO from the model in a folder; optimality at each evaluation, by temperature."""
+    """Train PPO from the model in a folder; return the optimality at each evaluation, by temperature."""
     decoding = {"max_new_tokens": 10, "temperature": TEMPERATURES}
     train_ppo(model, directory, seed, steps, gen_kwargs=decoding, gen_experience_kwargs={"max_new_tokens": 10}, **PPO)
     return curves_of(directory)
 
 
 def curves_of(directory: Path) -> dict[str, list[float]]:
-    """Optimality at each evaluation of the run in a folder, by temperature."""
+    """Return the optimality at each evaluation of the run in a folder, by temperature."""
     return {f"temperature {t}": measured(directory, f"metrics/optimality@temperature={t}") for t in TEMPERATURES}
 
 

@@ -3,7 +3,7 @@
     python examples/randomwalks/ppo.py
     python examples/randomwalks/picture.py runs/randomwalks docs/images/walks.svg
 
-A line is an edge of the graph, as wide as the share of the sampled walks that take it. One walk is drawn in orange.
+A line is an edge of the graph, as wide as the fraction of the sampled walks that take it. One walk is drawn in orange.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sampled(folder: Path, task: RandomWalks) -> list[str]:
     """Sample `WALKS` walks from every node at temperature 1.
 
     Args:
-        folder: a model of transformers with its tokenizer.
+        folder: a transformers model with its tokenizer.
         task: the graph.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -67,9 +67,9 @@ def panel(title: str, walks: list[str], start: str, task: RandomWalks, place: Pl
     """Draw one graph with the walks through it.
 
     Args:
-        title: what made the walks.
+        title: the name of the model that sampled the walks.
         walks: all of them.
-        start: the node from which one walk is drawn in orange.
+        start: the first node of the walk that is drawn in orange.
         task: the graph.
         place: where its nodes are.
 
@@ -114,7 +114,7 @@ def _verdict(walk: str, task: RandomWalks) -> str:
 def _line(
     a: tuple[float, float], b: tuple[float, float], colour: str, width: float, opacity: float = 1, **more: object
 ) -> str:
-    """An arc from one node to another; the two directions of a pair bend apart."""
+    """Draw an arc from one node to another; opposite directions bend apart."""
     (x, y), (u, v) = a, b
     away = 0.12
     middle = ((x + u) / 2 - away * (v - y), (y + v) / 2 + away * (u - x))
@@ -133,7 +133,7 @@ def picture(before: list[str], after: list[str], task: RandomWalks) -> str:
 
     Args:
         before: walks of the model that PPO starts from.
-        after: walks of the model that it makes of it.
+        after: walks of the model after PPO.
         task: their graph.
     """
     place = placed(task)

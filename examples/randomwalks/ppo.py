@@ -23,7 +23,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "ppo_randomwalks.yml"
 
 
 def run(seed: int, directory: Path) -> Result:
-    """Start and PPO under one seed (the graph stays the same)."""
+    """Train the start model and PPO under one seed (the graph stays the same)."""
     watch = Stopwatch()
     model = directory / "start" / "hf_model"
     train_start(directory / "start", seed=seed).save_pretrained(model)
@@ -35,7 +35,7 @@ def run(seed: int, directory: Path) -> Result:
 def train_ppo(
     model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int | None = None, **method: Any
 ) -> None:
-    """PPO from the model in a folder. method: options of PPO to change."""
+    """Train PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     config = config.evolve(

@@ -1,9 +1,10 @@
-"""A reward model of walks, from noisy comparisons: does it find the score that the comparisons were drawn from?
+"""Train a reward model of walks on noisy comparisons, and test whether it recovers the score behind them.
 
     python examples/randomwalks/reward.py [--seed 1000] [--seeds 5] [--directory runs/randomwalks/reward]
 
 Two walks from the same node make a pair. The better one is preferred with log-odds of `LOG_ODDS` times the difference
-in optimality: of 0.2 points a preference is right in 3 of 4 cases. In held-out pairs, of other walks, it always is.
+in optimality: at a difference of 0.2, three of four preferences are right. Held-out pairs consist of other walks, and
+their preferences are all right.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from trlx_like.rewards.models import RewardModel
 CONFIG = Path(__file__).parents[2] / "configs" / "reward_randomwalks.yml"
 LOG_ODDS = 5.0
 HELD_OUT = 300
-"""Walks, of 1000, that only the held-out pairs are made of."""
+"""How many of the 1000 walks are used in held-out pairs only."""
 
 
 def preferences() -> list[dict[str, str]]:
-    """Noisy pairs to train on."""
+    """Return noisy pairs to train on."""
     task = default_task()
     return pairs(task, task.samples[:-HELD_OUT], 2000, noisy=True)
 
 
 def eval_preferences() -> list[dict[str, str]]:
-    """Pairs of walks that are in none of those, all in the true order."""
+    """Return pairs of held-out walks, all in the true order."""
     return pairs(default_task(), held_out(), 300, noisy=False)
 
 
 def held_out() -> list[str]:
-    """Walks that were in no pair to train on."""
+    """Return the walks that are in no training pair."""
     samples = default_task().samples
     return sorted(set(samples[-HELD_OUT:]) - set(samples[:-HELD_OUT]))
 
 
 def pairs(task: RandomWalks, walks: Sequence[str], count: int, noisy: bool) -> list[dict[str, str]]:
-    """`count` pairs of walks from one node that are not equally good. The first letter is the prompt."""
+    """Draw `count` pairs of walks that start at the same node and differ in score. The first letter is the prompt."""
     rng = random.Random(0)
     score = dict(zip(walks, task.optimality(walks), strict=True))
     found = []
@@ -65,7 +66,7 @@ def pairs(task: RandomWalks, walks: Sequence[str], count: int, noisy: bool) -> l
 
 
 def run(seed: int, directory: Path) -> dict[str, Any]:
-    """Trains one reward model; returns its metrics, and how its rewards go with the optimality of held-out walks."""
+    """Train a reward model; return its metrics, and the correlation of reward and optimality on held-out walks."""
     started = time.process_time()
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     trainer = trlx_like.train(config.evolve(train={"checkpoint_dir": str(directory), "seed": seed}))

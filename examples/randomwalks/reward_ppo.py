@@ -1,11 +1,11 @@
-"""PPO on a learned reward: what it finds in the gaps of a reward model, and two ways to keep it out of them.
+"""PPO on a learned reward: how it exploits the gaps of a reward model, and two ways to prevent that.
 
     python examples/randomwalks/reward_ppo.py [--seed 1000] [--directory runs/randomwalks/reward_ppo]
 
-The reward model of `examples.randomwalks.reward` has seen walks along edges only, so it cannot know that a walk along
-edges that do not exist is worthless: a short fake looks best of all. Left alone, PPO finds the fakes. A penalty on
-leaving the model that imitates walks holds it back, and a table of the edges leaves nothing else to find. Of the
-three runs `trlx-like audit` finds the first one out: its walks surprise the model that it started from.
+The reward model of `examples.randomwalks.reward` has seen only walks along edges, so it cannot know that a walk along
+edges that do not exist is worthless: short fake walks look best of all. Without a constraint, PPO finds the fakes. A KL
+penalty to the model that imitates walks prevents it, and so does a table of the allowed edges. `trlx-like audit`
+reports the first of the three runs, because its walks are very unlikely under the model that it started from.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WAYS: dict[str, tuple[float, bool]] = {
     "with a KL penalty of .3": (0.3, False),
     "with edges only": (0.0, True),
 }
-"""The weight of the KL penalty, and whether only edges of the graph may be taken."""
+"""For each run the weight of the KL penalty, and whether only edges of the graph are allowed."""
 
 
 def tune(start: Path, reward: Path, directory: Path, seed: int, kl: float, edges_only: bool) -> dict[str, Any]:
-    """PPO from `start` on the reward model in `reward`; returns the last metrics."""
+    """Train PPO from `start` on the reward model in `reward`; return the last metrics."""
     task = default_task()
     config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
         model={"model_path": str(start)},

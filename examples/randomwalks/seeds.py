@@ -1,4 +1,4 @@
-"""What the randomwalks programs share: one run a seed, a table of optimality, CPU seconds."""
+"""Shared by the randomwalks programs: one run per seed, and a table of optimality and CPU seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-WALKS = 25  # evaluated from each of 20 nodes: the standard error of a mean is about .007
+WALKS = 25  # walks from each of 20 nodes in an evaluation: the standard error of a trained model's mean is about .007
 
 
 @dataclass
 class Result:
-    """Mean optimality at each evaluation, and CPU seconds of this process by what they went to.
+    """Hold the mean optimality at each evaluation, and CPU seconds of this process by phase.
 
-    more: further curves, by what they are.
+    more: further curves by name.
     """
 
     directory: Path
@@ -28,13 +28,13 @@ class Result:
 
 
 def measured(directory: Path, metric: str = "metrics/optimality") -> list[float]:
-    """A metric at each evaluation of the run in a folder."""
+    """Read a metric at each evaluation of the run in a folder."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [row[metric] for row in rows if metric in row]
 
 
 class Stopwatch:
-    """CPU seconds of this process since the last lap."""
+    """Measure the CPU seconds of this process between laps."""
 
     def __init__(self) -> None:
         self.began = time.process_time()
@@ -48,7 +48,7 @@ Run = Callable[[int, Path], Result]
 
 
 def main(doc: str | None, run: Run, directory: Path = Path("runs/randomwalks"), alone: Run | None = None) -> None:
-    """`--seeds` runs, one after the other on one thread, and a table of them. alone: what `--alone` runs instead."""
+    """Run `--seeds` times, one after the other on one thread, and print a table. alone: run instead with `--alone`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1000, help="of the training; the graph stays the same")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")

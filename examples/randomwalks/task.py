@@ -1,12 +1,11 @@
-"""Shortest paths on a random directed graph, as a language task: one letter is a node, a string a walk.
+"""Shortest paths on a random directed graph, as a language task: a letter is a node, and a string is a walk.
 
 The task is the one of Decision Transformer (Chen et al. 2021, arXiv:2106.01345, sec. 1, "illustrative
 example") in the size that trlX uses it: 21 nodes "a" to "u", goal "a", each edge present with probability
 .1, walks of at most 10 nodes. A model first imitates 1000 random walks, then has to find the shortest walk
 from each node to the goal. "bdca" starts at b and reaches the goal in 4 nodes.
 
-Every node can reach the goal in fewer than `MAX_LENGTH` nodes, whatever the seed: graphs are drawn until
-one is like that.
+Every node can reach the goal in fewer than `MAX_LENGTH` nodes, whatever the seed: other graphs are drawn again.
 
 A YAML run needs no script: `data.prompts: examples/randomwalks/task.py:prompts` and likewise `eval_prompts`,
 `samples`, `rewards`, `reward_fn`, `metric_fn` refer to the functions at the end, which share one graph
@@ -39,15 +38,15 @@ DEFAULT_SEED = 44  # random walks score .32 here; shortest walks have 3.6 nodes 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 TOKENS = (*LETTERS, BOS, EOS, PAD)
 
-Adjacency = npt.NDArray[np.bool_]  # [N, N], True where an edge leads from the row's node to the column's
+Adjacency = npt.NDArray[np.bool_]  # [N, N], True if an edge leads from the row's node to the column's
 
 
 class RandomWalks:
-    """One graph with its random walks and its measure of success.
+    """Hold one graph with its random walks and its measure of success.
 
     Args:
-        seed: of the edges and of the walks.
-        adjacency: a graph to use in place of a random one, [N, N] bool with N <= 21; node 0 is the goal.
+        seed: Seed of the edges and of the walks.
+        adjacency: A graph to use in place of a random one, [N, N] bool with N <= 21; node 0 is the goal.
 
     Raises `DataError` if some node does not reach the goal in fewer than `MAX_LENGTH` nodes.
     """
@@ -64,7 +63,7 @@ class RandomWalks:
         self.eval_prompts = self.prompts
 
     def _walks(self, rng: np.random.Generator) -> list[str]:
-        """Each from a random node but the goal, along random edges to the goal or `MAX_LENGTH` nodes."""
+        """Draw walks from random nodes along random edges, each to the goal or to `MAX_LENGTH` nodes."""
         successors = [np.flatnonzero(row).tolist() for row in self.adjacency]
         walks = []
         for start in rng.integers(GOAL + 1, len(self.adjacency), WALKS):
@@ -76,10 +75,10 @@ class RandomWalks:
         return walks
 
     def length(self, walk: str) -> int | None:
-        """Nodes of `walk`, both ends counted.
+        """Count the nodes of a walk, including both ends.
 
-        None if it takes an edge that is missing, has a letter that is no node, or does not end with its first
-        goal: a model has to know when to stop.
+        None if it takes a missing edge, has a letter that is not a node, or does not end when it first reaches
+        the goal: a model has to know when to stop.
         """
         nodes = [LETTERS.find(letter) for letter in walk]
         known = all(0 <= node < len(self.adjacency) for node in nodes)
@@ -89,11 +88,11 @@ class RandomWalks:
         return None
 
     def optimality(self, samples: Sequence[str]) -> list[float]:
-        """(MAX_LENGTH - length) / (MAX_LENGTH - shortest); 0 when the walk fails or passes MAX_LENGTH.
+        """Score walks: (MAX_LENGTH - length) / (MAX_LENGTH - shortest), or 0 if a walk fails or is too long.
 
-        1 for a shortest walk, falling in equal steps with each node more, 0 for one that arrives with its
-        last node. Where the shortest walk has 4 nodes: 4 -> 6/6, 5 -> 5/6, 9 -> 1/6, 10 -> 0. The same
-        scale as trlX's "optimality".
+        The score is 1 for a shortest walk, and falls in equal steps with each further node, to 0 at MAX_LENGTH
+        nodes. If the shortest walk has 4 nodes: 4 -> 6/6, 5 -> 5/6, 9 -> 1/6, 10 -> 0. The scale is that of
+        trlX's "optimality".
         """
         return [self._optimality(walk) for walk in samples]
 
@@ -105,18 +104,18 @@ class RandomWalks:
         return max(0.0, float((MAX_LENGTH - length) / (MAX_LENGTH - shortest)))
 
     def reward_fn(self, samples: Sequence[str], **_: object) -> list[float]:
-        """Optimality of each sample, which is a walk from its prompt on."""
+        """Return the optimality of each sample, which is a walk that begins with its prompt."""
         return self.optimality(samples)
 
     def metric_fn(self, samples: Sequence[str], **_: object) -> dict[str, list[float]]:
-        """The same number under the name "optimality"."""
+        """Return the optimality of each sample as the metric "optimality"."""
         return {"optimality": self.optimality(samples)}
 
     def logit_mask(self) -> torch.Tensor:
-        """Which token (column) may follow which (row), [V, V] bool, True = allowed.
+        """Return a table [V, V] bool, True where the token of the column may follow that of the row.
 
-        Along edges, and to the end of the text from anywhere; after the goal only the end is left; a text
-        begins at any node but the goal.
+        Allowed are edges of the graph, and EOS after any node; after the goal only EOS is allowed. A text may
+        begin at any node except the goal.
         """
         import torch
 
@@ -131,9 +130,9 @@ class RandomWalks:
 
 
 def random_digraph(rng: np.random.Generator) -> Adjacency:
-    """Edges with probability `EDGE_PROBABILITY`, no loops, none out of the goal; drawn until all can arrive.
+    """Draw edges with probability `EDGE_PROBABILITY`, without loops and without edges out of the goal.
 
-    In fewer than `MAX_LENGTH` nodes, so that the denominator of optimality is positive.
+    Draws again until all nodes reach the goal in fewer than `MAX_LENGTH` nodes, since optimality divides by the rest.
     """
     while True:
         adjacency: Adjacency = rng.random((len(LETTERS), len(LETTERS))) < EDGE_PROBABILITY
@@ -144,7 +143,7 @@ def random_digraph(rng: np.random.Generator) -> Adjacency:
 
 
 def shortest_lengths(adjacency: Adjacency) -> npt.NDArray[np.float64]:
-    """Nodes on the shortest walk from each node to the goal, both ends counted, [N]; inf if there is none."""
+    """Count the nodes on the shortest walk from each node to the goal, both ends included [N]; inf if there is none."""
     lengths = np.full(len(adjacency), np.inf)
     reached = np.arange(len(adjacency)) == GOAL
     count = 1
@@ -156,7 +155,7 @@ def shortest_lengths(adjacency: Adjacency) -> npt.NDArray[np.float64]:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a letter, nothing added: "bdca" is 4 ids and back. 24 with `BOS`, `EOS`, `PAD`; pads left."""
+    """Make a tokenizer with one token per letter, 24 with `BOS`, `EOS` and `PAD`. It adds nothing and pads left."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -169,10 +168,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config() -> GPT2Config:
-    """A GPT-2 of 6 layers and width 144 (trlX's size), 1.5 million parameters, for the tokens of `tokenizer`.
+    """Configure a GPT-2 with 6 layers of width 144 (trlX's size), 1.5 million parameters, for `tokenizer`.
 
-    16 positions hold the longest walk and its end. No dropout: the ratio of a policy gradient compares two
-    forward passes of one model.
+    16 positions hold the longest walk and EOS. There is no dropout, because the probability ratio of a policy
+    gradient compares two forward passes of one model.
     """
     from transformers import GPT2Config
 
@@ -193,35 +192,35 @@ def model_config() -> GPT2Config:
 
 @cache
 def default_task() -> RandomWalks:
-    """The graph that the functions below share."""
+    """Return the graph that the functions below share."""
     return RandomWalks()
 
 
 def prompts() -> list[str]:
-    """One letter for each start node."""
+    """Return one letter for each start node."""
     return default_task().prompts
 
 
 def eval_prompts() -> list[str]:
-    """The same start nodes: the task is to know this graph."""
+    """Return the same start nodes: the task is to know this graph."""
     return default_task().eval_prompts
 
 
 def samples() -> list[str]:
-    """The random walks to imitate first."""
+    """Return the random walks to imitate first."""
     return default_task().samples
 
 
 def rewards() -> list[float]:
-    """Optimality of each random walk, in [0, 1]."""
+    """Return the optimality of each random walk, in [0, 1]."""
     return default_task().optimality(samples())
 
 
 def reward_fn(samples: Sequence[str], **_: object) -> list[float]:
-    """Optimality of each walk, in [0, 1]."""
+    """Return the optimality of each walk, in [0, 1]."""
     return default_task().reward_fn(samples)
 
 
 def metric_fn(samples: Sequence[str], **_: object) -> dict[str, list[float]]:
-    """The same number under the name "optimality"."""
+    """Return the optimality of each walk as the metric "optimality"."""
     return default_task().metric_fn(samples)

@@ -1,1 +1,1 @@
-"""Wordle in letters, learned offline from a player who looks at the clues a third of the time."""
+"""Wordle in letters, learned offline from a player that uses the clues a third of the time."""

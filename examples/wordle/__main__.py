@@ -1,13 +1,13 @@
-"""Behaviour cloning and ILQL on Wordle, beside what bounds them.
+"""Compare behaviour cloning and ILQL on Wordle with lower and upper bounds.
 
     python examples/wordle [--seed 1] [--seeds 3] [--directory runs/wordle]
 
 The configuration is configs/ilql_wordle.yml; cloning is SFT with the same model, data, steps and optimizer. Policies
-play `PLAYS` games about each word, sampling at temperature 1 or, greedy, saying what is likeliest.
+play `PLAYS` games about each word, sampling at temperature 1 or greedily.
 
-On seeds 1, 2 and 3 ILQL scores -2.84, -2.89 and -3.13 at beta 4, and cloning -5.30, -5.29 and -5.32. Greedy, ILQL
+On seeds 1, 2 and 3 ILQL scores -2.84, -2.89 and -3.13 at beta 4, and cloning -5.30, -5.29 and -5.32. Greedily, ILQL
 scores -2.42, -2.49 and -2.77 at beta 0, and cloning -3.42, -2.96 and -3.23. Standard errors are .04 to .06. Training
-takes 81 to 85 CPU seconds (cloning) and 116 to 119.
+takes 81 to 85 CPU seconds (cloning) and 116 to 119 (ILQL).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PLAYS = 2
 
 
 def episodes() -> list[Episode]:
-    """One about each word, `PLAYS` times."""
+    """Make one game about each word, `PLAYS` times."""
     wordle = default_wordle()
     return [Game(wordle, hidden) for hidden in range(len(wordle.words)) for _ in range(PLAYS)]
 
 
 def run(seed: int, directory: Path) -> list[Result]:
-    """BC and ILQL under one seed."""
+    """Run behaviour cloning and ILQL under one seed."""
     config = trlx_like.TRLConfig.load_yaml(CONFIG)
     data = default_data()
     results = []
@@ -52,7 +52,7 @@ def run(seed: int, directory: Path) -> list[Result]:
 
 
 def bounds() -> dict[str, float]:
-    """Mean scores over all words of policies that need no network: ten games a word where they draw lots."""
+    """Return mean scores over all words of policies without a network; random ones play ten games per word."""
     wordle, rng = default_wordle(), np.random.default_rng(0)
     hidden = np.tile(np.arange(len(wordle.words)), 10)
 

@@ -1,9 +1,9 @@
 """Wordle as a language task: guess a hidden word of five letters in six tries, from a clue for each letter.
 
 The task is that of Snell et al. 2022, arXiv:2206.11871, and of Abdulhai et al. 2023, "LMRL Gym", arXiv:2311.18232, in
-the size of the latter: 431 words. A clue is "g" where the letter is right, "y" where the hidden word has the letter
-anywhere, "b" where it has not; letters that come twice are not counted. A wrong guess costs 1, the right one nothing
-and ends the episode, as the sixth guess does. Letters that are no word of the list cost 1 as well and get no clue. So
+the size of the latter: 431 words. A clue is "g" if the letter is right, "y" if the hidden word has it at another place,
+and "b" if it does not have it; repeated letters are not counted. A wrong guess costs 1. The right guess costs nothing
+and ends the episode, as the sixth guess does. Letters that are not a word of the list cost 1 too and get no clue. So
 scores go from -6 to 0.
 
     Wordle:
@@ -11,19 +11,19 @@ scores go from -6 to 0.
     s- t2? o- n- e5!
     ...
 
-A word is one token, so a guess is one action. A clue line has one token for each letter of the guess, and each is a
-fact by itself: "s-" there is no s, "t2?" there is a t and not at the second place, "e5!" the fifth letter is an e. So
-whether a word fits is a sum over tokens that were read, which a small network learns from few games. The benchmark
-spells: "s t o n e" and the colours alone, "b y b b g". Its model has to look back for the letter and count for the
-place, and to know letter by letter which words are left; our small one from random weights learned to spell that way
-and hardly to read.
+A word is one token, so a guess is one action. A clue line has one token for each letter of the guess, and each token
+is a fact of its own: "s-": there is no s; "t2?": there is a t, but not at the second place; "e5!": the fifth letter is
+an e. So whether a word fits is a sum over the tokens read, which a small network learns from few games. The benchmark
+spells: "s t o n e", and the colours alone, "b y b b g". Its model has to look back for the letter, count for the place,
+and know letter by letter which words remain. With that form, our small model learned to spell from random weights, but
+hardly to use the clues.
 
-The words are our own list of common ones, not the benchmark's, so scores are near its scores and not the same. There
-the hidden word is drawn anew each turn among those that fit all clues; here it stays, which to a player is the same
-game.
+The words are our own list of common words, not the benchmark's, so scores are close to its scores but not the same.
+There the hidden word is drawn anew at each turn among those that fit all clues. Here it stays, which is the same game
+for a player.
 
 The data (`samples`, `rewards`) are games of a player that with probability `SMART` says a random word that fits all
-clues, and else any word. A whole game is one dialogue, with a reward a turn.
+clues, and otherwise any word. A whole game is one dialogue, with one reward per turn.
 
 A YAML run needs no script: `data.samples: examples/wordle/task.py:samples` and likewise `rewards` refer to the
 functions at the end.
@@ -52,7 +52,7 @@ NO_WORD = "none\n"
 BLACK, YELLOW, GREEN = range(3)
 EPISODES = 102400
 SMART = 0.34
-SPELLING = 0.044  # deviation of a letter in a row: of five together .1
+SPELLING = 0.044  # standard deviation of a letter's vector: that of five letters is .1
 DATA_SEED = 1
 BOS, EOS, PAD, UNKNOWN = "<|bos|>", "<|eos|>", "<|pad|>", "<|unknown|>"
 
@@ -62,7 +62,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Wordle:
-    """A list of words and the clue that each gives about each other."""
+    """Hold a list of words, and the clue for each pair of guess and hidden word."""
 
     def __init__(self, words: Sequence[str] = WORDS) -> None:
         self.words = list(words)
@@ -75,17 +75,17 @@ class Wordle:
         self.right = GREEN * sum(3**place for place in range(LETTERS))
 
     def clue_line(self, guess: int, hidden: int) -> str:
-        """The clue as it is read: a fact for each letter of the guess, as in "s- t2? o- n- e5!"."""
+        """Write a clue as text: a fact for each letter of the guess, as in "s- t2? o- n- e5!"."""
         marks = (self.clues[guess, hidden] // 3 ** np.arange(LETTERS) % 3).tolist()
         return " ".join(map(fact, self.words[guess], range(1, LETTERS + 1), marks)) + "\n"
 
     def fitting(self, fits: Bools, guesses: Ints, hidden: Ints) -> Bools:
-        """What is left of the words that fit, [B, W], once `guesses` [B] about `hidden` [B] got their clues."""
+        """Return which of the words that fit [B, W] still fit after the clues to `guesses` [B] about `hidden` [B]."""
         left: Bools = fits & (self.clues[guesses] == self.clues[guesses, hidden][:, None])
         return left
 
     def play_randomly(self, hidden: Ints, smart: float, rng: np.random.Generator) -> list[list[int]]:
-        """The guesses of a game about each hidden word: with probability `smart` any that fits, else any at all."""
+        """Play a game about each hidden word: guess a word that fits with probability `smart`, otherwise any word."""
         count = len(hidden)
         fits = np.ones((count, len(self.words)), dtype=bool)
         guesses = np.zeros((count, TRIES), dtype=np.int64)
@@ -99,18 +99,18 @@ class Wordle:
         return [row[:n].tolist() for row, n in zip(guesses, tries, strict=True)]
 
     def score(self, guesses: Sequence[int], hidden: int) -> float:
-        """Minus the number of wrong guesses."""
+        """Return minus the number of wrong guesses."""
         return -float(sum(guess != hidden for guess in guesses))
 
     def informed_score(self) -> float:
-        """Mean score over all words of a player who says the fitting word whose clue tells most, in bits.
+        """Compute the mean score of a player that guesses the fitting word with the most informative clue, in bits.
 
-        Not quite the optimum: it looks one clue ahead, and never says a word that cannot be right.
+        This is not quite the optimum: the player looks one clue ahead, and never guesses a word that cannot be right.
         """
         return -self._informed_cost(np.arange(len(self.words)), TRIES) / len(self.words)
 
     def _informed_cost(self, left: Ints, tries: int) -> float:
-        """Wrong guesses over all words in `left`, with `tries` guesses to go."""
+        """Count the wrong guesses, summed over all words in `left`, with `tries` guesses to go."""
         if tries == 0:
             return 0.0
         clues = self.clues[np.ix_(left, left)]
@@ -121,12 +121,12 @@ class Wordle:
 
 
 def fact(letter: str, place: int, mark: int) -> str:
-    """What a clue says of a letter. Of one that the hidden word has not, the place does not matter."""
+    """Write a clue's fact about a letter. If the hidden word lacks the letter, its place is left out."""
     return {BLACK: f"{letter}-", YELLOW: f"{letter}{place}?", GREEN: f"{letter}{place}!"}[mark]
 
 
 class Game:
-    """A game that is being played: an `examples.play.Episode`."""
+    """Play one game: an `examples.play.Episode`."""
 
     def __init__(self, wordle: Wordle, hidden: int) -> None:
         self.wordle, self.hidden = wordle, hidden
@@ -143,7 +143,7 @@ class Game:
         return sum(self.rewards)
 
     def say(self, words: str) -> None:
-        """A guess. The right word and the last try end the game; what is no word is answered "none"."""
+        """Make a guess. The right word or the last try ends the game; anything but a word is answered "none"."""
         word = words.strip()
         guess = self.wordle.number.get(word)
         right = guess == self.hidden
@@ -156,7 +156,7 @@ class Game:
 
 @dataclass
 class Data:
-    """Games to learn from."""
+    """Hold games to learn from."""
 
     games: list[Game]
 
@@ -166,7 +166,7 @@ class Data:
 
 
 def record(wordle: Wordle, episodes: int = EPISODES, smart: float = SMART, seed: int = DATA_SEED) -> Data:
-    """Games of `Wordle.play_randomly`, about words that are drawn evenly."""
+    """Play games with `Wordle.play_randomly`, about uniformly drawn words."""
     rng = np.random.default_rng(seed)
     hidden = rng.integers(len(wordle.words), size=episodes)
     games = []
@@ -180,9 +180,9 @@ def record(wordle: Wordle, episodes: int = EPISODES, smart: float = SMART, seed:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word, and one a fact of a clue; pads left.
+    """Make a tokenizer with one token per word and one per fact of a clue. It pads on the left.
 
-    Line ends are white space like others: "stone\\n" comes back as "stone".
+    Line ends are ordinary white space: "stone\\n" comes back as "stone".
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -200,17 +200,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tokens() -> list[str]:
-    """The vocabulary in the order of its ids: words, facts, the opening and the specials."""
+    """List the vocabulary in the order of its ids: words, facts, the opening and special tokens."""
     places = range(1, LETTERS + 1)
     facts = [fact(letter, place, mark) for mark in range(3) for place in places for letter in ascii_lowercase]
     return [*WORDS, *dict.fromkeys(facts), OPENING.strip(), NO_WORD.strip(), BOS, EOS, PAD, UNKNOWN]
 
 
 def model() -> LlamaForCausalLM:
-    """A Llama of 1 layer and width 128, 0.3 million random weights, that can spell and knows nothing of the game.
+    """Make a Llama with 1 layer of width 128 and 0.3 million weights that can spell but does not know the game.
 
-    The row of a word, where it is read and where it is written, is a sum over its letters in their places, so what is
-    learned of a letter in one word holds for the others. A pretrained model comes with such knowledge of its tokens.
+    The input and output embedding of a word are a sum over its letters at their places, so knowledge of a letter in one
+    word transfers to the others. A pretrained model has such knowledge of its tokens.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -223,7 +223,7 @@ def model() -> LlamaForCausalLM:
         num_hidden_layers=1,
         num_attention_heads=4,
         max_position_embeddings=64,
-        initializer_range=0.05,  # the usual 0.02 is for wider models: this one would start to learn late
+        initializer_range=0.05,  # the usual 0.02 is for wider models: this one would learn late
         bos_token_id=ids.index(BOS),
         eos_token_id=ids.index(EOS),
         pad_token_id=ids.index(PAD),
@@ -240,21 +240,21 @@ def model() -> LlamaForCausalLM:
 
 @cache
 def default_wordle() -> Wordle:
-    """The words that the functions below share."""
+    """Return the words that the functions below share."""
     return Wordle()
 
 
 @cache
 def default_data() -> Data:
-    """The games that the functions below share."""
+    """Return the games that the functions below share."""
     return record(default_wordle())
 
 
 def samples() -> list[list[str]]:
-    """Dialogues: opening, guess, clue, guess, clue, ..., guess."""
+    """Return dialogues: opening, guess, clue, guess, clue, ..., guess."""
     return default_data().samples
 
 
 def rewards() -> list[list[float]]:
-    """The reward of each guess of each dialogue."""
+    """Return the reward of each guess of each dialogue."""
     return default_data().rewards

@@ -169,7 +169,7 @@ class BaseRLTrainer(Verbs[E]):
         generator = torch.Generator().manual_seed(self.config.train.seed * 1_000_003 + self.progress.round)
         batches = self.store.batches(self.run.local_batch_size, generator, passes)
         own = math.ceil(len(self.store) / self.run.local_batch_size) * passes
-        # Agreed on before the first batch: a process that asked when it has no batches left would meet the others in a step.
+        # Agreed on before the first batch: a process that asked only when its own run out would meet others in a step.
         self.round_steps = self.world.max(own)
         yield from islice(batches, done, None)
         yield from [None] * (self.round_steps - max(own, done))
