@@ -42,7 +42,7 @@ class SamplerError(TrlxError):
 
 
 class DivergenceError(TrlxError):
-    """Report training that has diverged, and is not to go on (`train.on_divergence`)."""
+    """Report that training has diverged and `train.on_divergence` does not let it continue."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Limits of rewards: how large one may be, and when one hides the differences of all others."""
+"""Limits of rewards: the largest allowed value, and outliers that hide the differences of all other rewards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LARGEST_REWARD = 1e15
 """Largest absolute value of a reward. Squares of larger ones, summed over a round, can overflow float32."""
 
 DOMINANT = 1e5
-"""A reward this many times as far from the others as they are from each other hides their differences."""
+"""How many times the range of all other rewards an outlier must be away from them to hide their differences."""
 
 
 def dominant(rewards: Sequence[float]) -> int | None:
@@ -19,7 +19,7 @@ def dominant(rewards: Sequence[float]) -> int | None:
 
     Returns:
         The index of a reward whose distance from the median is at least `DOMINANT` times the range of the others, or
-        1,000 times that if they are nearly equal, so that a sparse reward (0, 0, 1) is none. None without one.
+        1,000 times that if they are nearly equal, so that a sparse reward (0, 0, 1) is no outlier. None without one.
     """
     if len(rewards) < 3:
         return None

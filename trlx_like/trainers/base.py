@@ -1,4 +1,4 @@
-"""The one loop. A trainer fills the verbs of `verbs.py`: `build`, `make_experience`, `loss`, `units`.
+"""The training loop. An algorithm implements the methods in `verbs.py`: `build`, `make_experience`, `loss`, `units`.
 
 The work is done by parts, which get the `Run` and values, and never the trainer: `optimise.py` makes a step,
 `rollouts.py` counts a round of samples, `scoring.py` calls the user's functions, `run.py` manages the run folder.
@@ -41,7 +41,7 @@ E = TypeVar("E", bound=Experience)
 
 
 class BaseRLTrainer(Verbs[E]):
-    """Base of all trainers.
+    """Run the training loop, and evaluate, save and resume; the base class of all trainers.
 
     Args:
         config: The complete configuration; `config.method` has the options of this trainer.
@@ -116,7 +116,7 @@ class BaseRLTrainer(Verbs[E]):
                     self._pending, self.round_steps = {}, None
 
     def _train(self) -> None:
-        """Train from the present step to the end."""
+        """Train from the current step to the end."""
         with self.run.open_trackers():
             self._call("on_train_begin")
             if self.progress.step == 0:
@@ -248,7 +248,7 @@ class BaseRLTrainer(Verbs[E]):
     # Files.
 
     def save(self, directory: str | Path | None = None) -> None:
-        """Publish a checkpoint, all of it or nothing: by default `checkpoint_<step>` in the run folder.
+        """Write a checkpoint atomically, by default to `checkpoint_<step>` in the run folder.
 
         Raises:
             CheckpointError: If it cannot be written.

@@ -1,4 +1,4 @@
-"""Checks of what a trainer is made with, before anything is loaded."""
+"""Checks of the arguments of a trainer, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -
 
     Args:
         config: The complete configuration.
-        names: The needed arguments. Of a name like "reward_fn or judge" one argument is enough.
+        names: The needed arguments. For "reward_fn or judge", one of the two is enough.
         given: The arguments by name.
 
     Raises:

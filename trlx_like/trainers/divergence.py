@@ -1,4 +1,4 @@
-"""Watches for signs that training has diverged, and goes back to a checkpoint if the configuration says so."""
+"""Watches for signs that training has diverged, and rolls back to a checkpoint if `train.on_divergence` says so."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trlx_like.trainers.optimise import Optimisation
 logger = logging.getLogger(__name__)
 
 NO_ENTROPY = 1e-4
-"""Entropy in nats a token below which the policy always says the same."""
+"""Entropy, in nats per token, below which the policy practically always generates the same text."""
 LOSS_FACTOR = 100
-"""A loss this many times the median of the last losses has diverged, if it is also above `LEAST_LOSS`."""
+"""A loss above this many times the median of the last losses is a sign, if it is also above `LEAST_LOSS`."""
 LEAST_LOSS = 1.0
-"""Losses of policy gradients are near 0, where a multiple of their median says nothing."""
+"""Smaller losses are never a sign: those of policy gradients are near 0, and so is their median."""
 LOSSES = 50
-"""Losses that the median is taken over."""
+"""Number of last losses over which the median is taken."""
 FEWEST_LOSSES = 20
 
 
@@ -36,7 +36,7 @@ class DivergenceWatch:
         self._warned: set[str] = set()
 
     def watch(self, metrics: Metrics) -> None:
-        """Look at the metrics of a step, which are the same on all processes. A sign is warned of once.
+        """Check the metrics of a step, which are the same on all processes. Each kind of sign is warned of once.
 
         Args:
             metrics: The metrics of the step; those of the round are in the first step of a round.
@@ -81,10 +81,10 @@ class DivergenceWatch:
     def roll_back(self, error: DivergenceError) -> None:
         """Restore the newest checkpoint with a smaller learning rate, and record it in history.jsonl.
 
-        Every process calls it. A checkpoint that is gone back to twice gets the factor twice.
+        Every process calls it. If a checkpoint is restored twice, the factor is applied twice.
 
         Args:
-            error: The sign of divergence.
+            error: The error that reports the sign of divergence.
 
         Raises:
             DivergenceError: `error` itself, if `train.on_divergence` is not "rollback", `train.max_rollbacks` is

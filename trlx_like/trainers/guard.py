@@ -1,4 +1,4 @@
-"""Keeps NaN and infinity out of the weights and the optimiser's state, and records the steps that would bring them in.
+"""Keeps NaN and infinity out of weights and optimiser state, and records the steps that would have caused them.
 
 A step is dropped if its loss or its gradient is not finite. A step is undone if the weights or the optimiser's state
 are not finite after it. All processes decide the same, because they decide on numbers of the global batch.
@@ -27,12 +27,12 @@ NONFINITE_FILE = "nonfinite_steps.jsonl"
 """File of the run folder with the steps that were dropped: metrics, loss and samples of the first bad micro-batch."""
 UPDATE = "the weights or the optimizer's state after the step"
 LONGEST_TEXT = 500
-"""Characters of a text that the record and messages show."""
+"""Most characters of a text that the record and messages show."""
 
 
 @dataclass
 class Before:
-    """Hold what an optimiser step may change: the tensors, and by which names and numbers the optimiser knows them."""
+    """Hold the state before an optimiser step: copies of tensors, and the optimiser's own states and parameter groups."""
 
     tensors: list[Tensor]
     states: dict[Any, dict[str, Any]]
@@ -188,7 +188,7 @@ class Guard:
                 gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
                 if not _all_finite([value.detach().reshape(1), *gradients]):
                     return {"micro_batch": place, "rank": self.run.world.rank, "bad_sample": row, "samples": samples}
-            if bad:  # not found again alone, such as an overflow in the sum
+            if bad:  # no single sample is bad, as after an overflow in the sum
                 return {"micro_batch": place, "rank": self.run.world.rank, "bad_sample": None, "samples": samples}
         return None
 
@@ -200,7 +200,7 @@ class Guard:
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether all entries of all tensors are finite. Numbers such as Adam's count of steps are left out."""
+    """Return whether all entries of all tensors are finite. Counters, such as Adam's number of steps, are left out."""
     wanted = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() and tensor.numel()]
     # The norm is several times faster than `isfinite`. It can overflow where no entry does, and is not trusted then.
     return not wanted or _finite(torch._foreach_norm(wanted, 2)) or _finite(torch._foreach_norm(wanted, torch.inf))

@@ -226,7 +226,6 @@ class Optimisation:
         return float(self.scheduler.get_last_lr()[0])
 
     @torch.no_grad()
-    @torch.no_grad()
     def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:
         """Return the metrics that a step on this data would log, without a gradient or a step.
 

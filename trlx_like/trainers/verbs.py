@@ -1,4 +1,4 @@
-"""The verbs that a trainer fills, and hooks with defaults. `base.py` calls them."""
+"""The verbs: methods that every algorithm implements, and hooks with defaults. The loop in `base.py` calls them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Verbs(OfRun, ABC, Generic[E]):
     method_class: ClassVar[type[MethodConfig]]
     experience_class: type[E]
     offline: ClassVar[bool] = False
-    """True: experience is made once, from data, and `train.epochs` are passes over it."""
+    """True if experience is made once, from given data; `train.epochs` then counts the passes over it."""
     uses: ClassVar[frozenset[str]] = frozenset()
     """The data arguments of `train` that this trainer takes."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Which of them, and of `reward_fn`, `learn` cannot do without; an offline trainer is not made without them."""
+    """Arguments that `learn` requires, `reward_fn` included. Offline trainers require them on construction."""
 
     config: TRLConfig
     model: nn.Module
@@ -48,7 +48,7 @@ class Verbs(OfRun, ABC, Generic[E]):
     def make_experience(self) -> Metrics:
         """Fill `self.store` with this process's share of a round, and return what to log about it.
 
-        A RewardError or SamplerError must come on all processes, which then save the run as it was before the round.
+        A RewardError or SamplerError must be raised on all processes; they save the run as it was before the round.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Verbs(OfRun, ABC, Generic[E]):
 
     @property
     def passes(self) -> int:
-        """Passes over the store in a round."""
+        """How many times a round passes over the store."""
         return self.config.train.epochs if self.offline else 1
 
     def microbatches(self, batch: E) -> Iterator[E]:
@@ -72,10 +72,10 @@ class Verbs(OfRun, ABC, Generic[E]):
             yield part
 
     def accept(self, metrics: Metrics) -> bool:
-        """Decide whether a step is made; False drops its gradients.
+        """Decide whether to make a step; False drops its gradients.
 
-        The metrics are those of the global batch, so all processes agree. Where they have `policy/ratio_deviation`,
-        the first step on fresh experience must find the policy that the samples came from.
+        The metrics are those of the global batch, so all processes agree. If they include `policy/ratio_deviation`, the
+        first step on fresh experience checks that the samples came from the policy that is trained.
         """
         if not self.offline and "policy/ratio_deviation" in metrics and self.progress.fresh:
             self.agreement.check_step(metrics["policy/ratio_deviation"], self.model)
@@ -85,19 +85,19 @@ class Verbs(OfRun, ABC, Generic[E]):
         """Act after each optimiser step, before its metrics are logged."""
 
     def evaluate(self) -> Metrics:
-        """Measure the model as it is. It is called with random numbers of its own, so it changes nothing."""
+        """Evaluate the current model and return metrics. The random state is isolated, so training is unaffected."""
         return {}
 
     def evaluate_held_out(self, elements: Sequence[E]) -> Metrics:
-        """Measure on this process's held-out elements what a step would log; return it under `eval/<name>`."""
+        """Compute the metrics of a step on this process's held-out elements; return them as `eval/<name>`."""
         size, collate = self.run.microbatch_size, self.experience_class.collate
         parts = [collate(elements[start : start + size]) for start in range(0, len(elements), size)]
         metrics = self.optimisation.measure(parts, self.loss, self.units)
         return {f"eval/{name}": value for name, value in metrics.items()}
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write what is used after training to a folder, without the trainer's state."""
+        """Export the trained model to a folder, without the trainer's state."""
 
     def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Generate from prompts with the model as it is: token ids, or images from a diffusion model."""
+        """Generate from prompts with the current model: token ids, or images from a diffusion model."""
         raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")
