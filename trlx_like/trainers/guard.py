@@ -32,7 +32,7 @@ LONGEST_TEXT = 500
 
 @dataclass
 class Before:
-    """Hold the state before an optimiser step: copies of tensors, and the optimiser's own states and parameter groups."""
+    """Hold the state before an optimiser step: copies of tensors, and the optimiser's states and parameter groups."""
 
     tensors: list[Tensor]
     states: dict[Any, dict[str, Any]]
