@@ -1,8 +1,8 @@
 """The command `trlx-like`.
 
 Exit codes: 0 success; 1 an error in this library (a traceback); 2 an error that the user can correct (one sentence);
-3 a run that stopped itself because its sampler and its learner disagree; 4 `audit` found signs of reward hacking; 130
-and 143 interrupted by Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and
+3 a run that stopped itself because its sampler and its learner disagree; 4 `audit` or `ledger` found something; 130 and
+143 interrupted by Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and
 errors in a YAML file appear at once.
 """
 
@@ -23,10 +23,10 @@ import typer
 from typer.core import TyperGroup
 
 import trlx_like
-from trlx_like import api
+from trlx_like import api, records
 from trlx_like.config import TRAINERS, Section, TRLConfig
 from trlx_like.config.schema import configuration_schema, meanings
-from trlx_like.errors import ConfigError, DataError, TrlxError
+from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.imports import is_python_name
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
@@ -44,9 +44,6 @@ REGISTRIES = {
     "judges": "trlx_like.rewards.judges:JUDGES",
 }
 KINDS = [*REGISTRIES, "presets"]
-
-FINDINGS = 4
-"""Exit code of `audit` if a run shows signs of reward hacking."""
 
 
 class _Commands(TyperGroup):
@@ -328,22 +325,5 @@ def generate(
     typer.echo("\n\n".join(continued(weights_of(model), rows, options, seed)))
 
 
-@app.command()
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Write the page report.html of a run again."""
-    from trlx_like.tracking import write_report
-
-    if run.is_dir() and not (run / "metrics.jsonl").is_file():
-        raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
-    typer.echo(write_report(run))
-
-
-@app.command()
-def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Look for signs of reward hacking in a run.
-
-    Exits with 0 if there are none, and with 4 if there are some.
-    """
-    from trlx_like.tracking import show_audit
-
-    raise typer.Exit(FINDINGS if show_audit(run) else 0)
+for command in (records.report, records.audit, records.ledger):
+    app.command()(command)

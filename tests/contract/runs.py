@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from trlx_like.tracking.jsonl import FILES
 from trlx_like.trainers.callbacks import Callback
 from trlx_like.trainers.interrupt import Interrupted
 
@@ -71,7 +72,7 @@ def assert_same(got: Any, expected: Any, place: str = "") -> None:
 
 
 def assert_same_run(got: Any, expected: Any, folder: Path, other: Path) -> None:
-    """Two trainers and their folders: all state, metrics and samples."""
+    """Two trainers and their folders: all state, metrics, samples and used rows."""
     assert_same(state_of(got), state_of(expected), "state")
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in FILES:
         assert_same(rows(folder, name), rows(other, name), name)

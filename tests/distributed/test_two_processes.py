@@ -12,6 +12,8 @@ import torch
 from tests.contract.recipes import LORA, RECIPES, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
+from trlx_like.tracking import check_ledger
+from trlx_like.tracking.jsonl import FILES
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
 AUTO = {"train.resume_from_checkpoint": "auto"}
@@ -97,8 +99,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) 
     resumed = on_ranks(learn, name, tmp_path / "parts", changes)
     for got, expected in zip(resumed, whole, strict=True):
         assert_same([got["shared"], got["own"]], [expected["shared"], expected["own"]])
-    for file in ("metrics.jsonl", "samples.jsonl"):
+    for file in FILES:
         assert_same(rows(tmp_path / "parts", file), rows(tmp_path / "whole", file), file)
+    assert all(len(row["rows"]) == 2 for row in rows(tmp_path / "parts", "ledger.jsonl"))
+    assert check_ledger(tmp_path / "parts")[1]
 
 
 @pytest.mark.parametrize("name", ["PPOTrainer", "SFTTrainer"])

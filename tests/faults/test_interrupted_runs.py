@@ -20,8 +20,10 @@ import yaml
 
 from tests.contract.recipes import GENERATION, NO_DROPOUT, PROMPTS, RECIPES, count_letters, make
 from tests.contract.runs import assert_same, rows
+from tests.faults import kills, system_calls
 from tests.tiny import save_tiny
 from trlx_like.errors import RewardError
+from trlx_like.tracking import check_ledger
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,18 +96,18 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, whole: tuple[str, Path]
     assert_same_outcome(tmp_path, expected)
 
 
-def test_kill_9_at_any_moment(whole: tuple[str, Path], tmp_path: Path) -> None:
-    name, expected = whole
-    moments = random.Random(0)
-    for _ in range(6):
-        process = start(name, tmp_path, ROUND | AUTO)
-        process.join(timeout=moments.uniform(0.05, 1.0))
-        process.kill()
-        process.join()
-    finish(start(name, tmp_path, ROUND | AUTO))
-    assert [row["step"] for row in rows(tmp_path)] == [row["step"] for row in rows(expected)]
-    assert_same_outcome(tmp_path, expected)
-    assert not list(tmp_path.glob(".trlx_like-*"))
+@pytest.mark.parametrize("name", kills.trainers())
+def test_kill_9(name: str, tmp_path: Path) -> None:
+    """In a publication, and at a point of another kind; `python -m tests.faults` draws more."""
+    chance = random.Random(name)
+    expected = kills.whole(name, tmp_path / "whole", 1)
+    assert all(expected.events[0].values()) or not system_calls.available()
+    assert check_ledger(expected.folder / kills.RUN)[1]
+    others = [kind for kind in kills.KINDS if kind != "publish"]
+    for kind in (*(["publish"] if system_calls.available() else []), chance.choice(others)):
+        point = kills.draw(chance, name, kind, expected.events)
+        outcome = kills.attempt(point, expected, tmp_path / kind)
+        assert outcome.killed and not outcome.difference, f"{point}: {outcome.difference}"
 
 
 class Slow:

@@ -8,98 +8,34 @@ import logging
 import os
 import random
 import shutil
-import subprocess
-import sys
-import time
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults import kills, system_calls
 from trlx_like.checkpoint import CheckpointStore
 from trlx_like.errors import CheckpointError
 
-ROOT = Path(__file__).resolve().parents[2]
+watching = pytest.mark.skipif(not system_calls.available(), reason="needs ptrace on Linux, x86-64")
 
-# What a checkpoint of the children holds; its own sums tell that it is whole without asking the manifest.
-WRITE = """
-import hashlib, itertools, os, signal, sys
-from pathlib import Path
-from trlx_like.checkpoint.store import CheckpointStore
 
-def write(folder, step, size):
+def write(folder: Path, step: int) -> None:
+    """Write a checkpoint whose own sums tell that it is whole, without asking the manifest."""
     (folder / "step").write_text(str(step))
     (folder / "hf_model").mkdir()
-    sums = []
-    for name in ("optimizer", "hf_model/weights"):
-        content = os.urandom(size)
+    contents = [os.urandom(100), os.urandom(100)]
+    for name, content in zip(("optimizer", "hf_model/weights"), contents, strict=True):
         (folder / name).write_bytes(content)
-        sums.append(hashlib.md5(content).hexdigest())
-    (folder / "sums").write_text(" ".join(sums))
+    (folder / "sums").write_text(" ".join(hashlib.md5(content).hexdigest() for content in contents))
 
-def publish(store, step, size):
+
+def publish(root: Path, step: int) -> None:
     for name in ("best_checkpoint", f"checkpoint_{step}"):
-        with store.publish(name) as folder:
-            write(folder, step, size)
-"""
-
-BACK_TO_BACK = (
-    WRITE
-    + """
-store = CheckpointStore(sys.argv[1], keep=2)
-newest = store.newest()
-for step in itertools.count(int((newest / "step").read_text()) + 1 if newest else 1):
-    publish(store, step, 1 << 20)
-    print(step, flush=True)
-"""
-)
-
-# Forks a process for every file operation that publishing does, which kills itself right before it.
-BEFORE_EACH_OPERATION = (
-    WRITE
-    + """
-root = sys.argv[1]
-EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree"}
-
-def killed_before(operation):
-    done = 0
-    def count(event, args):
-        nonlocal done
-        if event in EVENTS:
-            done += 1
-            if done > operation:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(count)
-
-def attempt(operation):
-    process = os.fork()
-    if process == 0:
-        killed_before(operation)
-        publish(CheckpointStore(root, keep=1), operation + 1, 100)
-        os._exit(0)
-    return os.waitpid(process, 0)[1]
-
-publish(CheckpointStore(root, keep=1), 0, 100)
-for operation in itertools.count():
-    status = attempt(operation)
-    if status == 0:
-        break
-    assert os.WTERMSIG(status) == signal.SIGKILL, status
-    print(operation, flush=True)
-    sys.stdin.readline()
-"""
-)
-
-
-def child(program: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        with CheckpointStore(root, keep=1).publish(name) as folder:
+            write(folder, step)
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -110,42 +46,29 @@ def step_of(checkpoint: Path | None) -> int:
     return int((checkpoint / "step").read_text())
 
 
-def test_twelve_kills_at_random_moments(tmp_path: Path) -> None:
-    moments = random.Random(0)
-    store = CheckpointStore(tmp_path)
-    published = 0
-    for _ in range(12):
-        process = child(BACK_TO_BACK, tmp_path)
-        assert process.stdout is not None
-        published = int(process.stdout.readline())
-        time.sleep(moments.uniform(0, 0.08))
-        process.kill()
-        told = process.stdout.read().split()
-        assert process.wait() != 0
-        published = int(told[-1]) if told else published
-        assert step_of(store.newest()) in (published, published + 1)
-        assert step_of(store.resolve(str(tmp_path / "best_checkpoint"))) in (published, published + 1)
-    # Two kept, the best, and at most one of each kind that the last kill left behind.
-    assert len(list(tmp_path.iterdir())) <= 6
+@watching
+def test_a_kill_before_each_system_call(tmp_path: Path) -> None:
+    """Of publishing a best and a numbered checkpoint, which replace earlier ones, where the kill before left it."""
+    root = tmp_path / "run"
+    publish(root, 0)
+    store = CheckpointStore(root)
+    newest = best = 0
+    for count in range(1, 1000):
 
+        def attempt(step: int = count) -> None:
+            system_calls.offer()
+            with system_calls.mark():
+                publish(root, step)
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_kill_before_each_file_operation(tmp_path: Path) -> None:
-    process = child(BEFORE_EACH_OPERATION, tmp_path)
-    assert process.stdin is not None and process.stdout is not None
-    store = CheckpointStore(tmp_path)
-    newest = best = operations = 0
-    for line in process.stdout:
-        operations += 1
-        steps = step_of(store.newest()), step_of(store.resolve(str(tmp_path / "best_checkpoint")))
-        assert steps[0] >= newest and steps[1] >= best, f"went back at operation {line}"
+        status = system_calls.watch(kills.fork(attempt, tmp_path / "log"), system_calls.kill_before(count))
+        steps = step_of(store.newest()), step_of(store.resolve(str(root / "best_checkpoint")))
+        assert steps[0] >= newest and steps[1] >= best, f"went back at system call {count}"
         newest, best = steps
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert process.wait() == 0
-    assert step_of(store.newest()) == operations + 1
-    assert operations > 40  # two checkpoints of four files, a manifest and a hidden folder each
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_checkpoint", f"checkpoint_{operations + 1}"]
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL, (tmp_path / "log").read_text()
+    assert (newest, best) == (count, count) and count > 60
+    assert sorted(path.name for path in root.iterdir()) == ["best_checkpoint", f"checkpoint_{count}"]
 
 
 @pytest.fixture

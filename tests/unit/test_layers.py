@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": EVERYTHING - {"cli"},
     "continuation": TRAINING,
     "doctor": GROUND | {"__init__"},
-    "cli": EVERYTHING - {"cli"} | {"continuation", "doctor", "__init__"},
+    "records": {"errors", "tracking"},
+    "cli": EVERYTHING - {"cli"} | {"continuation", "doctor", "records", "__init__"},
     "__main__": {"cli"},
 }
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "errors": "tests/unit/test_cli.py",
     "functional/reward_scaling": "tests/unit/trainers/test_ppo_experience.py",
     "models/export": "tests/contract/test_export.py",
+    "records": "tests/unit/tracking/test_ledger.py",
     "pipelines/files": "tests/unit/pipelines/test_sources.py",
     "pipelines/rows": "tests/unit/pipelines/test_sources.py",
     "rewards/arguments": "tests/unit/rewards/test_call.py",

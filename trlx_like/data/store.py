@@ -27,6 +27,7 @@ class RolloutStore(Generic[E]):
         self.experience_class = experience_class
         self.elements: list[E] = []
         self.epoch = 0  # number of the pass, from 0, that the last batch of `batches` belongs to
+        self.rows: list[int] = []  # numbers of the elements of that batch; none after the last
 
     def push(self, elements: Iterable[E]) -> None:
         """Add elements."""
@@ -53,8 +54,9 @@ class RolloutStore(Generic[E]):
         for self.epoch in range(epochs):
             order = torch.randperm(len(self.elements), generator=generator).tolist()
             for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                yield self.experience_class.collate([self.elements[row] for row in rows])
+                self.rows = order[start : start + batch_size]
+                yield self.experience_class.collate([self.elements[row] for row in self.rows])
+        self.rows = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return all elements, each field as one flat tensor with the shapes of the elements."""

@@ -7,6 +7,7 @@ than text to image, and training of text encoders.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -254,6 +255,20 @@ class DiffusionModel(nn.Module):
         settings = self.denoiser.peft_config["default"].to_dict()  # type: ignore[index, union-attr]
         parts = {f"{name}_lora_layers": layers, f"{name}_lora_adapter_metadata": settings}
         self.pipeline.save_lora_weights(directory, **parts)
+        for file in directory.glob("*.safetensors"):
+            sort_metadata(file)
+
+
+def sort_metadata(file: Path) -> None:
+    """Sort the entries of `__metadata__` in the header of a safetensors file, which are written in a random order."""
+    with file.open("r+b") as content:
+        size = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(size))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            content.seek(8)
+            content.write(text.ljust(size))
 
 
 def _unscaled(latents: Tensor, settings: Any) -> Tensor:

@@ -53,11 +53,14 @@ class CaptionFunction:
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.calls = 0
+        self.taken: list[tuple[int, int]] = []  # 0 and the number of the call, of each prompt of the last `take`
+        self.rows = None  # the prompts have no end
 
     def take(self, count: int) -> Captions:
         """Return the next `count` prompts."""
         made = [self.function() for _ in range(count)]
         captions = Captions.of(made, lambda row: f"call {self.calls + row} of prompts")
+        self.taken = [(0, self.calls + row) for row in range(count)]
         self.calls += count
         return captions
 

@@ -130,17 +130,23 @@ class PromptStream(Generic[Batch_co]):
         self.seed = seed
         self.epoch = 0
         self.position = 0
+        self.taken: list[tuple[int, int]] = []  # epoch and row of each prompt of the last `take`
 
     def take(self, count: int) -> Batch_co:
         """Return the next `count` prompts, which may continue into the next epoch."""
-        rows: list[int] = []
-        while len(rows) < count:
+        self.taken = []
+        while len(self.taken) < count:
             if self.position == len(self.pipeline):
                 self.epoch, self.position = self.epoch + 1, 0
-            order = self._order()[self.position : self.position + count - len(rows)]
+            order = self._order()[self.position : self.position + count - len(self.taken)]
             self.position += len(order)
-            rows.extend(order)
-        return self.pipeline[rows]
+            self.taken += [(self.epoch, row) for row in order]
+        return self.pipeline[[row for _, row in self.taken]]
+
+    @property
+    def rows(self) -> int:
+        """The number of prompts in an epoch."""
+        return len(self.pipeline)
 
     @property
     def next_epoch(self) -> int:

@@ -1,7 +1,7 @@
 """Records and shows the metrics and samples of a run: one protocol, and one file for each destination.
 
-`metrics.jsonl`, `samples.jsonl`, `report.html`, the audit and the console are always on; `train.tracker` names others.
-Importing this package imports neither their libraries nor torch.
+`metrics.jsonl`, `samples.jsonl`, `ledger.jsonl`, `report.html`, the audit and the console are always on;
+`train.tracker` names others. Importing this package imports neither their libraries nor torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trlx_like.tracking.base import (
     make_trackers,
     register_tracker,
 )
+from trlx_like.tracking.ledger import check_ledger
 from trlx_like.tracking.report import write_report
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RunInfo",
     "Tracker",
     "Trackers",
+    "check_ledger",
     "make_trackers",
     "register_tracker",
     "show_audit",

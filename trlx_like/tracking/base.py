@@ -123,6 +123,17 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log_table(name, columns, rows, step)
 
+    def log_use(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Send a record of used rows to the trackers that keep one: those with a method of this name.
+
+        Args:
+            rows: A record for each round, or each step of a run on given data; see `trlx_like.tracking.ledger`.
+            step: Optimiser steps done.
+        """
+        for tracker in self._trackers if rows else ():
+            if (log_use := getattr(tracker, "log_use", None)) is not None:
+                log_use(rows, step)
+
     def close(self) -> None:
         """Close all trackers, even if one of them raises. A second call does nothing."""
         trackers, self._trackers = self._trackers, []

@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl and samples.jsonl, the run's own record, which the report, the audit and resuming rely on.
+"""Writes metrics.jsonl, samples.jsonl and ledger.jsonl, the run's own record, which other parts rely on.
 
 Each line is one JSON object, written at once and flushed, so that a killed run loses at most the line it was writing.
 NaN and infinities are the strings "NaN", "Infinity" and "-Infinity".
@@ -20,7 +20,7 @@ from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
 
-FILES = ("metrics.jsonl", "samples.jsonl")
+FILES = ("metrics.jsonl", "samples.jsonl", "ledger.jsonl")
 # JSON allows these inside strings, but many readers end a line at them.
 LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
@@ -38,10 +38,10 @@ class JsonlTracker(Tracker):
             _move_aside(run.directory)
             last_row = None
         else:
-            last_row, _ = (_keep_until(run.directory / name, run.resume_step) for name in FILES)
+            last_row, *_ = (_keep_until(run.directory / name, run.resume_step) for name in FILES)
         elapsed = (last_row or {}).get("time/elapsed", 0.0)
         self._start = time.monotonic() - (elapsed if isinstance(elapsed, float | int) else 0.0)
-        self._metrics, self._samples = ((run.directory / name).open("ab") for name in FILES)
+        self._metrics, self._samples, self._ledger = ((run.directory / name).open("ab") for name in FILES)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         elapsed = round(time.monotonic() - self._start, 3)
@@ -53,9 +53,12 @@ class JsonlTracker(Tracker):
         head = {"step": step, "table": name}
         _write(self._samples, [{**head, **dict(zip(keys, row, strict=True))} for row in rows])
 
+    def log_use(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        _write(self._ledger, [{"step": step, **row} for row in rows])
+
     def close(self) -> None:
-        self._metrics.close()
-        self._samples.close()
+        with self._metrics, self._samples, self._ledger:
+            pass
 
 
 def _write(file: BinaryIO, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -66,7 +69,7 @@ def _write(file: BinaryIO, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _move_aside(directory: Path) -> None:
-    """Rename the files of an earlier run to metrics.1.jsonl and samples.1.jsonl, or to the next free number."""
+    """Rename the files of an earlier run to metrics.1.jsonl and so on, or to the next free number."""
     old = [path for path in (directory / name for name in FILES) if path.is_file() and path.stat().st_size]
     place = 1
     while any((directory / name).with_suffix(f".{place}.jsonl").exists() for name in FILES):

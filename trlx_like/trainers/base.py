@@ -150,6 +150,7 @@ class BaseRLTrainer(Verbs[E]):
     def begin_round(self) -> None:
         """Start a round, after its experience was put into the store."""
         self.progress.round, self.progress.position, self.progress.in_round = self.progress.round + 1, 0, True
+        self.run.ledger.close_round()
 
     def end_round(self) -> None:
         """End the round early: the next step is on new experience."""
@@ -210,10 +211,10 @@ class BaseRLTrainer(Verbs[E]):
 
     def _end_step(self, metrics: Metrics) -> None:
         train, step = self.config.train, self.progress.step
+        self.run.ledger.write_step(self.run.tracker, self.store, given=self.offline)
         metrics = {**self._pending, **metrics}
         self._pending = {}
-        if self._call("on_step", metrics):
-            self.stopped = True
+        self.stopped |= self._call("on_step", metrics)
         if step % train.eval_interval == 0 or self.finished:
             metrics |= self._evaluated()
         self._log({**metrics, **self.clock.lap()})

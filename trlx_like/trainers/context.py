@@ -20,6 +20,7 @@ from trlx_like.distributed import World, make_accelerator
 from trlx_like.tracking import IMAGE, Trackers
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest
+from trlx_like.trainers.ledger import Ledger
 from trlx_like.trainers.run import Progress, RunFolder
 
 Metrics = dict[str, float]
@@ -51,6 +52,7 @@ class Run:
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()
+        self.ledger = Ledger(self.world, self.progress)
         self.state = TrainState(meta={"trainer": name})
         self.folder = RunFolder(config, self.world)
         self.folder.announce(name, self.device)
@@ -93,6 +95,8 @@ class Run:
             self.tracker = self.folder.open_trackers(self.progress)
         with closing(self.tracker):
             yield
+            # Rounds after the last step. A longer run drops these lines, and has them in its checkpoint.
+            self.ledger.write(self.tracker, self.progress.step + 1)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Send metrics to the trackers, under the current step. Does nothing while no tracker is open."""

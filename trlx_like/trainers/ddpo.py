@@ -143,7 +143,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         method = self.method
 
         def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
-            images = self.make_images(self.own(self.prompts.take(count)).repeated(method.num_generations))
+            captions = self.own(self.prompts.take(count))
+            self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
+            images = self.make_images(captions.repeated(method.num_generations))
             return None if images is None else (images, self.experience(images))
 
         def rows(made: tuple[Trajectories, DenoisingExperience]) -> list[Row]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from trlx_like.data import Experience
-from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
 from trlx_like.trainers.scoring import whole
 from trlx_like.trainers.text import TextTrainer
@@ -44,7 +44,7 @@ class OnlineTextTrainer(TextTrainer[E]):
         return self.reward_fn
 
     def scored_samples(
-        self, count: int, chunk_size: int, given: PromptBatch | None = None
+        self, count: int, chunk_size: int, given: Sequence[Use] | None = None
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
         """Yield the chunks of `all_samples`, without the samples whose reward is None."""
         for samples, rewards in self.all_samples(count, chunk_size, given):
@@ -53,14 +53,15 @@ class OnlineTextTrainer(TextTrainer[E]):
                 yield samples[kept], [rewards[row] for row in kept]
 
     def all_samples(
-        self, count: int, chunk_size: int, given: PromptBatch | None = None, *, more: bool = False
+        self, count: int, chunk_size: int, given: Sequence[Use] | None = None, *, more: bool = False
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
         """Sample responses to prompts and score them, chunk by chunk.
 
         Args:
             count: Number of prompts, over all processes.
             chunk_size: Prompts per chunk and process.
-            given: The prompts, the same on all processes; None takes the next prompts of the training data.
+            given: Epochs and numbers of the prompts, the same on all processes; None takes the next prompts of the
+                training data.
             more: Add samples to the current round instead of beginning a round.
 
         Yields:
@@ -94,9 +95,13 @@ class OnlineTextTrainer(TextTrainer[E]):
             yield samples, scores.rewards
         self.rollouts.check(may_be_empty=more)
 
-    def _sampled(self, size: int, given: PromptBatch | None) -> TextSamples | None:
+    def _sampled(self, size: int, given: Sequence[Use] | None) -> TextSamples | None:
         """Sample responses to this process's share of `size` prompts; None if the share is empty."""
-        prompts = self.take_prompts(size) if given is None else self.share_prompts(given)
+        if given is None:
+            prompts = self.take_prompts(size)
+        else:
+            prompts = self.share_prompts(self.prompts.pipeline[[row for _, row in given]])
+            self.run.ledger.use(self.world.share(list(given)), self.prompts.rows)
         if not len(prompts):
             return None
         with self.clock("generate"):

@@ -49,8 +49,9 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
 
     def grow_pool(self) -> None:
         """Sample and score new responses to every prompt, and add them to the pool, which all processes share."""
-        pipeline, times = self.prompts.pipeline, self.method.n_generations_per_prompt
-        prompts = pipeline[[row for row in range(len(pipeline)) for _ in range(times)]]
+        times = self.method.n_generations_per_prompt
+        first = self.progress.round // self.method.n_improve_steps * times  # one epoch for each response to a prompt
+        prompts = [(first + again, row) for row in range(self.prompts.rows) for again in range(times)]
         made: list[ScoredResponse] = []
         shown = ShownSamples(self.run, group_size=None)
         for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):

@@ -73,6 +73,7 @@ class Rollouts:
     def begin(self) -> None:
         """Start a round, and drop the samples of the last one."""
         self.samples, self.faults, self.extreme = [], 0, (0.0, "")
+        self.run.ledger.begin()
 
     def chunks(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
+from trlx_like.tracking.jsonl import FILES
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Progress:
     losses: list[float] = field(default_factory=list)  # the last ones, to tell when one is out of range
     shown: int | None = None  # step before the round whose samples were last shown
     best: float | None = None  # best value of the metric that `train.save_best` watches
+    used: list[dict[str, Any]] = field(default_factory=list)  # of the ledger, what is not written yet
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
 
     @property
@@ -47,7 +50,8 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields by name, for a checkpoint."""
-        return {**vars(self), "tracker": dict(self.tracker), "losses": list(self.losses)}
+        lists = {"used": list(self.used), "losses": list(self.losses)}
+        return {**vars(self), "tracker": dict(self.tracker), **lists}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the fields from a checkpoint."""
@@ -122,6 +126,20 @@ class RunFolder:
             path.rename(place / path.name)
         logger.info("%s has files of an earlier run; they are kept in %s.", self.directory, place.name)
 
+    def _write_config(self) -> None:
+        """Write config.yml as a whole. A run that is not resumed first makes room for its files."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        file, new = (self.directory / name for name in ("config.yml", "config.yml.tmp"))
+        self.config.dump_yaml(new)
+        if not self.resumed:
+            again = self.config.train.resume_from_checkpoint == "auto" and _same_but_for_resuming(file, new)
+            # Rows of the same run, killed before its first checkpoint: it will write them again.
+            for name in FILES if again else ():
+                (self.directory / name).unlink(missing_ok=True)
+            if not again:
+                self._set_aside()
+        os.replace(new, file)
+
     def open_trackers(self, progress: Progress) -> Trackers:
         """Write config.yml and open the trackers, which continue the files of a resumed run.
 
@@ -130,10 +148,7 @@ class RunFolder:
         """
         train = self.config.train
         if self.world.main:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            if not self.resumed:
-                self._set_aside()
-            self.config.dump_yaml(self.directory / "config.yml")
+            self._write_config()
         info = RunInfo(
             directory=self.directory,
             config=self.config.to_dict(),
@@ -193,6 +208,15 @@ class RunFolder:
             return False
         progress.best = value
         return True
+
+
+def _same_but_for_resuming(file: Path, other: Path) -> bool:
+    """Return whether two config.yml describe the same run, continued or not. False if the first does not exist."""
+    if not file.is_file():
+        return False
+    texts = (path.read_bytes().split(b"\n") for path in (file, other))
+    one, two = ([line for line in text if not line.startswith(b"  resume_from_checkpoint:")] for text in texts)
+    return one == two
 
 
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:

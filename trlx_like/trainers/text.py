@@ -205,7 +205,9 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def take_prompts(self, count: int) -> PromptBatch:
         """Take the next `count` prompts of the training data, and return this process's share."""
-        return self.share_prompts(self.prompts.take(count))
+        prompts = self.share_prompts(self.prompts.take(count))
+        self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
+        return prompts
 
     def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
         """Return this process's share of prompts that every process holds."""

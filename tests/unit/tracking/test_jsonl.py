@@ -55,7 +55,7 @@ def test_resume_drops_the_rows_of_later_steps(tmp_path: Path) -> None:
         (4, 40.0),
     ]
     assert [row["output"] for row in rows(tmp_path / "samples.jsonl")] == ["a1", "b1", "a2", "b2", "a3", "b3"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "samples.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl", "metrics.jsonl", "samples.jsonl"]
 
 
 def test_resume_after_a_kill_at_any_byte_of_a_row(tmp_path: Path) -> None:
@@ -88,6 +88,6 @@ def test_fresh_run_moves_old_files_aside(tmp_path: Path, caplog: pytest.LogCaptu
     found = {path.name: len(rows(path)) for path in tmp_path.iterdir()}
     assert found == {
         **{"metrics.1.jsonl": 1, "metrics.2.jsonl": 2, "metrics.jsonl": 3},
-        **{"samples.1.jsonl": 2, "samples.2.jsonl": 4, "samples.jsonl": 6},
+        **{"samples.1.jsonl": 2, "samples.2.jsonl": 4, "samples.jsonl": 6, "ledger.jsonl": 0},
     }
     assert "kept as metrics.1.jsonl" in caplog.text

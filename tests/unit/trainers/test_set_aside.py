@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+from tests.contract.runs import rows
 from tests.unit.trainers.test_base import line
 
 
@@ -17,3 +20,18 @@ def test_checkpoints_of_an_earlier_run_are_moved_aside(tmp_path: Path) -> None:
     resumed.learn()
     assert resumed.progress.step == 4
     assert not (tmp_path / "earlier_2").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_place(tmp_path: Path) -> None:
+    """Its rows are those that the same run writes again; a run of another configuration finds them set aside."""
+    auto: dict[str, Any] = {"train.resume_from_checkpoint": "auto", "train.total_steps": 2}
+    line(tmp_path, **dict[str, Any]({"train.total_steps": 2})).learn()
+    expected = sorted(path.name for path in tmp_path.iterdir())
+    shutil.rmtree(tmp_path / "checkpoint_2")
+    (tmp_path / "config.yml.tmp").write_text("half of")
+    line(tmp_path, **auto).learn()
+    assert sorted(path.name for path in tmp_path.iterdir()) == expected
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
+    shutil.rmtree(tmp_path / "checkpoint_2")
+    line(tmp_path, **auto | {"train.seed": 5}).learn()
+    assert [row["step"] for row in rows(tmp_path, "metrics.1.jsonl")] == [0, 1, 2]

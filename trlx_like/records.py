@@ -1,0 +1,46 @@
+"""The commands that read the records of a run: `trlx-like report`, `audit` and `ledger`. They import no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trlx_like.errors import DataError
+
+FINDINGS = 4
+"""Exit code of `audit` if a run shows signs of reward hacking, and of `ledger` if a row was not used once."""
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def report(run: RunArgument) -> None:
+    """Write the page report.html of a run again."""
+    from trlx_like.tracking import write_report
+
+    if run.is_dir() and not (run / "metrics.jsonl").is_file():
+        raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
+    typer.echo(write_report(run))
+
+
+def audit(run: RunArgument) -> None:
+    """Look for signs of reward hacking in a run.
+
+    Exits with 0 if there are none, and with 4 if there are some.
+    """
+    from trlx_like.tracking import show_audit
+
+    raise typer.Exit(FINDINGS if show_audit(run) else 0)
+
+
+def ledger(run: RunArgument) -> None:
+    """Check that a run used each row of its data once and only once in each epoch.
+
+    Exits with 0 if it did, and with 4 if not; then it prints the first line of ledger.jsonl that is wrong.
+    """
+    from trlx_like.tracking import check_ledger
+
+    sentence, right = check_ledger(run)
+    typer.echo(sentence)
+    raise typer.Exit(0 if right else FINDINGS)
