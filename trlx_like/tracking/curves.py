@@ -21,7 +21,7 @@ from trlx_like.tracking.values import spaced
 ELAPSED = "time/elapsed"
 BUCKETS = 300  # of a long curve, the lowest and the highest value of each bucket are drawn
 
-PHASES = "seconds a step, by phase"
+PHASES = "seconds per step, by phase"
 # The sections of the page: a title and the pattern of the charts in it. The first that matches takes a chart.
 GROUPS = {
     "Reward and metrics": r"rewards?/|metrics/",

@@ -1,4 +1,4 @@
-"""The signals of reward hacking: what each measures in the metrics of a run, its bound, and what to try against it.
+"""The signals of reward hacking: how each is measured in the metrics of a run, its bound, and possible remedies.
 
 Each signal compares the mean of the last rounds with the first round, in units of the run itself, so that nothing has
 to be set for a task. docs/audit.md says which healthy and hacked runs the bounds come from.
@@ -126,7 +126,7 @@ def entropy_collapse(history: History) -> Reading:
     left = history.now(name) / (history.start(name) or math.nan)
     found = left <= ENTROPY and history.now(spread) >= SPREAD * history.start(spread)
     differ = "the rewards of a round differ as before: " if found else ""
-    words = f"{history.moved(name)} nats a token, {differ}{history.moved(spread)}"
+    words = f"{history.moved(name)} nats per token, {differ}{history.moved(spread)}"
     return Reading(found, math.nan if math.isnan(history.now(spread)) else left, f"{ENTROPY:g} x start", words)
 
 

@@ -30,7 +30,7 @@ def test_charts_are_grouped_and_ordered(tmp_path: Path) -> None:
         ),
         ("Values", ["values/mean"]),
         ("Rollouts", ["rollout/score_mean", "generation/length"]),
-        ("Time", ["seconds a step, by phase"]),
+        ("Time", ["seconds per step, by phase"]),
         ("Everything else", ["grad_norm", "learning_rate"]),
     ]
     assert [group["title"] for group in page.data["groups"] if group["folded"]] == ["Everything else"]
