@@ -124,7 +124,7 @@ def train(
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
     ] = False,
 ) -> None:
-    """Train a model as a YAML file describes."""
+    """Train a model with the configuration in a YAML file."""
     changes = [*(overrides or []), *(["train.resume_from_checkpoint=auto"] if resume else [])]
     read = api.read_config(config, plugins=plugins or (), overrides=changes)
     if processes == 1 or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
@@ -302,7 +302,7 @@ def generate(
         typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best checkpoint), a checkpoint, or any model."),
     ],
     prompts: Annotated[list[str], typer.Option("--prompt", help="Text to continue. Repeatable.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Greatest number of new tokens.")] = 40,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 40,
     temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature; 0 takes the most likely token.")
     ] = 1.0,

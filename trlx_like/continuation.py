@@ -1,4 +1,4 @@
-"""Continuation of prompts with a trained model: what `trlx-like generate` does.
+"""Continuation of prompts with a trained model, for `trlx-like generate`.
 
 This module loads torch and transformers; the command line imports it when the command runs.
 """
@@ -22,7 +22,7 @@ from trlx_like.samplers.text import TextSampler
 
 
 def weights_of(name: str) -> str:
-    """Return the folder or hub name of the model that a run folder, a checkpoint or a model's name stands for."""
+    """Find the model to load for a run folder, a checkpoint or a model; return its folder or hub name."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or (len(folder.parts) > 1 and folder.parent.is_dir()):  # the hub would be asked
@@ -44,9 +44,9 @@ def weights_of(name: str) -> str:
 
 
 def continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
-    """Return each prompt with its continuation; that of an encoder-decoder model is on a line of its own.
+    """Return each prompt with its continuation; an encoder-decoder's output is on a line of its own.
 
-    A prompt that is too long for the model loses its beginning.
+    If a prompt is too long for the model, its beginning is cut off.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = arch_type(model)

@@ -35,9 +35,9 @@ def audit(run: RunArgument) -> None:
 
 
 def ledger(run: RunArgument) -> None:
-    """Check that a run used each row of its data once and only once in each epoch.
+    """Check that a run used each row of its data exactly once in each epoch.
 
-    Exits with 0 if it did, and with 4 if not; then it prints the first line of ledger.jsonl that is wrong.
+    Exits with 0 if so. Otherwise prints the first wrong line of ledger.jsonl, and exits with 4.
     """
     from trlx_like.tracking import check_ledger
 

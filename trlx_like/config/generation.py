@@ -1,7 +1,7 @@
 """The options of text generation that `method.gen_kwargs` may have, and those that rollouts may be sampled with.
 
 A loss compares log-probabilities under the distribution that was sampled from. Temperature is modelled on both sides;
-every other option that changes the distribution is for evaluation only. What is in neither table is refused by name.
+every other option that changes the distribution is for evaluation only. Options in neither table are refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Above0 = Annotated[float, Field(gt=0)]
 
-# Option -> its type. These are allowed everywhere: they leave the distribution alone, or the loss models them.
+# Option -> its type. These are allowed everywhere: they do not change the distribution, or the loss models them.
 ANYWHERE: dict[str, Any] = {
     "max_new_tokens": Count,
     "temperature": Above0,
@@ -29,7 +29,7 @@ ANYWHERE: dict[str, Any] = {
     "cache_implementation": Literal["dynamic", "static"] | None,
     "disable_compile": bool | None,
 }
-# Option -> its type, and the values under which it changes nothing, the one to use first. Other values are for
+# Option -> its type, and the values with which it has no effect, the recommended one first. Other values are for
 # evaluation only.
 EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "do_sample": (bool, (True,)),
@@ -62,7 +62,7 @@ EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {name: neutral for name, (_, neutral) in EVALUATION.items()}
 TYPES: dict[str, Any] = {**ANYWHERE, **{name: kind for name, (kind, _) in EVALUATION.items()}}
 LIST_VALUED = frozenset(name for name, kind in TYPES.items() if any(get_origin(one) is list for one in get_args(kind)))
-"""Options of which one value is a list, so that a list is not a sweep."""
+"""Options whose single value is a list; a list for one of these is not a sweep."""
 
 _UNREAD = "only the token ids of responses are read"
 _ASSISTED = "assisted (speculative) generation is not supported"
@@ -94,7 +94,7 @@ REFUSED: dict[str, str] = {
     "continuous_batching_config": _BY_ENGINE,
     **dict.fromkeys(("transformers_version", "_from_model_config"), _RECORD),
 }
-# Values of refused options that ask for nothing, beside null, false and 0.
+# Values of refused options that have no effect, in addition to null, false and 0.
 _HARMLESS = {"num_return_sequences": 1, "num_beam_groups": 1}
 
 
@@ -110,7 +110,7 @@ def longest_response(gen_kwargs: Mapping[str, Any]) -> int:
 
 
 def generation_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[str] = ()) -> Iterator[Problem]:
-    """Yield what is wrong with `method.<name>`, whether it is for rollouts or for evaluation.
+    """Yield the problems of the generation options `method.<name>`, for rollouts or for evaluation.
 
     Args:
         gen_kwargs: The options, by name.
@@ -123,7 +123,7 @@ def generation_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collecti
 
 
 def option_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[str] = ()) -> Iterator[Problem]:
-    """Yield what is wrong with each option that is given; arguments as of `generation_problems`."""
+    """Yield the problems of single options. The arguments are those of `generation_problems`."""
     sweeps = swept(gen_kwargs)
     for option, value in gen_kwargs.items():
         path = ("method", name, option)
@@ -168,7 +168,7 @@ def experience_problems(
 
 @cache
 def option_type(option: str) -> TypeAdapter[Any]:
-    """Return what validates and describes one value of an option."""
+    """Return the pydantic adapter that validates and describes one value of an option."""
     return TypeAdapter(TYPES[option], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 

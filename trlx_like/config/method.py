@@ -1,4 +1,4 @@
-"""What every method's section has: a name, and for methods on text how to generate.
+"""Base classes of the section `method`: its name, and for methods on text the generation options.
 
 A plugin subclasses `MethodConfig`, or `TextMethodConfig` or `OnlineTextMethodConfig` to inherit generation
 and its checks.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sections(Protocol):
-    """The other sections of a configuration, as a method's checks may look at them."""
+    """The other sections of a configuration, for the checks of a method."""
 
     model: ModelConfig
     train: TrainConfig

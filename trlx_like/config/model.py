@@ -18,7 +18,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _model_source(value: Any) -> Any:
-    """Accept a name, a configuration or a model, told by their attributes so that transformers is not imported."""
+    """Accept a name, a configuration or a model, recognised by attributes so that transformers is not imported."""
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):

@@ -1,4 +1,4 @@
-"""Describe what is wrong with a configuration: the key, what it should be, and what it is.
+"""Describe mistakes in a configuration: the key, the allowed values, and the given value.
 
 Sections report `Problem`s; only the reader of a YAML file knows on which line each one stands.
 """
@@ -30,7 +30,7 @@ class Problem:
 
 
 class UnknownKey(Problem):
-    """Describe a key that its section does not have; another section may have it."""
+    """Describe a key that is not in its section, but perhaps in another one."""
 
 
 class InvalidConfig(ConfigError):
@@ -43,7 +43,7 @@ class InvalidConfig(ConfigError):
 
 @dataclass(frozen=True)
 class Accepts:
-    """Say in words what a field accepts, in `Annotated[...]`, if its type does not."""
+    """Describe in `Annotated[...]` the values that a field accepts, if its type does not say so."""
 
     words: str
 

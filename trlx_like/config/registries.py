@@ -34,11 +34,11 @@ def register_method(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
     """Make the decorated subclass of `MethodConfig` available as `method.name`.
 
     Args:
-        name: the name; if left out, that of the class.
-        aliases: further names.
+        name: The name; by default that of the class.
+        aliases: Further names.
 
     Raises:
-        RegistryError: for another kind of class, and for a name that is taken.
+        RegistryError: If it is not a subclass of `MethodConfig`, or a name is taken.
     """
     if name is not None and not isinstance(name, str):
         return register_method()(name)
@@ -62,11 +62,11 @@ def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
     """Make the decorated trainer class available as `train.trainer`.
 
     Args:
-        name: the name; if left out, that of the class.
-        aliases: further names.
+        name: The name; by default that of the class.
+        aliases: Further names.
 
     Raises:
-        RegistryError: for something that is not a class, and for a name that is taken.
+        RegistryError: If it is not a class, or a name is taken.
     """
     if name is not None and not isinstance(name, str):
         return register_trainer()(name)
@@ -81,14 +81,14 @@ def register_trainer(name: Any = None, *, aliases: Iterable[str] = ()) -> Any:
 
 
 def method_class(name: str) -> type[Any]:
-    """Return the class of the section `method` for a method's name. Raises a RegistryError."""
+    """Return the class of the section `method` for a method's name. Raise RegistryError for an unknown name."""
     method = METHODS.get(name)
     _refuse_dataclass(method)
     return method
 
 
 def _refuse_dataclass(method: type) -> None:
-    """@dataclass replaces the constructor that checks; above `register_method` it is seen only on use."""
+    """Refuse @dataclass, which replaces the checking constructor; above `register_method` it is only seen on use."""
     if "__dataclass_fields__" in vars(method):
         raise RegistryError(
             f"{method.__name__} is a MethodConfig, which declares its fields by itself: drop @dataclass."

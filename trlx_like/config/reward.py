@@ -1,4 +1,4 @@
-"""The section `reward`: how reward functions are run, and what becomes of what they cannot score."""
+"""The section `reward`: how reward functions are run, and what happens to samples that they cannot score."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def configuration_schema(registries: Mapping[str, Registry[Any]]) -> Schema:
             for name, method in methods.items()
         ],
     }
-    fixed: Schema = {}  # what is an error unless a plugin may have brought the name
+    fixed: Schema = {}  # checks that do not apply if a plugin may have registered the name
     for option, registry in {"method.name": METHODS, "train.trainer": TRAINERS, **registries}.items():
         section, name = option.split(".")
         one = {"enum": [*registry.names(), *registry.aliases()]}
@@ -93,7 +93,7 @@ def section_schema(section: type[Section]) -> Schema:
 
 
 def generation_schemas() -> Schema:
-    """Make the schemas of generation options: of rollouts, of evaluation, which may sweep, and with ILQL's `beta`."""
+    """Make schemas of generation options: for rollouts, for evaluation (lists are sweeps), and with ILQL's `beta`."""
     single = {name: option_type(name).json_schema() for name in TYPES}
     rollouts = {name: one if name in ANYWHERE else {"enum": list(NEUTRAL[name])} for name, one in single.items()}
     evaluation = {

@@ -1,4 +1,4 @@
-"""`Section`: a closed, typed part of the configuration, with errors in plain words.
+"""`Section`: a typed part of the configuration that refuses unknown keys, with errors in plain words.
 
 A section is a pydantic model. A subclass declares fields with type, bound, default and a docstring, and may
 override `conflicts` to say which combinations cannot run. Every error is a `ConfigError`, never pydantic's.
@@ -25,7 +25,7 @@ def copied(value: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Base of every part of the configuration. Assigning to a field checks it as well."""
+    """Base class of the sections of the configuration. Values are also checked when they are assigned."""
 
     model_config = ConfigDict(
         strict=True,
@@ -77,11 +77,11 @@ class Section(BaseModel):
         return []
 
     def inert(self) -> list[str]:
-        """Return `unused_options()`, of which this is the former name."""
+        """Return `unused_options()`; this is its former name."""
         return self.unused_options()
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong between fields that are each valid."""
+        """Return the problems between fields that are each valid on their own."""
         words = [
             problem
             for name in type(self).model_fields

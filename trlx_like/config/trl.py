@@ -66,9 +66,9 @@ class TRLConfig(Section):
 
     @classmethod
     def load_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a YAML file, with `overrides` such as "train.seed=1" put over it.
+        """Read a YAML file, and apply `overrides` such as "train.seed=1".
 
-        Raises `ConfigError` with a line a problem: file, line, key, what was given and what is allowed.
+        Raises `ConfigError` with one line per problem: file, line, key, given value and allowed values.
         """
         source = YamlSource(path)
         for override in overrides:
@@ -77,7 +77,7 @@ class TRLConfig(Section):
         try:
             config = cls.from_dict(source.values)
         except InvalidConfig as error:
-            # A value that could not be read is not looked at again.
+            # A value that could not be read is not checked again.
             unread = {problem.path[:depth] for problem in problems for depth in range(1, len(problem.path) + 1)}
             problems += [problem for problem in error.problems if problem.path not in unread]
         if problems:
@@ -85,7 +85,7 @@ class TRLConfig(Section):
         return config
 
     def dump_yaml(self, path: str | Path) -> None:
-        """Write every option, such that `load_yaml` gives an equal configuration.
+        """Write all options, so that `load_yaml` returns an equal configuration.
 
         An object given from Python (a loaded model, a function) is written as a note, which `load_yaml`
         refuses by name.

@@ -3,8 +3,8 @@
 Read as YAML 1.2: `1e-5` is a number, only `true` and `false` are booleans, dates are text. Tags and a key
 given twice are refused. Left out on purpose: anything but mappings, lists, text, numbers, booleans and null.
 
-On PyYAML's nodes, which transformers brings along, and not on ruamel.yaml: that would be one more dependency, stops at
-the first repeated key, reads dates as dates and keeps unknown tags, so most of the code below would still be needed.
+It is built on PyYAML, which transformers depends on. ruamel.yaml would be one more dependency, stops at the first
+repeated key, converts dates and keeps unknown tags, so most of the code below would still be needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for _name, _pattern, _first in _RESOLVERS:
 class YamlSource:
     """Read the values of a YAML file, and apply the overrides of a command line.
 
-    `problems` holds mistakes in the text itself, such as a repeated key, beside which the rest can still be checked.
+    `problems` holds mistakes in the text itself, such as a repeated key. The rest of the file can still be checked.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -69,7 +69,7 @@ class YamlSource:
         self.values: dict[str, Any] = self._value(node, (), self._name)
 
     def override(self, text: str) -> None:
-        """Put one `dotted.key=YAML value` over the values. Raises `ConfigError` if it is not of that form."""
+        """Override a value, given as `dotted.key=YAML value`. Raises `ConfigError` if the text has another form."""
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):

@@ -1,4 +1,4 @@
-"""Checks ledger.jsonl: that a run used each row of its data once and only once in each epoch.
+"""Checks with ledger.jsonl that a run used each row of its data exactly once in each epoch.
 
 A line is `{"step": 7, "round": 2, "of": 5, "epoch": 0, "rows": [[3, 0], [4]]}`: the round whose first step is step 7
 used row 3 and 0 of 5 prompts on process 0, and row 4 on process 1, in the first epoch. A run on given data has a line
@@ -19,7 +19,7 @@ FILE = "ledger.jsonl"
 
 
 class _Wrong(Exception):
-    """Say what is wrong with a line."""
+    """Report a mistake in a line."""
 
 
 class Ledger:

@@ -26,7 +26,7 @@ class Ledger:
 
     Args:
         world: The processes of the run.
-        progress: The position of the run, which keeps what is not written yet.
+        progress: The position of the run, which keeps notes that are not written yet.
     """
 
     def __init__(self, world: World, progress: Progress) -> None:
@@ -36,7 +36,7 @@ class Ledger:
         self._about: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Begin a round: forget what this process noted for one that failed."""
+        """Begin a round: forget the notes of this process on a round that failed."""
         self._own = []
 
     def use(self, used: Sequence[Use], rows: int | None) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         self._own = []
 
     def write_step(self, trackers: Trackers | None, store: RolloutStore[Any], *, given: bool) -> None:
-        """Write what is not written yet, with the step that was just made. Every process calls it.
+        """Write all pending notes with the step that was just made. Every process calls it.
 
         Args:
             trackers: The trackers of the run.
@@ -71,7 +71,7 @@ class Ledger:
         self.progress.used = []
 
     def write(self, trackers: Trackers | None, step: int) -> None:
-        """Write what is not written yet under a step."""
+        """Write all pending notes under a step."""
         if trackers is not None:
             trackers.log_use(self.progress.used, step)
 

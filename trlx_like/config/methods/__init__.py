@@ -1,1 +1,1 @@
-"""The methods' sections, one file each. They are found by name through `config.registries.METHODS`."""
+"""The sections of all methods, one per file. `config.registries.METHODS` finds them by name."""

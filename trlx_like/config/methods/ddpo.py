@@ -1,4 +1,4 @@
-"""Options of DDPO: those of its authors' code and of TRL's DDPOTrainer, and of Flow-GRPO for flow matching."""
+"""Options of DDPO, from its authors' code, TRL's DDPOTrainer, and Flow-GRPO for flow matching."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DDPOConfig(MethodConfig):
     num_samples: int = Field(default=256, ge=1)
     """Number of images in each round, over all processes."""
     num_generations: int = Field(default=1, ge=1)
-    """Number of images to each prompt of a round."""
+    """Number of images for each prompt of a round."""
     chunk_size: int = Field(default=8, ge=1)
     """Number of prompts to make and score images for at once, per process."""
     image_type: Literal["pil", "tensor"] = "pil"

@@ -1,4 +1,4 @@
-"""Options of DPO: those of TRL's DPOTrainer, the ones it has dropped since included."""
+"""Options of DPO: those of TRL's DPOTrainer, including some that TRL has removed since."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trlx_like.config.method import Sections, TextMethodConfig
 from trlx_like.config.problems import Accepts, Problem, listed
 
-# What each loss takes beside beta. `trainers/dpo_losses.py` has their formulas by the same names. Given beside other
-# losses alone, an option would do nothing or mean something else.
+# The options of each loss in addition to beta. `trainers/dpo_losses.py` has the formulas under the same names. If only
+# other losses are used, an option would have no effect or another meaning.
 LOSSES: dict[str, frozenset[str]] = {
     "sigmoid": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
     "hinge": frozenset({"f_divergence_type", "use_weighting"}),
@@ -30,7 +30,7 @@ LOSSES: dict[str, frozenset[str]] = {
     "sigmoid_norm": frozenset({"f_divergence_type", "label_smoothing", "use_weighting"}),
 }
 SORTED = [name for name, takes in LOSSES.items() if "whole_batch" in takes]
-"""Losses that sort the batch, so that they need all of it at once and know no pairs."""
+"""Losses that sort the batch: they need the whole batch at once, and their values do not belong to single pairs."""
 
 
 def _as_list(value: Any) -> Any:

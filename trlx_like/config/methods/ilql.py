@@ -12,12 +12,12 @@ from trlx_like.config.problems import Problem, shown
 
 
 def default_gen_kwargs() -> dict[str, Any]:
-    """Return the defaults of trlX: guided by the advantage, among the 20 likeliest tokens."""
+    """Return the defaults of trlX: sampling guided by the advantage, among the 20 most likely tokens."""
     return {"max_new_tokens": 56, "top_k": 20, "beta": 1.0, "temperature": 1.0}
 
 
 class ILQLConfig(TextMethodConfig):
-    """Learn values from rewarded text and decode by them: implicit language Q-learning (Snell et al. 2022)."""
+    """Learn values from rewarded text, and decode with them: implicit language Q-learning (Snell et al. 2022)."""
 
     generation_options: ClassVar[tuple[str, ...]] = ("beta",)
 

@@ -1,4 +1,4 @@
-"""Options of rejection-sampling fine-tuning: those of trlX, the size of a chunk and of the pool."""
+"""Options of rejection-sampling fine-tuning: those of trlX, and the sizes of chunks and pool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RFTConfig(OnlineTextMethodConfig):
     start_percentile: float = Field(default=0.7, ge=0, le=1)
     """Fraction of each prompt's responses, the worst, left out in the first round after the pool has grown."""
     end_percentile: float = Field(default=0.95, ge=0, le=1)
-    """Fraction that the one left out rises towards over `n_improve_steps` rounds."""
+    """Fraction left out that `start_percentile` rises towards over `n_improve_steps` rounds."""
     chunk_size: int = Field(default=128, ge=1)
     """Number of responses to generate and score at once, per process."""
     pool_size: int | None = Field(default=None, ge=1)

@@ -15,7 +15,7 @@ class RLOOConfig(GroupMethodConfig):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024), or REINFORCE++ (Hu 2025)."""
 
     baseline: Literal["leave_one_out", "batch"] = "leave_one_out"
-    """Baseline of a score: the mean of its group's others, or of the whole round, whitened (batch, REINFORCE++)."""
+    """Baseline of a score: the mean of the others in its group, or of the round, whitened (batch, REINFORCE++)."""
     loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dr_grpo"
     """What the loss averages over: tokens (dapo), responses (grpo), or tokens over a constant length (dr_grpo)."""
     beta: float = Field(default=0.05, ge=0)
