@@ -46,7 +46,11 @@ def weights_of(name: str) -> str:
 def continued(model: str, prompts: list[str], options: dict[str, Any], seed: int | None) -> list[str]:
     """Return each prompt with its continuation; an encoder-decoder's output is on a line of its own.
 
-    If a prompt is too long for the model, its beginning is cut off.
+    Args:
+        model: A run folder, a checkpoint, or the folder or hub name of a model.
+        prompts: The prompts. If one is too long for the model, its beginning is cut off.
+        options: Generation options; `beta` is for ILQL models only.
+        seed: Seed of the sampling; None for a random one.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = arch_type(model)

@@ -1,4 +1,4 @@
-"""Evaluation of a text policy: generate, score, log. `means` serves images as well."""
+"""Evaluation of a text policy: generate, score and log. `means` is also used for images."""
 
 from __future__ import annotations
 

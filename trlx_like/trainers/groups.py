@@ -153,7 +153,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         return self.method.beta * zero_padding(kl_k1(batch.old_logprobs, batch.ref_logprobs), batch.mask)
 
     def penalized(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        """Subtract from each score [P, G] the KL penalty of its whole response, where the mask [P, G] is True."""
+        """Subtract the KL penalty of the whole response from each score [P, G] whose mask [P, G] is True."""
         penalties = torch.zeros_like(scores).masked_scatter(mask, self.penalty(batch).sum(dim=1).to(scores))
         return scores - penalties
 
