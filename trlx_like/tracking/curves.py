@@ -132,8 +132,8 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
 def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
     """Return the sections of the page in order: {"title", "folded", "charts": [{"title", "series"}]}.
 
-    These share a chart: the values of a sweep (`reward/mean@temperature=0.7`); the phases of time; training and held-out
-    data (`eval/`); all samples of a round and those that are learned from (`rollout/kept/`).
+    These share a chart: the values of a sweep (`reward/mean@temperature=0.7`); the phases of time; training and
+    held-out data (`eval/`); all samples of a round and those that are learned from (`rollout/kept/`).
     """
     seconds = {f"time/{phase['name']}": phase["seconds"] for phase in phases(curves)}
 
