@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.presets import preset_for
+from trlx_like.redact import redacted
 from trlx_like.registry import load_plugin
 from trlx_like.rewards.worker import refuse_in_worker
 
@@ -259,9 +260,16 @@ def ensure_logging() -> None:
     if library.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Formatter("%(message)s"))
     library.addHandler(handler)
     library.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+
+
+class _Formatter(logging.Formatter):
+    """Write messages without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
 
 
 def _refuse_unused(trainer_class: Any, given: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -24,11 +23,13 @@ from typer.core import TyperGroup
 
 import trlx_like
 from trlx_like import api, records
-from trlx_like.config import TRAINERS, Section, TRLConfig
-from trlx_like.config.schema import configuration_schema, meanings
+from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.config.commented import commented, read_only
+from trlx_like.config.schema import configuration_schema
 from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.imports import is_python_name
 from trlx_like.presets import PRESETS
+from trlx_like.redact import redacted
 from trlx_like.registry import Registry, load_plugin
 
 PROGRAM = "trlx-like"
@@ -58,7 +59,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except TrlxError as error:
             if ctx.params["traceback"]:
-                traceback.print_exception(error)
+                typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
             else:
                 rank = os.environ.get("RANK", "0")
                 typer.echo(f"{'' if rank == '0' else f'Process {rank}: '}{error}", err=True)
@@ -92,7 +93,7 @@ Plugins = Annotated[
 def main() -> None:
     """Run the command line and exit with its exit code."""
     # Files that a YAML names may import their neighbours, as they may under `python -m trlx_like`.
-    if str(Path.cwd()) not in sys.path:
+    if str(Path.cwd()) not in sys.path and "--no-plugins" not in sys.argv:
         sys.path.insert(0, str(Path.cwd()))
     app(prog_name=PROGRAM)
 
@@ -233,11 +234,16 @@ def show_config(
     ],
     overrides: Overrides = None,
     plugins: Plugins = None,
+    no_plugins: Annotated[
+        bool, typer.Option("--no-plugins", help="Read the file only: import and run nothing that it names.")
+    ] = False,
 ) -> None:
     """Print a preset or a YAML file with all its options.
 
     Prints YAML with the value and the meaning of every option.
     """
+    if no_plugins and plugins:
+        raise ConfigError("--no-plugins and --plugin exclude each other.")
     for plugin in plugins or []:
         load_plugin(plugin)
     if name not in PRESETS and not Path(name).exists():
@@ -246,25 +252,9 @@ def show_config(
         file = Path(folder) / f"{name}.yml" if name in PRESETS else Path(name)
         if name in PRESETS:
             PRESETS[name]().dump_yaml(file)
-        config = TRLConfig.load_yaml(file, overrides or ())
-        complete = Path(folder) / "complete.yml"
-        config.dump_yaml(complete)
-        text = complete.read_text(encoding="utf-8")
-    typer.echo("\n".join(_commented(config, text)).strip())
-
-
-def _commented(config: TRLConfig, text: str) -> Iterator[str]:
-    """Yield the lines of the YAML, each option below a comment with its meaning."""
-    docs: dict[str, str] = {}
-    for line in text.split("\n"):
-        section, option = re.match(r"(\w+):", line), re.match(r"  (\w+):", line)
-        if section:
-            value = getattr(config, section[1])
-            docs = meanings(type(value)) if isinstance(value, Section) else {}
-            yield from ["", f"# {meanings(TRLConfig).get(section[1], '')}"]
-        elif option and option[1] in docs:
-            yield f"  # {docs[option[1]]}"
-        yield line
+        typer.echo(
+            read_only(file, overrides or ()) if no_plugins else commented(TRLConfig.load_yaml(file, overrides or ()))
+        )
 
 
 @app.command()

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from trlx_like.redact import redacted
+
 
 class TrlxError(Exception):
     """Base class of every error that the user can correct."""
 
     exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        """Return the message without secrets."""
+        return redacted(super().__str__())
 
 
 class ConfigError(TrlxError):

@@ -20,7 +20,7 @@ from trlx_like.algorithms import ALGORITHMS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trlx_like"
 
-GROUND = {"algorithms", "errors", "imports", "registry"}
+GROUND = {"algorithms", "errors", "imports", "redact", "registry"}
 PARTS = GROUND | {"config", "functional", "data"}
 SERVICES = {"models", "pipelines", "rewards", "tracking", "distributed", "optim", "checkpoint"}
 TRAINING = PARTS | SERVICES | {"samplers"}
@@ -29,7 +29,8 @@ EVERYTHING = TRAINING | {"trainers", "api", "cli", "presets"}
 # part -> the parts it may import. A part is a file or folder directly under trlx_like.
 MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": set(),
-    "errors": set(),
+    "redact": set(),
+    "errors": {"redact"},
     "imports": {"errors"},
     "registry": {"errors", "imports"},
     "config": GROUND,
@@ -53,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OTHERS: dict[str, set[str]] = {
     "algorithms": set(),
     "errors": set(),
+    "redact": set(),
     "imports": set(),
     "registry": set(),
     "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},

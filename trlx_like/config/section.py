@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, expected, shown
+from trlx_like.redact import redacted
 from trlx_like.registry import nearest
 
 
@@ -67,6 +68,10 @@ class Section(BaseModel):
         """Return a copy as plain mappings and lists; objects (a loaded model) are kept by reference."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, redacted(value, name or "")
 
     def conflicts(self) -> Iterable[Problem]:
         """Yield problems of fields that are valid alone but not together. Override, and chain to `super()`."""
@@ -129,7 +134,7 @@ class Section(BaseModel):
         if kind == "missing":
             return Problem(path, f"missing. It must be {allowed}.")
         hint = " Write null for no value." if given in ("None", "none") and "null" in allowed else ""
-        return Problem(path, f"must be {allowed}, got {shown(given)}.{hint}")
+        return Problem(path, f"must be {allowed}, got {shown(redacted(given, name))}.{hint}")
 
 
 def _words_for_booleans(value: Any, path: tuple[Any, ...]) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from trlx_like.config.problems import Problem
 from trlx_like.config.registries import TRAINERS
 from trlx_like.config.section import Section
 from trlx_like.errors import RegistryError
+from trlx_like.redact import secrets_in
 
 
 def _known_trainer(name: str) -> str:
@@ -154,3 +155,11 @@ class DataConfig(Section):
     """Texts that end a response when they are generated."""
     logit_mask: str | None = None
     """Function that returns a bool table [V, V] (previous, next token; true: allowed), as "module:function"."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        for place in secrets_in(self.judge):
+            yield Problem(
+                ("data", "judge", *place),
+                "looks like a secret, which has no place in a file. Put it into an environment variable, and name the "
+                "variable as data.judge.api_key_env.",
+            )

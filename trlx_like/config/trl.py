@@ -26,6 +26,7 @@ from trlx_like.config.section import Section, copied
 from trlx_like.config.train import DataConfig, TrainConfig
 from trlx_like.config.yaml_source import YamlSource, dump, plain
 from trlx_like.errors import ConfigError, RegistryError
+from trlx_like.redact import redacted
 from trlx_like.registry import load_plugin, nearest
 
 
@@ -65,17 +66,22 @@ class TRLConfig(Section):
         return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
-    def load_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+    def load_yaml(cls, path: str | Path, overrides: Sequence[str] = (), *, plugins: bool = True) -> Self:
         """Read a YAML file, and apply `overrides` such as "train.seed=1".
+
+        With `plugins=False` the plugins that the file names are not loaded, and none of its code is run.
 
         Raises `ConfigError` with one line per problem: file, line, key, given value and allowed values.
         """
         source = YamlSource(path)
         for override in overrides:
             source.override(override)
-        problems = [*source.problems, *source.not_saved()]
+        problems = [*source.problems, *source.not_saved(), *source.code_of_models()]
+        named = None if plugins else source.values.pop("plugins", None)
         try:
             config = cls.from_dict(source.values)
+            if named is not None:
+                config.plugins = named
         except InvalidConfig as error:
             # A value that could not be read is not checked again.
             unread = {problem.path[:depth] for problem in problems for depth in range(1, len(problem.path) + 1)}
@@ -87,10 +93,19 @@ class TRLConfig(Section):
     def dump_yaml(self, path: str | Path) -> None:
         """Write all options, so that `load_yaml` returns an equal configuration.
 
-        An object given from Python (a loaded model, a function) is written as a note, which `load_yaml`
-        refuses by name.
+        An object given from Python (a loaded model, a function) is written as a note, and a secret as `<redacted>`.
+        `load_yaml` refuses both by name.
         """
-        dump(self.to_dict(), path)
+        dump(self.recorded(), path)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options as `to_dict` does, without secrets, to be written or shown.
+
+        Rows of data that stand in the configuration itself are kept as they are, since a model learns from them.
+        """
+        values = self.to_dict()
+        rows = {name: value for name, value in values["data"].items() if isinstance(value, list)}
+        return {**redacted(values), "data": {**redacted(values["data"]), **rows}}
 
     def evolve(self, **changes: Any) -> Self:
         """Return a copy with nested changes: `evolve(train={"seed": 1}, method={"gen_kwargs": {"top_k": 5}})`.
@@ -147,7 +162,7 @@ class TRLConfig(Section):
         return [f"{name}.{key}" for name in self.sections() for key in getattr(self, name).unused_options()]
 
     def __str__(self) -> str:
-        return json.dumps(plain(self.to_dict()), indent=2)
+        return json.dumps(plain(self.recorded()), indent=2)
 
 
 def _sections(values: Mapping[str, Any], classes: Mapping[str, type[Section]]) -> dict[str, Any]:

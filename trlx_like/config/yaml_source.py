@@ -18,6 +18,7 @@ import yaml
 
 from trlx_like.config.problems import Problem
 from trlx_like.errors import ConfigError
+from trlx_like.redact import HIDDEN
 
 _TAG = "tag:yaml.org,2002:"
 _RESOLVERS = (
@@ -28,6 +29,10 @@ _RESOLVERS = (
     ("float", re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"), "-+."),
     ("merge", re.compile(r"<<$"), "<"),
 )
+
+
+RUN_CODE = ("trust_remote_code", "allow_all_kernels", "custom_pipeline")
+"""Options of transformers and diffusers that let a model bring code of its own."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -89,19 +94,34 @@ class YamlSource:
         parent[path[-1]] = None if node is None else self._value(node, path, "--set")
 
     def not_saved(self) -> Iterator[Problem]:
-        """Yield the values that stand for objects which `dump` could not write."""
-        for path, value in _leaves(self.values, ()):
+        """Yield the values that stand for objects and secrets, which `dump` does not write."""
+        for path, value in leaves(self.values, ()):
             if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
                 yield Problem(path, f"{value} was given from Python and is not in this file; set {path[-1]} again.")
+            elif isinstance(value, str) and HIDDEN in value and not (path[0] == "data" and len(path) > 2):
+                yield Problem(path, "is a secret that is not in this file: set it again with --set, or take it out.")
+
+    def code_of_models(self) -> Iterator[Problem]:
+        """Yield the options that let a model run code of its own, unless they come from the command line."""
+        for path, value in leaves(self.values, ()):
+            if path and path[-1] in RUN_CODE and value not in (None, False) and self._place(path)[0] != "--set":
+                yield Problem(
+                    path,
+                    "runs code that comes with the model, so it is not taken from a file. If you trust the model's "
+                    f"author, add to the command: --set {'.'.join(map(str, path))}={str(value).lower()}",
+                )
 
     def located(self, problems: Iterable[Problem]) -> str:
         """Return one line for each problem, in the order of the file: `file.yml:12: train.seed: ...`."""
         lines = []
         for problem in problems:
-            depth = next(n for n in range(len(problem.path), -1, -1) if problem.path[:n] in self._places)
-            name, line = self._places[problem.path[:depth]]
+            name, line = self._place(problem.path)
             lines.append((line, f"{name}:{line}: {problem}" if line else f"{name}: {problem}"))
         return "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
+
+    def _place(self, path: tuple[Any, ...]) -> tuple[str, int]:
+        """Return the file and line of a key, or of what it is in."""
+        return next(self._places[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self._places)
 
     def _value(self, node: yaml.Node, path: tuple[Any, ...], name: str, above: tuple[int, ...] = ()) -> Any:
         """Return the plain value of a node; `above` has the ids of the nodes around it."""
@@ -155,8 +175,13 @@ class YamlSource:
 
 def dump(values: Mapping[str, Any], file: str | Path) -> None:
     """Write values as YAML that reads back equal; an object becomes a note, which `not_saved` finds."""
-    text = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    Path(file).write_text(text, encoding="utf-8")
+    Path(file).write_text(as_yaml(values), encoding="utf-8")
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as YAML, which `dump` writes."""
+    text: str = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def plain(value: Any) -> Any:
@@ -222,9 +247,10 @@ def _short(tag: str) -> str:
     return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
 
 
-def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the values in nested mappings and lists that are neither, each with its keys from the outside in."""
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(item, (*path, key))
+            yield from leaves(item, (*path, key))
     else:
         yield path, value

@@ -18,7 +18,7 @@ from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.imports import import_name, install_hint, is_python_name
 from trlx_like.models.finite import require_finite
-from trlx_like.models.loading import no_progress_bars
+from trlx_like.models.loading import cannot_load, no_progress_bars
 from trlx_like.registry import Registry
 
 
@@ -215,7 +215,7 @@ def load_pipeline(config: ModelConfig) -> Any:
         with no_bars():
             pipeline = DiffusionPipeline.from_pretrained(path, **config.model_extra_configs)
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.model_path ({path!r}) cannot be loaded: {error}") from error
+        raise cannot_load("model.model_path", repr(path), error, "model.model_extra_configs") from error
     return _checked(pipeline, repr(path))
 
 

@@ -28,6 +28,24 @@ from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter, merged
 
+UNTRUSTED = {"trust_remote_code": False}
+"""Options of `from_pretrained` without which transformers asks on the terminal whether a model's code may run."""
+
+
+def cannot_load(option: str, name: str, error: Exception, extra: str = "") -> ConfigError:
+    """Return the error about a model or tokenizer that transformers cannot load.
+
+    Args:
+        option: The option that names it.
+        name: Its name, as it is shown.
+        error: What transformers raised.
+        extra: The option with more arguments of `from_pretrained`, if there is one.
+    """
+    if "trust_remote_code" not in str(error):
+        return ConfigError(f"{option} ({name}) cannot be loaded: {error}")
+    advice = f" If you trust its author, add to the command: --set {extra}.trust_remote_code=true" if extra else ""
+    return ConfigError(f"{option} ({name}) comes with code of its own, which is not run.{advice}")
+
 
 def check_model(config: ModelConfig) -> None:
     """Raise ConfigError for an adapter configuration that cannot be trained, before a model is loaded."""
@@ -85,7 +103,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
         check_has_lm_head(path)
         require_finite(path, f"model.model_path ({type(path).__name__})")
         return fuse_gelu(path)
-    extra = {"dtype": torch.float32, **config.model_extra_configs}
+    extra = {"dtype": torch.float32, **UNTRUSTED, **config.model_extra_configs}
     lm: PreTrainedModel
     kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
     try:
@@ -98,7 +116,7 @@ def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
                 lm, found = kind.from_pretrained(str(path), output_loading_info=True, **extra)
             _check_complete(found["missing_keys"], _shown(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
+        raise cannot_load("model.model_path", _shown(path), error, "model.model_extra_configs") from error
     require_finite(lm, f"model.model_path ({_shown(path)})")
     return fuse_gelu(lm)
 
@@ -183,9 +201,9 @@ def arch_type(path: str) -> Literal["causal", "seq2seq"]:
         ConfigError: If it holds no model.
     """
     try:
-        return _kind(AutoConfig.from_pretrained(base_of(path) or path))
+        return _kind(AutoConfig.from_pretrained(base_of(path) or path, **UNTRUSTED))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.model_path ({_shown(path)}) cannot be loaded: {error}") from error
+        raise cannot_load("model.model_path", _shown(path), error) from error
 
 
 def _kind(config: PretrainedConfig) -> Literal["causal", "seq2seq"]:
@@ -260,9 +278,11 @@ def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedToken
         )
     try:
         tokenizer: PreTrainedTokenizerBase
-        tokenizer = AutoTokenizer.from_pretrained(str(path), **config.tokenizer_extra_configs)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **{**UNTRUSTED, **config.tokenizer_extra_configs})
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer.tokenizer_path ({str(path)!r}) cannot be loaded: {error}") from error
+        raise cannot_load(
+            "tokenizer.tokenizer_path", repr(str(path)), error, "tokenizer.tokenizer_extra_configs"
+        ) from error
     return tokenizer
 
 

@@ -24,7 +24,7 @@ from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
 from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import blocks, run_base
-from trlx_like.models.loading import no_progress_bars
+from trlx_like.models.loading import UNTRUSTED, cannot_load, no_progress_bars
 from trlx_like.models.top_blocks import freeze_below
 
 CLASSIFIER = "ForSequenceClassification"
@@ -99,7 +99,7 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
     """
     if is_python_name(path):
         path = import_name(path, option)()
-    extra = {"dtype": torch.float32, **extra}
+    extra = {"dtype": torch.float32, **UNTRUSTED, **extra}
     try:
         with no_progress_bars():
             model = _load(path, trained, option, extra)
@@ -137,6 +137,8 @@ def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTr
 def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
     """Make the error for a path that cannot be loaded."""
     shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
+    if "trust_remote_code" in str(error):
+        return cannot_load(option, shown, error, "model.model_extra_configs" if option == "model.model_path" else "")
     reason = str(error).partition("\n")[0]
     return ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}")
 
@@ -149,7 +151,7 @@ def check_reward_model(path: str, option: str) -> None:
         option: The name of the option in errors.
     """
     try:
-        saved = AutoConfig.from_pretrained(path).architectures or ["a model that does not say its class"]
+        saved = AutoConfig.from_pretrained(path, **UNTRUSTED).architectures or ["a model that does not say its class"]
     except (OSError, ValueError) as error:
         raise _unloadable(option, path, error) from error
     if not saved[0].endswith(CLASSIFIER):

@@ -23,6 +23,7 @@ from typing import Any
 import httpx2
 
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.redact import HIDDEN
 from trlx_like.rewards.awaiting import run_async
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ _TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_BYTES = 2**20
 """Size above which an answer is refused."""
 MAX_WAIT = 60.0
-"""Seconds that a retry waits at most, whatever the server asks for."""
+"""Seconds that a retry waits at most before the random part, whatever the server asks for."""
+_pause = asyncio.sleep
 _JITTER = random.Random()  # not the generator whose state belongs to the run
 
 
@@ -55,24 +57,26 @@ class LLMJudge:
 
     An answer that is neither A nor B is an abstention. `counts` holds how many requests were "asked" (answered),
     "cached", "retried" and "unparsed" (neither A nor B), and how many pairs were "order_dependent" (the verdict changed
-    with the order). Redirects are not followed, so the key reaches no other server.
+    with the order). Redirects are not followed, so the key reaches no other server, and it is cut out of what a server
+    says. No answer is read beyond 1 MiB.
 
     Args:
         url: The server's address up to and including `/v1`.
         model: The name of the model on the server.
         template: The question, with the fields {prompt}, {a} and {b}.
-        api_key_env: The environment variable that holds the key, if the server needs one.
+        api_key_env: The environment variable that holds the key, if the server needs one. It is sent as a bearer token;
+            a value with its own scheme, such as `Basic dXNlcjpwYXNz`, is sent as it is.
         swap: Ask about each pair in both orders.
         timeout: Seconds in which a request has to be answered completely.
         retries: Further attempts after a failure that may be temporary.
         backoff: Seconds before the first retry, twice as many before each further one, and up to half as much again at
-            random. A server may ask for a longer wait, up to 60 seconds.
+            random. A server may ask for a longer wait, of which at most 60 seconds count.
         workers: Requests at a time.
         cache: A file of JSON lines that keeps answers between runs; None: keep them in memory only.
         body: Further keys of the request, such as temperature (0 by default).
 
     Raises:
-        ConfigError: `url` or `template` cannot be used.
+        ConfigError: An option cannot be used.
         RewardError: The server refuses a request, answers with anything but a chat completion or with more than 1 MiB,
             or still fails after the last attempt.
     """
@@ -94,6 +98,17 @@ class LLMJudge:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"judge.url ({url!r}) must begin with http:// or https://.")
+        try:
+            named = httpx2.URL(url).host
+        except httpx2.InvalidURL as error:
+            raise ConfigError(f"judge.url ({url!r}) is no address: {error}") from error
+        if not named:
+            raise ConfigError(f"judge.url ({url!r}) names no server.")
+        for name, value, least in (("retries", retries, 0), ("backoff", backoff, 0), ("workers", workers, 1)):
+            if value < least:
+                raise ConfigError(f"judge.{name} ({value}) must be at least {least}.")
+        if timeout <= 0:
+            raise ConfigError(f"judge.timeout ({timeout}) must be above 0 seconds.")
         missing = [field for field in ("{prompt}", "{a}", "{b}") if field not in template]
         if missing:
             raise ConfigError(f"judge.template lacks {', '.join(missing)}.")
@@ -153,14 +168,21 @@ class LLMJudge:
         return self._answers
 
     async def _ask_new(self, questions: Sequence[str]) -> None:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.api_key_env):
-            headers["Authorization"] = f"Bearer {key}"
+        # A compressed answer could be small on its way and have gigabytes here.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key := self._key():
+            headers["Authorization"] = key if " " in key else f"Bearer {key}"
         slots = asyncio.Semaphore(self.workers)
         tls = self.url.startswith("https")  # reading the certificates takes a tenth of a second
         async with httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, verify=tls) as client:
             # The first failure ends all: the other questions would fail one after the other.
             await asyncio.gather(*(self._ask(question, client, slots) for question in questions))
+
+    def _key(self) -> str:
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"judge.api_key_env ({self.api_key_env}): its value has characters that no key has.")
+        return key
 
     async def _ask(self, question: str, client: httpx2.AsyncClient, slots: asyncio.Semaphore) -> None:
         """Ask one question, again after temporary failures, and keep the answer."""
@@ -179,28 +201,29 @@ class LLMJudge:
                         return self._keep(question, content)
                     place = f" redirects to {response.headers['Location']}" if response.has_redirect_location else ""
                     reason = f"status {response.status_code}{place}: {content[:200].decode(errors='replace')}"
+                    reason = reason.replace(self._key() or HIDDEN, HIDDEN)  # of the redirect; the answer has none
                     if response.status_code not in _TRANSIENT:
                         raise RewardError(f"judge.url ({self.url}) refuses: {reason}")
                     wait = max(wait, _seconds(response.headers.get("Retry-After")))
                 if attempt < self.retries:
                     self.counts["retried"] += 1
-                    await asyncio.sleep(min(wait * _JITTER.uniform(1, 1.5), MAX_WAIT))
+                    await _pause(min(wait, MAX_WAIT) * _JITTER.uniform(1, 1.5))
         raise RewardError(f"judge.url ({self.url}) failed {self.retries + 1} times; the last time {reason}")
 
     async def _request(self, question: str, client: httpx2.AsyncClient) -> tuple[httpx2.Response, bytes]:
         content = b""
         async with client.stream("POST", self.url, content=question) as response:
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 content += part
                 if len(content) > MAX_BYTES:
                     raise RewardError(f"judge.url ({self.url}) answered with more than {MAX_BYTES} bytes.")
-        return response, content
+        return response, content.replace(self._key().encode() or HIDDEN.encode(), HIDDEN.encode())
 
     def _keep(self, question: str, content: bytes) -> None:
         """Take the answer out of a chat completion, and add it to the cache."""
         try:
             answer = str(json.loads(content)["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RewardError(f"judge.url ({self.url}) answered with no chat completion: {content[:200]!r}") from error
         self.counts["asked"] += 1
         self._answers[question] = answer
@@ -223,11 +246,11 @@ def _read(file: Path) -> dict[str, str]:
         try:
             row = json.loads(line)
             answers[row["question"]] = row["answer"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             logger.warning("%s: left out a line that is no answer of a judge: %.80s", file, line)
     return answers
 
 
 def _seconds(header: str | None) -> float:
     """Return the seconds of a Retry-After header, or 0 if it is missing or a date."""
-    return float(header) if header is not None and header.isdigit() else 0.0
+    return float(header) if header is not None and header.isdecimal() else 0.0

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.loading import UNTRUSTED
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model
 from trlx_like.pipelines.chat import encode_answer, template_options
 from trlx_like.pipelines.tokens import TextEncoder
@@ -149,7 +150,7 @@ def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
     if not path or (Path(path).is_dir() and not (Path(path) / "tokenizer_config.json").is_file()):
         raise error  # transformers would make an empty one
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, **UNTRUSTED)
     except (OSError, ValueError) as missing:
         raise error from missing
     return tokenizer

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from trlx_like.redact import redacted
+
 
 def read_row(line: bytes) -> dict[str, Any] | None:
     """Return the object in a line of a .jsonl file; None for a line that is cut short or otherwise not a row."""
@@ -44,9 +46,9 @@ def _numbers(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def read_config(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Return config.yml as text and as nested mappings; both are empty if it is missing or not YAML."""
+    """Return config.yml without secrets, as text and as nested mappings; empty if it is missing or not YAML."""
     file = directory / "config.yml"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    text = redacted(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -151,7 +151,7 @@ class RunFolder:
             self._write_config()
         info = RunInfo(
             directory=self.directory,
-            config=self.config.to_dict(),
+            config=self.config.recorded(),
             project=train.project_name,
             run_name=train.run_name,
             entity=train.entity_name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import arch_type, disable_dropout, load_model, load_tokenizer, no_progress_bars
+from trlx_like.models.reward_model import load_reward_model
 
 # Every rate that a family knows.
 DROPOUTS: dict[str, dict[str, float]] = {
@@ -194,3 +197,37 @@ def test_what_is_saved_is_what_plain_transformers_loads(tmp_path: Path) -> None:
     path = save_tiny(tmp_path, "qwen3")
     ids = torch.tensor([AutoTokenizer.from_pretrained(path)("abc").input_ids])
     assert torch.equal(AutoModelForCausalLM.from_pretrained(path)(ids).logits, tiny_lm("qwen3")(ids).logits)
+
+
+def folder_with_code(folder: Path, marker: Path) -> Path:
+    """A model of an unknown kind, whose folder brings the Python file that it needs."""
+    save_tiny(folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "evil.EvilConfig", "AutoTokenizer": [None, "evil.EvilTokenizer"]}
+    config |= {"model_type": "evil", "auto_map": {**names, "AutoModelForCausalLM": "evil.Evil"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    return folder
+
+
+def test_code_of_a_model_is_not_run_unless_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked at the terminal, as transformers does."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    marker, model = tmp_path / "ran", folder_with_code(tmp_path / "model", tmp_path / "ran")
+    advice = "comes with code of its own, which is not run."
+    command = "If you trust its author, add to the command: --set"
+    with pytest.raises(ConfigError, match=rf"{advice} {command} model.model_extra_configs.trust_remote_code=true$"):
+        load(str(model))
+    with pytest.raises(ConfigError, match=rf"{advice}$"):
+        arch_type(str(model))
+    with pytest.raises(ConfigError, match=rf"data.reward_fn .* {advice}$"):
+        load_reward_model(str(model), trained=True, option="data.reward_fn")
+    wanted = rf"{advice} {command} tokenizer.tokenizer_extra_configs.trust_remote_code=true$"
+    (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}}))
+    with pytest.raises(ConfigError, match=wanted):
+        load_tokenizer(TokenizerConfig(tokenizer_path=str(model)), None)
+    assert not marker.exists()
+    with contextlib.suppress(Exception):  # the file has no such class
+        load(str(model), model_extra_configs={"trust_remote_code": True})
+    assert marker.exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +36,8 @@ class Server:
         self.reply: Callable[[str], str | Reply] = longer
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.pause = 0.0  # seconds before each byte of an answer
+        self.pause = 0.0  # seconds before each part of an answer
+        self.part = 2**40  # bytes
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,9 +54,9 @@ class Server:
                     for name, value in {"Content-Length": str(len(data)), **headers}.items():
                         self.send_header(name, value)
                     self.end_headers()
-                    for part in [data] if not server.pause else [data[i : i + 1] for i in range(len(data))]:
+                    for start in range(0, len(data), server.part):
                         time.sleep(server.pause)
-                        self.wfile.write(part)
+                        self.wfile.write(data[start : start + server.part])
                 except OSError:
                     pass  # whoever asked has given up
 
@@ -150,10 +153,23 @@ def test_a_server_may_say_how_long_to_wait(server: Server) -> None:
     assert times[1] - times[0] >= 1
 
 
-def test_a_server_cannot_make_a_run_wait_for_an_hour(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_judge, "MAX_WAIT", 0.05)
-    server.reply = lambda text: longer(text) if len(server.requests) > 1 else (429, "later", {"Retry-After": "3600"})
-    assert judge_of(server, swap=False).compare(prompts=["p"], pairs=[("aaa", "b")]) == [0]
+@pytest.mark.parametrize("asked", ["100000", "9" * 400, "\u00b2", "-1", "Wed, 21 Oct 2099 07:28:00 GMT"])
+def test_a_server_cannot_make_a_run_wait_for_long(server: Server, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """At the bound the waits still differ, so that requests do not all come again at once."""
+    waits: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr(llm_judge, "_pause", sleep)
+    server.reply = lambda text: (429, "later", {"Retry-After": asked})
+    with pytest.raises(RewardError, match="failed 9 times; the last time status 429"):
+        judge_of(server, swap=False, retries=8, backoff=1).compare(prompts=["p"], pairs=[("aaa", "b")])
+    assert len(waits) == len(set(waits)) == 8
+    bounds = [60] * 8 if asked.isdecimal() else [min(2**n, 60) for n in range(8)]
+    assert all(bound <= wait <= 1.5 * bound for wait, bound in zip(waits, bounds, strict=True))
 
 
 def test_a_failure_that_stays_is_an_error(server: Server) -> None:
@@ -179,11 +195,38 @@ def test_a_silent_server_is_given_up(server: Server) -> None:
 
 def test_a_server_that_answers_byte_by_byte_is_given_up(server: Server) -> None:
     """Never silent for long, and yet not done in time."""
-    server.pause = 0.05
+    server.pause, server.part = 0.05, 1
     started = time.monotonic()
     with pytest.raises(RewardError, match=r"failed 1 times; .* had not answered within judge.timeout \(0.3 s\)"):
         judge_of(server, timeout=0.3, retries=0).compare(prompts=["p"], pairs=[("a", "b")])
     assert time.monotonic() - started < 2
+
+
+def test_an_answer_of_three_gigabytes_is_not_read(server: Server) -> None:
+    """The server notices that nobody reads on."""
+    before, sent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+
+    class Endless(bytes):
+        def __len__(self) -> int:
+            return 3 * 2**30
+
+        def __getitem__(self, place: Any) -> Any:
+            sent.append(1)
+            return b"A" * 65536
+
+    server.reply, server.part = lambda text: (200, Endless(), {}), 65536
+    with pytest.raises(RewardError, match=r"judge.url \(http://127.*\) answered with more than 1048576 bytes\."):
+        judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    assert len(sent) * 65536 < 2**28
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
+
+
+def test_an_answer_is_not_unpacked(server: Server) -> None:
+    """A hundred kilobytes could be a hundred megabytes here; the server is asked to send none such."""
+    server.reply = lambda text: (200, gzip.compress(b"A" * 10**8), {"Content-Encoding": "gzip"})
+    with pytest.raises(RewardError, match=r"answered with no chat completion: b'\\x1f"):
+        judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    assert server.headers[0]["Accept-Encoding"] == "identity"
 
 
 def test_an_answer_without_end_is_refused(server: Server) -> None:
@@ -229,7 +272,7 @@ def test_a_refusal_is_not_retried(server: Server) -> None:
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"choices": []}', b'{"choices": [null]}', b"3"])
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"choices": []}', b'{"choices": [null]}', b"3", b"[" * 100_000])
 def test_what_is_no_chat_completion(server: Server, body: bytes) -> None:
     server.reply = lambda text: (200, body, {})
     with pytest.raises(RewardError, match="answered with no chat completion: b'"):
@@ -256,12 +299,64 @@ def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.
     judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
     monkeypatch.setenv("JUDGE_KEY", "not-a-real-key")
     judge_of(server, swap=False, api_key_env="JUDGE_KEY").compare(prompts=["p"], pairs=[("a", "b")])
-    assert [headers.get("Authorization") for headers in server.headers] == [None, "Bearer not-a-real-key"]
+    monkeypatch.setenv("JUDGE_KEY", "Basic bm90OnJlYWw=\n")
+    judge_of(server, swap=False, api_key_env="JUDGE_KEY").compare(prompts=["p"], pairs=[("a", "b")])
+    sent = [headers.get("Authorization") for headers in server.headers]
+    assert sent == [None, "Bearer not-a-real-key", "Basic bm90OnJlYWw="]
+    monkeypatch.setenv("JUDGE_KEY", "caf\u00e9")
+    with pytest.raises(ConfigError, match=r"judge.api_key_env \(JUDGE_KEY\): its value has characters that no key has"):
+        judge_of(server, api_key_env="JUDGE_KEY").compare(prompts=["p"], pairs=[("a", "b")])
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 503])
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_a_message(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "opensesame")
+    server.reply = lambda text: (status, b"No opensesame here", {"Location": "http://other/?opensesame"})
+    with pytest.raises(RewardError) as raised:
+        judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
+    assert "opensesame" not in repr(raised.value.args) and "No <redacted> here" in str(raised.value)
+    server.reply = lambda text: "opensesame?"
+    assert judge_of(server).compare(prompts=["p"], pairs=[("a", "b")]) == [None]
+    assert "as is '<redacted>?'" in caplog.text and "opensesame" not in caplog.text
+
+
+def test_a_password_in_the_address_is_in_no_message(server: Server) -> None:
+    server.reply = lambda text: (401, "no", {})
+    with pytest.raises(RewardError, match=r"judge.url \(http://<redacted>@127[^ ]*\) refuses: status 401"):
+        LLMJudge(server.url.replace("//", "//user:opensesame@"), "judge").compare(prompts=["p"], pairs=[("a", "b")])
+
+
+@pytest.mark.parametrize(
+    ("secret", "place"),
+    [
+        ({"url": "http://user:opensesame@localhost/v1"}, "url"),
+        ({"url": "http://localhost/v1?api_key=opensesame"}, "url"),
+        ({"body": {"api_key": "opensesame"}}, "body.api_key"),
+        ({"body": {"extra_headers": {"X-Key": "opensesame"}}}, "body.extra_headers.X-Key"),
+    ],
+)
+def test_a_secret_in_the_configuration_is_refused(tmp_path: Path, secret: dict[str, Any], place: str) -> None:
+    judge = {"name": "llm", "url": "http://localhost/v1", "model": "m", **secret}
+    with pytest.raises(ConfigError) as refused:
+        make("OnlineDPOTrainer", tmp_path, reward_fn=None, **{"data.judge": judge})
+    assert str(refused.value) == (
+        f"data.judge.{place}: looks like a secret, which has no place in a file. Put it into an environment variable, "
+        "and name the variable as data.judge.api_key_env."
+    )
 
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"judge.url \('localhost:8000'\) must begin with http:// or https://"):
         LLMJudge("localhost:8000", "m")
+    with pytest.raises(ConfigError, match=r"judge.url \('http:///v1'\) names no server"):
+        LLMJudge("http:///v1", "m")
+    with pytest.raises(ConfigError, match=r"judge.url \('http://h:x/v1'\) is no address: "):
+        LLMJudge("http://h:x/v1", "m")
+    for option, value in {"retries": -1, "backoff": -0.5, "workers": 0, "timeout": 0}.items():
+        with pytest.raises(ConfigError, match=rf"judge.{option} \({value}\) must be "):
+            LLMJudge("http://localhost", "m", **{option: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"judge.template lacks \{prompt\}, \{b\}"):
         LLMJudge("http://localhost", "m", template="{a}?")
 

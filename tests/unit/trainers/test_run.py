@@ -14,6 +14,9 @@ from tests.contract.runs import rows
 from tests.tiny import tiny_config
 from trlx_like import TRLConfig
 from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.registry import _Entry
+from trlx_like.tracking import RunInfo, Tracker
+from trlx_like.tracking.base import TRACKERS
 from trlx_like.trainers.run import Progress, watched
 
 NAN = float("nan")
@@ -107,3 +110,51 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     sft = {"train.resume_from_checkpoint": str(tmp_path / "sft")}
     assert "model cannot be restored" in refused(tmp_path, **sft, **{"model.model_path": tiny_config(layers=3)})
     assert "optimizer" in refused(tmp_path, **sft, **{"train.save_optimizer": False})
+
+
+def test_a_secret_is_in_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is written by the run folder, trackers and report; the data that is learned from stays."""
+    seen: list[RunInfo] = []
+
+    class Watch(Tracker):
+        def __init__(self, run: RunInfo) -> None:
+            seen.append(run)
+
+    monkeypatch.setitem(TRACKERS._entries, "watch", _Entry("watch", "x:Watch", Watch))
+    options = {
+        "tokenizer.tokenizer_extra_configs": {"password": "opensesame"},
+        "tokenizer.chat_template_kwargs": {"note": "hf_opensesame0123456789"},
+        "data.eval_prompts": ["http://user:shown@host"],
+        "train.total_steps": 1,
+        "train.tracker": ["watch", "tensorboard"],
+    }
+    trainer = make("SFTTrainer", tmp_path, **options)
+    trainer.learn()
+    texts = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert [file for file, text in texts.items() if b"opensesame" in text] == []
+    for name, shown in (("config.yml", b"password: <redacted>"), ("report.html", b"password: &lt;redacted&gt;")):
+        assert shown in texts[tmp_path / name]
+    assert b"http://user:shown@host" in texts[tmp_path / "config.yml"]
+    assert seen[0].config["tokenizer"]["tokenizer_extra_configs"] == {"password": "<redacted>"}
+    assert "opensesame" not in f"{trainer.config} {trainer.config!r}"
+    # What is not in the file has to come from elsewhere.
+    with pytest.raises(ConfigError) as refused:
+        TRLConfig.load_yaml(tmp_path / "config.yml")
+    lines = [line for line in str(refused.value).splitlines() if "is a secret" in line]
+    assert [line.partition("config.yml:")[2].partition(": ")[2] for line in lines] == [
+        f"tokenizer.{option}: is a secret that is not in this file: set it again with --set, or take it out."
+        for option in ("tokenizer_extra_configs.password", "chat_template_kwargs.note")
+    ]
+
+
+def test_a_run_with_a_key_in_the_environment_is_read_back_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "opensesame")
+    judge = {"name": "llm", "url": "http://localhost/v1", "model": "m", "api_key_env": "JUDGE_KEY"}
+    trainer = make("OnlineDPOTrainer", tmp_path, reward_fn=None, **{"data.judge": judge})
+    trainer.config.model.model_path = trainer.config.tokenizer.tokenizer_path = "m"
+    trainer.config.dump_yaml(tmp_path / "config.yml")
+    again = TRLConfig.load_yaml(tmp_path / "config.yml")
+    assert again == trainer.config and again.data.judge == judge
+    assert "opensesame" not in (tmp_path / "config.yml").read_text()

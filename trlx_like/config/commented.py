@@ -1,0 +1,60 @@
+"""A configuration as YAML with the meaning of every option above it: what `trlx-like show-config` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trlx_like.config.schema import meanings
+from trlx_like.config.section import Section
+from trlx_like.config.trl import TRLConfig
+from trlx_like.config.yaml_source import YamlSource, as_yaml, leaves
+from trlx_like.errors import ConfigError
+from trlx_like.imports import is_python_name
+from trlx_like.redact import redacted
+
+
+def commented(config: TRLConfig) -> str:
+    """Return a configuration as YAML, each option below a comment with its meaning, without secrets."""
+    return "\n".join(_lines(config)).strip()
+
+
+def _lines(config: TRLConfig) -> Iterator[str]:
+    docs: dict[str, str] = {}
+    for line in as_yaml(config.recorded()).split("\n"):
+        section, option = re.match(r"(\w+):", line), re.match(r"  (\w+):", line)
+        if section:
+            value = getattr(config, section[1])
+            docs = meanings(type(value)) if isinstance(value, Section) else {}
+            yield from ["", f"# {meanings(TRLConfig).get(section[1], '')}"]
+        elif option and option[1] in docs:
+            yield f"  # {docs[option[1]]}"
+        yield line
+
+
+def read_only(file: str | Path, overrides: Sequence[str] = ()) -> str:
+    """Return a YAML file as `commented` does, without importing or running anything that it names.
+
+    The names of code in it come first, as comments. If the file needs a plugin to be complete, it is returned as it is
+    written.
+    """
+    source = YamlSource(file)
+    for override in overrides:
+        source.override(override)
+    head = [f"# Names code: {option}: {name}" for option, name in _code(source.values)]
+    try:
+        text = commented(TRLConfig.load_yaml(file, overrides, plugins=False))
+    except ConfigError as error:
+        head += [f"# Not complete: {line}" for line in str(error).splitlines()]
+        text = as_yaml(redacted(source.values))
+    return "\n".join([*head, text])
+
+
+def _code(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options that name plugins or functions, with the names; rows of data in the file are not looked at."""
+    for path, value in leaves(values, ()):
+        row = path[0] == "data" and len(path) > 2 and path[1] not in ("reward_fn", "judge")
+        if path[0] == "plugins" or (is_python_name(value) and not row):
+            yield ".".join(map(str, path)), value
