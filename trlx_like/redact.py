@@ -1,7 +1,7 @@
-"""Hide secrets in what is written or shown. Configurations, messages, reports and trackers all use `redacted`.
+"""Hide secrets in everything that is written or shown: configurations, messages, reports and trackers.
 
-A secret is told by the name that it stands under (api_key, password, headers), by its place (the user part of a URL),
-or by its form (sk-..., hf_..., a JSON web token). No rule knows all: the place for a secret is an environment variable.
+A secret is recognised by its key (api_key, password, headers), by its place (the user part of a URL), or by its form
+(sk-..., hf_..., a JSON web token). No rule finds all secrets, so keep them in environment variables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 HIDDEN = "<redacted>"
-"""The text in the place of a secret."""
+"""The text that replaces a secret."""
 
 _WORDS = (
     r"(?:(?:api|access|secret|private|signing)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?|authorization"
@@ -42,11 +42,11 @@ T = TypeVar("T")
 
 
 def redacted(value: T, name: str = "") -> T:
-    """Return a value with `HIDDEN` in the place of every secret.
+    """Return a value in which `HIDDEN` replaces every secret.
 
     Args:
         value: A text, or mappings and lists of any depth, which are copied. Other objects are returned as they are.
-        name: The key that the value stands under.
+        name: The key of the value.
     """
     made: T = _redacted(value, name, False)
     return made
@@ -78,7 +78,7 @@ def names_secret(name: str) -> bool:
 
 
 def secrets_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of the secrets in nested mappings and lists, as keys from the outside in."""
+    """Yield the path of each secret in nested mappings and lists, as a tuple of keys."""
     for (place, before), (_, after) in zip(_leaves(value, path), _leaves(redacted(value), path), strict=True):
         if after is not before and after == HIDDEN or isinstance(before, str) and after != before:
             yield place

@@ -1,4 +1,4 @@
-"""A configuration as YAML with the meaning of every option above it: what `trlx-like show-config` prints."""
+"""Configurations as YAML with a comment on every option, as `trlx-like show-config` prints them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _lines(config: TRLConfig) -> Iterator[str]:
 def read_only(file: str | Path, overrides: Sequence[str] = ()) -> str:
     """Return a YAML file as `commented` does, without importing or running anything that it names.
 
-    The names of code in it come first, as comments. If the file needs a plugin to be complete, it is returned as it is
-    written.
+    Comments at the top name the code that it refers to. If the file needs a plugin to be complete, its own text is
+    returned.
     """
     source = YamlSource(file)
     for override in overrides:
@@ -53,7 +53,7 @@ def read_only(file: str | Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _code(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options that name plugins or functions, with the names; rows of data in the file are not looked at."""
+    """Yield the options that name plugins or functions, with the names; rows of data in the file are skipped."""
     for path, value in leaves(values, ()):
         row = path[0] == "data" and len(path) > 2 and path[1] not in ("reward_fn", "judge")
         if path[0] == "plugins" or (is_python_name(value) and not row):
