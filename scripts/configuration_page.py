@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from trlx_like.config import METHODS, MethodConfig, Section, TRLConfig
 from trlx_like.config.problems import expected
+from trlx_like.config.resume import rule_of
 from trlx_like.config.schema import meanings
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -41,12 +42,27 @@ def sections() -> dict[str, type[Section]]:
 def table(section: type[Section]) -> Iterator[str]:
     """The lines of a table in Markdown."""
     about = meanings(section)
-    yield "| option | takes | default | meaning |"
-    yield "|---|---|---|---|"
+    yield "| option | takes | default | meaning | on resume |"
+    yield "|---|---|---|---|---|"
     for name, field in section.model_fields.items():
         takes = expected(field.annotation, field.metadata)
-        cells = [f"`{name}`", "anything" if takes == "set" else takes, _default(section, name, field), about[name]]
+        cells = [
+            f"`{name}`",
+            "anything" if takes == "set" else takes,
+            _default(section, name, field),
+            about[name],
+            _on_resume(field),
+        ]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _on_resume(field: FieldInfo) -> str:
+    """What becomes of a change of the option when a run is resumed."""
+    rule = rule_of(field)
+    if not rule.compared:
+        return "free"
+    refused = "applied" if rule.refused is None else "refused"
+    return f"{', '.join(rule.applied_keys)} applied, others {refused}" if rule.applied_keys else refused
 
 
 def _default(section: type[Section], name: str, field: FieldInfo) -> str:

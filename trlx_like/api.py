@@ -87,10 +87,12 @@ def train(
     refuse_in_worker()
     if dataset is not None:
         raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")
+    complete = read_config(
+        config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
+    )
+    check_folder(complete)
     trainer = make_trainer(
-        read_config(
-            config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
-        ),
+        complete,
         reward_fn=reward_fn,
         judge=judge,
         metric_fn=metric_fn,
@@ -249,6 +251,18 @@ def check(config: TRLConfig) -> None:
         TRACKERS.get(tracker)
     optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config.optimizer)
     make_scheduler(optimizer, config.scheduler, config.train.total_steps)
+
+
+def check_folder(config: TRLConfig) -> None:
+    """Find out, before a model is loaded, whether the run folder can be used; change nothing. Only rank 0 looks.
+
+    Raises:
+        ConfigError: As `RunFolder.held`.
+    """
+    from trlx_like.trainers.run import RunFolder
+
+    if os.environ.get("RANK", "0") == "0":
+        RunFolder.check(config)
 
 
 def ensure_logging() -> None:

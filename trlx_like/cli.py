@@ -124,10 +124,16 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Resume even if what must not change has changed.")] = False,
 ) -> None:
     """Train a model with the configuration in a YAML file."""
-    changes = [*(overrides or []), *(["train.resume_from_checkpoint=auto"] if resume else [])]
+    changes = [
+        *(overrides or []),
+        *["train.resume_from_checkpoint=auto"] * resume,
+        *["train.force_resume=true"] * force,
+    ]
     read = api.read_config(config, plugins=plugins or (), overrides=changes)
+    api.check_folder(read)
     if processes == 1 or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
         api.make_trainer(read).learn()
         return
@@ -149,6 +155,7 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     data = _check_sources(read)
     api.check(read)
+    api.check_folder(read)
     typer.echo(
         f"OK: {TRAINERS.canonical(read.train.trainer)} on {read.model.model_path}, at most {read.train.total_steps} "
         f"steps of {read.train.batch_size} samples, into {read.train.checkpoint_dir}. "

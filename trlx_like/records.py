@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +18,13 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 
 def report(run: RunArgument) -> None:
     """Write the page report.html of a run again."""
+    from trlx_like.checkpoint.claim import RunFiles
     from trlx_like.tracking import write_report
 
     if run.is_dir() and not (run / "metrics.jsonl").is_file():
         raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
-    typer.echo(write_report(run))
+    with RunFiles(run).claimed(("report.html", "report.html.tmp")) if run.is_dir() else nullcontext():
+        typer.echo(write_report(run))
 
 
 def audit(run: RunArgument) -> None:

@@ -24,6 +24,7 @@ NOT_STATE = {
     ".run.clock",  # seconds of this process
     ".run.tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
     ".run.folder.resumed",  # of this process
+    ".run.folder.files",  # the list is a file of the run folder
     ".run.stop_request",  # of this process
     ".run.state",  # what is saved
     ".store.epoch",  # told again when a resumed run skips the batches that it has done

@@ -173,7 +173,7 @@ def test_a_reward_that_raises_in_the_third_round(in_chunk: int, tmp_path: Path) 
 
 def test_the_same_trainer_learns_on_after_a_failed_reward(tmp_path: Path) -> None:
     options = {**ROUND, "train.eval_interval": 100}
-    whole = make("PPOTrainer", tmp_path / "whole", **options)
+    whole = make("PPOTrainer", tmp_path / "whole", **options, reward_fn=FailsOnce(1000))
     whole.learn()
     trainer = make("PPOTrainer", tmp_path / "again", **options, reward_fn=FailsOnce(4))
     with pytest.raises(RewardError):

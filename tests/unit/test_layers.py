@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": EVERYTHING - {"cli"},
     "continuation": TRAINING,
     "doctor": GROUND | {"__init__"},
-    "records": {"errors", "tracking"},
+    "records": {"checkpoint", "errors", "tracking"},
     "cli": EVERYTHING - {"cli"} | {"continuation", "doctor", "records", "__init__"},
     "__main__": {"cli"},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -170,13 +170,14 @@ class TrainState:
             (directory / FOLDER).mkdir(exist_ok=True)
             (directory / FOLDER / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
-    def load(self, directory: Path, rank: int, ranks: int = 1) -> None:
+    def load(self, directory: Path, rank: int, ranks: int = 1, skip: Collection[str] = ()) -> None:
         """Restore all items from a folder that `save` wrote. If the folder does not fit, nothing is changed.
 
         Args:
             directory: The folder.
             rank: The rank of this process.
             ranks: The number of processes.
+            skip: Items that are left as they are.
 
         Raises:
             CheckpointError: If items are missing there or not registered here, if the number of processes differs, or
@@ -185,6 +186,8 @@ class TrainState:
         index = _read_index(directory)
         self._check(directory, index, ranks)
         for name, kept in self.items.items():
+            if name in skip:
+                continue
             state = load_tree(_place(directory, name, kept.local, rank))
             try:
                 kept.item.load_state_dict(state)

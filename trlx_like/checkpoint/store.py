@@ -42,6 +42,8 @@ class CheckpointStore:
         keep: How many of the newest `checkpoint_<step>` are kept; None keeps all.
         main: True on exactly one process.
         barrier: A function that returns when all processes have called it.
+        owns: Tells by its name whether a folder there is a checkpoint of the run, which may be replaced and pruned;
+            None: if it has a manifest.
 
     Raises:
         CheckpointError: If `keep` is below 1.
@@ -54,6 +56,7 @@ class CheckpointStore:
         keep: int | None = None,
         main: bool = True,
         barrier: Callable[[], None] = lambda: None,
+        owns: Callable[[str], bool] | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep ({keep}) must be at least 1, or None to keep all checkpoints.")
@@ -61,6 +64,7 @@ class CheckpointStore:
         self.keep = keep
         self.main = main
         self.barrier = barrier
+        self.owns = owns or (lambda name: (self.directory / name / MANIFEST).exists())
 
     @contextmanager
     def publish(self, name: str) -> Iterator[Path]:
@@ -84,7 +88,7 @@ class CheckpointStore:
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{name!r} cannot name a checkpoint: use only letters, digits, . _ -.")
         final, folder = self.directory / name, self.directory / f"{_WRITING}{name}"
-        failure = self._attempt(final, self._begin, folder) if self.main else None
+        failure = self._attempt(final, self._begin, folder, final) if self.main else None
         self.barrier()
         if not self.main:
             failure = self._attempt(final, _join, folder)
@@ -121,14 +125,41 @@ class CheckpointStore:
         verify_folder(Path(path))
 
     def newest(self) -> Path | None:
-        """Return the `checkpoint_<step>` of the highest step that is intact, or None. Damaged ones are logged."""
+        """Return the `checkpoint_<step>` of the highest step that is intact, or None. Others are logged."""
+        return self._search()[0]
+
+    def _search(self) -> tuple[Path | None, list[str]]:
+        """Return the newest intact checkpoint, and what is wrong with those of higher steps."""
+        wrong: list[str] = []
         for path in self._steps():
             try:
                 self.verify(path)
-                return path
+                return path, wrong
             except CheckpointError as error:
+                wrong.append(str(error))
                 logger.warning("Passing over a checkpoint: %s", error)
-        return None
+        return None, wrong
+
+    def _newest_of(self, spec: str) -> Path | None:
+        """Return the newest intact checkpoint; raise a CheckpointError if there are some, and none is intact."""
+        newest, wrong = self._search()
+        if newest is not None or not wrong:
+            return newest
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        others = [path for path in sorted(self.directory.iterdir()) if (path / MANIFEST).is_file()]
+        whole = [path for path in others if path not in self._steps() and self._is_whole(path)]
+        advice = f"{whole[0]} is whole: resume from that, or choose" if whole else "Choose"
+        raise CheckpointError(
+            f"train.resume_from_checkpoint ({spec!r}): no checkpoint_<step> in {self.directory} can be used. "
+            f"{' '.join(wrong[:3])}{more} {advice} another train.checkpoint_dir to start from the beginning."
+        )
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            self.verify(path)
+        except CheckpointError:
+            return False
+        return True
 
     def resolve(self, spec: str) -> Path | None:
         """Find the checkpoint that `train.resume_from_checkpoint` asks for, and verify it.
@@ -144,13 +175,7 @@ class CheckpointStore:
             CheckpointError: If there is no intact checkpoint where there should be one.
         """
         if spec == "auto":
-            newest = self.newest()
-            if newest is None and self._steps():
-                raise CheckpointError(
-                    f"train.resume_from_checkpoint ('auto'): every checkpoint in {self.directory} is damaged; to start "
-                    "again from the beginning choose another train.checkpoint_dir."
-                )
-            return newest
+            return self._newest_of(spec)
         path = Path(spec).expanduser()
         if not path.exists():
             path = _set_aside(path)
@@ -158,10 +183,7 @@ class CheckpointStore:
             raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): there is no such folder.")
         run = CheckpointStore(path)
         if not (path / MANIFEST).exists() and run._steps():
-            newest = run.newest()
-            if newest is None:
-                raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): every checkpoint is damaged.")
-            return newest
+            return run._newest_of(spec)
         try:
             self.verify(path)
         except CheckpointError as error:
@@ -178,8 +200,10 @@ class CheckpointStore:
             return error
         return None
 
-    def _begin(self, folder: Path) -> None:
+    def _begin(self, folder: Path, final: Path) -> None:
         """Make the folder to write into."""
+        if os.path.lexists(final) and not self.owns(final.name):
+            raise CheckpointError(f"{final} is there already and is no checkpoint of this run: move it away.")
         self.directory.mkdir(parents=True, exist_ok=True)
         self._clean()
         folder.mkdir()
@@ -211,8 +235,8 @@ class CheckpointStore:
             raise
 
     def _prune(self, written: Path) -> None:
-        """Remove the oldest checkpoints. Folders without a manifest are not ours and stay."""
-        steps = [path for path in self._steps() if path != written and (path / MANIFEST).exists()]
+        """Remove the oldest checkpoints of the run. Other folders stay."""
+        steps = [path for path in self._steps() if path != written and self.owns(path.name.removeprefix(_OLD))]
         for path in steps[self.keep - 1 :] if self.keep else ():
             # Rename first: a half-deleted folder must not have the name of a checkpoint.
             try:

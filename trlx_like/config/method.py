@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from trlx_like.config.generation import experience_problems, generation_problems
 from trlx_like.config.problems import Problem
+from trlx_like.config.resume import Applied, OfRollouts, OfWeights
 from trlx_like.config.section import Section
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class MethodConfig(Section):
     arch_types: ClassVar[tuple[str, ...]] = ("causal", "seq2seq")
     """Values of `model.model_arch_type` that the method can train."""
 
-    name: str = ""
+    name: OfWeights[str] = ""
     """Registered name of the method, such as PPOConfig; `trlx-like list methods` shows all."""
 
     @model_validator(mode="before")
@@ -59,7 +60,7 @@ class TextMethodConfig(MethodConfig):
     generation_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that `gen_kwargs` may have beside those of text generation."""
 
-    gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: Applied[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
     """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
 
     def conflicts(self) -> Iterator[Problem]:
@@ -72,7 +73,9 @@ class OnlineTextMethodConfig(TextMethodConfig):
     exact_sampling: ClassVar[bool] = True
     """Whether the loss needs the distribution that was sampled from. Imitation (RFT) does not."""
 
-    gen_experience_kwargs: dict[str, Any] | None = None
+    gen_kwargs: OfRollouts[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
+    """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
+    gen_experience_kwargs: OfRollouts[dict[str, Any] | None] = None
     """Generation options for rollouts, the text that is trained on; null: the same as `gen_kwargs`."""
 
     def conflicts(self) -> Iterator[Problem]:

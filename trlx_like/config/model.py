@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.problems import Accepts
+from trlx_like.config.resume import Applied, OfData, OfReference, OfWeights, OnResume
 from trlx_like.config.section import Section
 
 
@@ -56,28 +57,32 @@ class ModelConfig(Section):
 
     section: ClassVar[str] = "model"
 
-    model_path: Annotated[
-        Any,
-        BeforeValidator(_as_text),
-        AfterValidator(_model_source),
-        Accepts("a folder, a hub name, a PretrainedConfig or a loaded model"),
-        WithJsonSchema({"type": "string"}),
+    model_path: OfWeights[
+        Annotated[
+            Any,
+            BeforeValidator(_as_text),
+            AfterValidator(_model_source),
+            Accepts("a folder, a hub name, a PretrainedConfig or a loaded model"),
+            WithJsonSchema({"type": "string"}),
+        ]
     ]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
-    model_arch_type: Literal["causal", "seq2seq", "diffusion"] = "causal"
+    model_arch_type: OfWeights[Literal["causal", "seq2seq", "diffusion"]] = "causal"
     """Kind of model: causal (decoder only), seq2seq (encoder and decoder) or diffusion (a diffusers pipeline)."""
-    num_layers_unfrozen: int = Field(default=-1, ge=-1)
+    num_layers_unfrozen: OfWeights[int] = Field(default=-1, ge=-1)
     """Number of top layers to train, counted in the decoder; -1: the whole model, 0: only the trainer's heads."""
-    ref_model_path: PathText | None = None
+    ref_model_path: OfReference[PathText | None] = None
     """Folder or hub name of the reference model that the KL compares with; null: the model before training."""
-    peft_config: Annotated[
-        Any,
-        AfterValidator(_adapter),
-        Accepts("a peft configuration, a mapping of its options with peft_type, or null"),
-        WithJsonSchema({"type": ["object", "null"], "required": ["peft_type"]}),
+    peft_config: OfWeights[
+        Annotated[
+            Any,
+            AfterValidator(_adapter),
+            Accepts("a peft configuration, a mapping of its options with peft_type, or null"),
+            WithJsonSchema({"type": ["object", "null"], "required": ["peft_type"]}),
+        ]
     ] = None
     """Adapter (such as LoRA) to train instead of the model's own weights, as options of peft; null: no adapter."""
-    model_extra_configs: dict[str, Any] = {}
+    model_extra_configs: OfWeights[dict[str, Any]] = {}
     """More keyword arguments for `from_pretrained` or `from_config` of the model."""
 
     def unused_options(self) -> list[str]:
@@ -90,23 +95,25 @@ class TokenizerConfig(Section):
 
     section: ClassVar[str] = "tokenizer"
 
-    tokenizer_path: Annotated[
-        Any,
-        BeforeValidator(_as_text),
-        AfterValidator(_tokenizer_source),
-        Accepts("a folder, a hub name, a loaded tokenizer or null"),
-        WithJsonSchema({"type": ["string", "null"]}),
+    tokenizer_path: OfData[
+        Annotated[
+            Any,
+            BeforeValidator(_as_text),
+            AfterValidator(_tokenizer_source),
+            Accepts("a folder, a hub name, a loaded tokenizer or null"),
+            WithJsonSchema({"type": ["string", "null"]}),
+        ]
     ] = None
     """Folder or hub name of the tokenizer, or a loaded tokenizer; null: the tokenizer of the model."""
-    padding_side: Literal["left", "right"] = "left"
+    padding_side: Applied[Literal["left", "right"]] = "left"
     """Padding side that the exported tokenizer keeps. Training always pads prompts left and responses right."""
-    truncation_side: Literal["left", "right"] = "right"
+    truncation_side: OfData[Literal["left", "right"]] = "right"
     """Side on which a prompt that is too long is cut."""
-    tokenizer_extra_configs: dict[str, Any] = {}
+    tokenizer_extra_configs: OfData[dict[str, Any]] = {}
     """More keyword arguments for `from_pretrained` of the tokenizer."""
-    chat_template: PathText | None = None
+    chat_template: OfData[PathText | None] = None
     """Jinja template that turns chat messages into text, or a file with one; null: the tokenizer's own."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: OfData[dict[str, Any]] = {}
     """Variables for the chat template, such as tools or enable_thinking; those of a data row override them."""
 
 
@@ -121,9 +128,12 @@ class OptimizerConfig(Section):
 
     section: ClassVar[str] = "optimizer"
 
-    name: str = "adamw"
+    name: OfWeights[str] = "adamw"
     """Registered name of the optimizer; `trlx-like list optimizers` shows all."""
-    kwargs: dict[str, Any] = Field(default_factory=_optimizer_kwargs)
+    kwargs: Annotated[
+        dict[str, Any],
+        OnResume("the optimizer's state depends on it", applied_keys=("lr", "betas", "eps", "weight_decay")),
+    ] = Field(default_factory=_optimizer_kwargs)
     """Keyword arguments of the optimizer, such as lr (the learning rate) and weight_decay."""
 
 
@@ -132,9 +142,9 @@ class SchedulerConfig(Section):
 
     section: ClassVar[str] = "scheduler"
 
-    name: str = "constant"
+    name: Applied[str] = "constant"
     """Registered name of the learning-rate schedule; `trlx-like list schedulers` shows all."""
-    kwargs: dict[str, Any] = {}
+    kwargs: Applied[dict[str, Any]] = {}
     """Keyword arguments of the schedule."""
 
 
@@ -143,11 +153,11 @@ class SamplerConfig(Section):
 
     section: ClassVar[str] = "sampler"
 
-    engine: str = "transformers"
+    engine: Applied[str] = "transformers"
     """Registered name of the engine that generates text: transformers (the trained model itself) or copy."""
-    kwargs: dict[str, Any] = {}
+    kwargs: Applied[dict[str, Any]] = {}
     """Options of the engine. The engine copy takes dtype, the number format of its weights."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of responses to generate at once, per process; null: all of a chunk."""
 
 
@@ -156,11 +166,11 @@ class BackendConfig(Section):
 
     section: ClassVar[str] = "backend"
 
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: OfWeights[Literal["no", "bf16", "fp16"]] = "no"
     """Number format of the forward pass; "no": the format of the weights. With fp16 the loss is scaled."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Applied[bool] = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Applied[Literal["auto", "cpu"]] = "auto"
     """Device to train on; auto: a CUDA device if there is one, else the CPU. Apple's GPUs (no float64) are not used."""
-    num_threads: int | None = Field(default=None, ge=1)
+    num_threads: Applied[int | None] = Field(default=None, ge=1)
     """Number of CPU threads of each process; null: torch's default."""

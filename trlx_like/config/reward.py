@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from trlx_like.config.resume import Applied
 from trlx_like.config.section import Section
 
 
@@ -14,23 +15,23 @@ class RewardFnConfig(Section):
 
     section: ClassVar[str] = "reward"
 
-    weights: list[float] | None = None
+    weights: Applied[list[float] | None] = None
     """Weight of each reward function, if there are several; null: 1 for each."""
-    time_limit: float | None = Field(default=None, gt=0)
+    time_limit: Applied[float | None] = Field(default=None, gt=0)
     """Maximum seconds of one call of a reward function, which scores a chunk or an evaluation; null: no limit."""
-    sample_time_limit: float | None = Field(default=None, gt=0)
+    sample_time_limit: Applied[float | None] = Field(default=None, gt=0)
     """Maximum seconds for each sample; functions are then called with one sample at a time. Null: whole batches."""
-    on_error: Literal["raise", "abstain", "value"] = "raise"
+    on_error: Applied[Literal["raise", "abstain", "value"]] = "raise"
     """What to do if scoring fails: end the run, leave the samples out, or give them `error_value`."""
-    error_value: float = 0.0
+    error_value: Applied[float] = 0.0
     """Reward of samples that could not be scored, if `on_error` is value."""
-    max_abstained: float = Field(default=1.0, ge=0, le=1)
+    max_abstained: Applied[float] = Field(default=1.0, ge=0, le=1)
     """Maximum fraction of the samples of a round or evaluation without a reward; above it the run ends."""
-    workers: int = Field(default=0, ge=0)
+    workers: Applied[int] = Field(default=0, ge=0)
     """Worker processes, for each training process, that score while text is generated; 0: score in the trainer."""
-    worker_memory: int | None = Field(default=None, ge=1)
+    worker_memory: Applied[int | None] = Field(default=None, ge=1)
     """Resident memory in MiB above which a worker is killed (on Linux); null: no limit."""
-    worker_start_limit: float = Field(default=300.0, gt=0)
+    worker_start_limit: Applied[float] = Field(default=300.0, gt=0)
     """Maximum seconds for a worker to import its functions and load their models."""
 
     def unused_options(self) -> list[str]:

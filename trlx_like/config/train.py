@@ -8,11 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from trlx_like.config.model import PathText
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Accepts, Problem
 from trlx_like.config.registries import TRAINERS
+from trlx_like.config.resume import Applied, OfData, OfRound, OfStart, OfWeights, OnResume
 from trlx_like.config.section import Section
 from trlx_like.errors import RegistryError
 from trlx_like.redact import secrets_in
+
+
+def _folder(path: str) -> str:
+    if not path.strip() or "\0" in path:
+        raise ValueError
+    return path
 
 
 def _known_trainer(name: str) -> str:
@@ -28,78 +35,80 @@ class TrainConfig(Section):
 
     section: ClassVar[str] = "train"
 
-    total_steps: int = Field(ge=1)
+    total_steps: Applied[int] = Field(ge=1)
     """Number of optimizer steps after which training stops."""
-    seq_length: int = Field(default=1024, ge=1)
+    seq_length: OfData[int] = Field(default=1024, ge=1)
     """Maximum number of tokens of a prompt and its response together; not for images."""
-    epochs: int = Field(ge=1)
+    epochs: Applied[int] = Field(ge=1)
     """Number of rounds (online methods) or passes over the data (offline methods) after which training stops."""
-    batch_size: int = Field(ge=1)
+    batch_size: OfRound[int] = Field(ge=1)
     """Number of samples in each optimizer step, over all processes."""
-    minibatch_size: int | None = Field(default=None, ge=1)
+    minibatch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of samples in each forward and backward pass, per process; null: all. It does not change the gradient."""
-    trainer: Annotated[str, AfterValidator(_known_trainer)]
+    trainer: OfWeights[Annotated[str, AfterValidator(_known_trainer)]]
     """Registered name of the trainer, such as PPOTrainer; `trlx-like list trainers` shows all."""
-    trainer_kwargs: dict[str, Any] = {}
+    trainer_kwargs: OfWeights[dict[str, Any]] = {}
     """More keyword arguments for the trainer class."""
-    pipeline: str = "PromptPipeline"
+    pipeline: OfData[str] = "PromptPipeline"
     """Registered name of the pipeline that turns prompts into batches."""
 
-    checkpoint_interval: int = Field(default=1000, ge=1)
+    checkpoint_interval: Applied[int] = Field(default=1000, ge=1)
     """Number of optimizer steps between two checkpoints."""
-    eval_interval: int = Field(default=100, ge=1)
+    eval_interval: Applied[int] = Field(default=100, ge=1)
     """Number of optimizer steps between two evaluations."""
-    checkpoint_dir: PathText = "ckpts"
-    """Folder of the run: checkpoints, metrics, report."""
-    keep_checkpoints: int | None = Field(default=None, ge=1)
+    checkpoint_dir: OfStart[Annotated[PathText, AfterValidator(_folder), Accepts("the path of a folder")]] = "ckpts"
+    """Folder of the run: checkpoints, metrics, report. Files there that no run has made are left alone."""
+    keep_checkpoints: Applied[int | None] = Field(default=None, ge=1)
     """Number of newest checkpoints to keep, beside the best one; null: keep all."""
-    save_best: bool = True
+    save_best: Applied[bool] = True
     """Keep a copy of the checkpoint with the best evaluation."""
-    best_metric: str | None = None
+    best_metric: Annotated[str | None, OnResume("the best value so far is of the other metric")] = None
     """Metric of the evaluation that the best checkpoint maximizes; null: reward/mean, else metrics/reward."""
-    save_optimizer: bool = True
+    save_optimizer: OfWeights[bool] = True
     """Save the optimizer's state with each checkpoint. Without it a run cannot be resumed exactly."""
-    resume_from_checkpoint: PathText | None = None
+    resume_from_checkpoint: OfStart[PathText | None] = None
     """Checkpoint to continue from; auto: the newest one in `checkpoint_dir`, if any; null: start anew."""
-    rollout_logging_dir: PathText | None = None
+    force_resume: OfStart[bool] = False
+    """Resume even if options or data have changed that a resume refuses to change."""
+    rollout_logging_dir: Applied[PathText | None] = None
     """Folder for the prompts, responses and scores of every round as text files; null: write none."""
 
-    log_samples: int = Field(default=4, ge=0)
+    log_samples: Applied[int] = Field(default=4, ge=0)
     """Number of prompts of a round to show in the logs, with all their responses; 0: none."""
-    log_samples_interval: int = Field(default=10, ge=1)
+    log_samples_interval: Applied[int] = Field(default=10, ge=1)
     """Minimum number of optimizer steps between two rounds with samples in the logs; 1: every round."""
-    tracker: str | list[str] | None = None
+    tracker: Applied[str | list[str] | None] = None
     """Registered name of a tracker such as wandb, or a list of names; null: only the file metrics.jsonl."""
-    logging_dir: PathText | None = None
+    logging_dir: Applied[PathText | None] = None
     """Folder for the files of TensorBoard and wandb; null: `checkpoint_dir`."""
-    project_name: str = "trlx_like"
+    project_name: Applied[str] = "trlx_like"
     """Project name that trackers show the run under."""
-    run_name: str | None = None
+    run_name: Applied[str | None] = None
     """Name of the run for trackers; null: the name of its folder."""
-    entity_name: str | None = None
+    entity_name: Applied[str | None] = None
     """Team or user name for wandb; null: the default of the account."""
-    group_name: str | None = None
+    group_name: Applied[str | None] = None
     """Group of runs for wandb; null: none."""
-    tags: list[str] = []
+    tags: Applied[list[str]] = []
     """Tags for wandb."""
 
-    seed: int = Field(default=1000, ge=0)
+    seed: Annotated[int, OnResume("the random numbers of the run follow from it")] = Field(default=1000, ge=0)
     """Seed of all random numbers of the run."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    max_grad_norm: Applied[float | None] = Field(default=1.0, gt=0)
     """Maximum norm that the gradient is clipped to; null: no clipping."""
-    max_nonfinite_steps: int = Field(default=3, ge=0)
+    max_nonfinite_steps: Applied[int] = Field(default=3, ge=0)
     """Number of steps in a row that may have a NaN or infinite loss or gradient. Such a step changes no weight."""
-    undo_nonfinite_updates: bool = True
+    undo_nonfinite_updates: Applied[bool] = True
     """Copy weights and optimizer state before each step, to undo one that makes them NaN or infinite; needs memory."""
-    stop_kl: float | None = Field(default=None, gt=0)
+    stop_kl: Applied[float | None] = Field(default=None, gt=0)
     """KL to the reference per response (`policy/kl`) above which the run counts as diverged; null: no limit."""
-    on_divergence: Literal["warn", "stop", "rollback"] = "warn"
+    on_divergence: Applied[Literal["warn", "stop", "rollback"]] = "warn"
     """Response to entropy 0, KL above `stop_kl`, or loss 100 times its median; rollback: to the newest checkpoint."""
-    rollback_lr_factor: float = Field(default=0.5, gt=0, le=1)
+    rollback_lr_factor: Applied[float] = Field(default=0.5, gt=0, le=1)
     """Factor of the learning rate after each rollback."""
-    max_rollbacks: int = Field(default=3, ge=1)
+    max_rollbacks: Applied[int] = Field(default=3, ge=1)
     """Number of rollbacks after which the run ends at the next sign of divergence."""
-    reward_on_main_process: bool = False
+    reward_on_main_process: Applied[bool] = False
     """Call the reward function on the main process only, with the samples of all processes, as trlX does."""
 
     @property
@@ -133,27 +142,27 @@ class DataConfig(Section):
 
     section: ClassVar[str] = "data"
 
-    prompts: PathText | list[Any] | None = None
+    prompts: OfData[PathText | list[Any] | None] = None
     """Prompts to train on: a data source, or a list of prompts (texts, or mappings with the key "prompt")."""
-    eval_prompts: PathText | list[Any] | None = None
+    eval_prompts: OfData[PathText | list[Any] | None] = None
     """Prompts to evaluate on, in the same forms; null: the first `train.batch_size` training prompts."""
-    samples: PathText | None = None
+    samples: OfData[PathText | None] = None
     """Data source of the samples that an offline method learns from."""
-    rewards: PathText | None = None
+    rewards: OfData[PathText | None] = None
     """Data source of the rewards of these samples, in the same order."""
-    preferences: PathText | list[Any] | None = None
+    preferences: OfData[PathText | list[Any] | None] = None
     """Preference pairs: a data source, or a list of rows with "chosen", "rejected" and often "prompt", "margin"."""
-    eval_preferences: PathText | list[Any] | None = None
+    eval_preferences: OfData[PathText | list[Any] | None] = None
     """Preference pairs to evaluate on, in the same forms; null: none."""
-    reward_fn: PathText | list[str] | None = None
+    reward_fn: Applied[PathText | list[str] | None] = None
     """Reward function ("module:function" or "file.py:function"), reward model (folder or hub name), or a list."""
-    judge: PathText | dict[str, Any] | None = None
+    judge: Applied[PathText | dict[str, Any] | None] = None
     """Judge that compares responses: a registered name, a mapping of name and options, or as `reward_fn`."""
-    metric_fn: str | None = None
+    metric_fn: Applied[str | None] = None
     """Function that computes metrics of generated text in evaluation: "module:function" or "file.py:function"."""
-    stop_sequences: list[str] = []
+    stop_sequences: Applied[list[str]] = []
     """Texts that end a response when they are generated."""
-    logit_mask: str | None = None
+    logit_mask: Applied[str | None] = None
     """Function that returns a bool table [V, V] (previous, next token; true: allowed), as "module:function"."""
 
     def conflicts(self) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from trlx_like.config.model import (
 )
 from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, shown
 from trlx_like.config.registries import METHODS, method_class
+from trlx_like.config.resume import Applied
 from trlx_like.config.reward import RewardFnConfig
 from trlx_like.config.section import Section, copied
 from trlx_like.config.train import DataConfig, TrainConfig
@@ -53,7 +54,7 @@ class TRLConfig(Section):
     """The engine that generates text during training."""
     backend: BackendConfig = Field(default_factory=BackendConfig)
     """Number format, device and threads."""
-    plugins: list[str] = []
+    plugins: Applied[list[str]] = []
     """Modules, .py files or entry points that are imported before anything is looked up by name."""
 
     def __init__(self, **values: Any) -> None:

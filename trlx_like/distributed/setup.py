@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from trlx_like.config import BackendConfig
+from trlx_like.distributed.orphans import VARIABLE, watch_launcher
 from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
     Raises:
         ConfigError: If `backend.mixed_precision` is not available.
     """
+    watch_launcher()
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
     on_cpu = backend.device == "cpu" or not torch.cuda.is_available()  # Apple's GPUs lack float64, which sums are in
@@ -58,7 +60,8 @@ def launch(command: Sequence[str], processes: int) -> int:
     """Run `python <command>` as a distributed run on this machine, and return its exit code.
 
     Signals to this process are forwarded to all processes of the run, and it waits until they have saved. When a
-    process fails, the others have `PATIENCE` seconds to end by themselves before they are killed.
+    process fails, the others have `PATIENCE` seconds to end by themselves before they are killed. When this process
+    is killed, they save and end.
 
     Args:
         command: Arguments of the Python interpreter.
@@ -67,13 +70,32 @@ def launch(command: Sequence[str], processes: int) -> int:
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     children: list[subprocess.Popen[bytes]] = []
-    with _passed_on(children):
+    with _passed_on(children), _life_line() as (handles, variables):
         for rank in range(processes):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
             # In a session of their own, or a Ctrl-C of the terminal would reach them twice: stop at once, do not save.
-            child = subprocess.Popen([sys.executable, *command], env={**environment, **own}, start_new_session=True)
+            child = subprocess.Popen(
+                [sys.executable, *command],
+                env={**environment, **own, **variables},
+                start_new_session=True,
+                pass_fds=handles,
+            )
             children.append(child)
         return _wait(children)
+
+
+@contextmanager
+def _life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
+    """Hold a pipe open whose end tells children that this process is gone; yield the handles and variables for them."""
+    if os.name == "nt":  # it cannot pass handles on
+        yield (), {}
+        return
+    reading, writing = os.pipe()
+    try:
+        yield (reading,), {VARIABLE: str(reading)}
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, distributed as dist
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 
 T = TypeVar("T")
@@ -104,6 +104,28 @@ class World:
         broadcast_object_list(held, from_process=0)
         result: T = held[0]
         return result
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Call a function on rank 0 and return its result on every process.
+
+        Args:
+            action: The function. If it raises a TrlxError on rank 0, the other processes exit with the same exit code
+                and without a message, so that the error is shown once.
+        """
+        result: Any = None
+        error: TrlxError | None = None
+        if self.main:
+            try:
+                result = action()
+            except TrlxError as raised:
+                error = raised
+        result, code = self.broadcast((result, None if error is None else error.exit_code))
+        if error is not None:
+            raise error
+        if code is not None:
+            raise SystemExit(code)
+        given: T = result
+        return given
 
     def share(self, items: list[T]) -> list[T]:
         """Return this process's part of a list that every process holds: each `size`-th item from `rank` on."""

@@ -81,7 +81,8 @@ class BaseRLTrainer(Verbs[E]):
         refuse_unused(type(self).__name__, self.data, self.uses, self.stop_sequences)
         if self.offline:
             self._check_needs()
-        self.run = Run(config, type(self).__name__)
+        given = {"reward_fn": reward_fn, "metric_fn": metric_fn, **self.data}
+        self.run = Run(config, type(self).__name__, given)
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
         self.scoring = Scoring(self.run, reward_fn)
         self.rollouts = Rollouts(self.run, self.scoring)
@@ -105,8 +106,7 @@ class BaseRLTrainer(Verbs[E]):
         self._check_needs()
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
-        self.run.folder.resume(self.state)
-        with stop_requests() as self.run.stop_request, closing(self.scoring):
+        with stop_requests() as self.run.stop_request, self.run.held(), closing(self.scoring):
             while True:
                 try:
                     self._train()

@@ -37,13 +37,14 @@ class Run:
     Args:
         config: The complete configuration.
         name: Name of the trainer class, for log lines and checkpoints.
+        given: The data and functions of the run, by the names of `train`'s arguments.
 
     Raises:
         ConfigError: If `train.batch_size` is not a multiple of the number of processes, or `backend.mixed_precision`
             is not available.
     """
 
-    def __init__(self, config: TRLConfig, name: str) -> None:
+    def __init__(self, config: TRLConfig, name: str, given: Mapping[str, Any] | None = None) -> None:
         self.config = config
         self.accelerator = make_accelerator(config.backend)
         self.device: torch.device = self.accelerator.device
@@ -54,7 +55,7 @@ class Run:
         self.progress = Progress()
         self.ledger = Ledger(self.world, self.progress)
         self.state = TrainState(meta={"trainer": name})
-        self.folder = RunFolder(config, self.world)
+        self.folder = RunFolder(config, self.world, given)
         self.folder.announce(name, self.device)
         self.tracker: Trackers | None = None  # open while the trainer learns
         self.stop_request = StopRequest()
@@ -84,6 +85,14 @@ class Run:
         code = int(self.world.max(self.stop_request.code))
         if code:
             raise Interrupted(code)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run folder for this run in a `with` block, after resuming it as the configuration says."""
+        with self.folder.held():
+            self.folder.resume(self.state)
+            self.folder.begin(self.progress.step)
+            yield
 
     @contextmanager
     def open_trackers(self) -> Iterator[None]:

@@ -107,6 +107,7 @@ def show(run: Run, table: str, name: str, rows: Sequence[Row], step: int) -> Non
     """
     if run.tracker is None or not run.world.main or not rows:
         return
+    run.folder.files.claim([FOLDER])
     directory, folder = run.folder.directory, Path(FOLDER) / name
     (directory / folder).mkdir(parents=True, exist_ok=True)
     for place, row in enumerate(rows):

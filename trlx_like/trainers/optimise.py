@@ -7,6 +7,8 @@ of several terms names the unit of each, and each term is divided by the total o
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -157,12 +159,26 @@ class Optimisation:
         self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self.gradients = GradientAccumulator(run.world, trained, train.max_grad_norm)
+        options = [{**group, "params": ()} for group in self.optimizer.param_groups]
+        self._fresh = copy.deepcopy((options, self.scheduler.state_dict()))
+        run.folder.reschedule = self.reschedule
         self.guard = Guard(run, model, self.optimizer, tokenizer)
         if train.save_optimizer:
             run.state.register("optimizer", self.optimizer, small=False)
             run.state.register("scheduler", self.scheduler)
         if run.accelerator.scaler is not None:
             run.state.register("scaler", run.accelerator.scaler)
+
+    def reschedule(self) -> None:
+        """Give a restored optimizer the options of the configuration, and its schedule the place of the run."""
+        options, schedule = copy.deepcopy(self._fresh)
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update({**own, "params": group["params"]})
+        self.scheduler.load_state_dict(schedule)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer steps of the earlier process
+            for _ in range(self.run.progress.step):
+                self.scheduler.step()
 
     def step(
         self,

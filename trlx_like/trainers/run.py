@@ -6,19 +6,26 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trlx_like.checkpoint import CheckpointStore, TrainState
+from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.config import TRLConfig
+from trlx_like.config.resume import Change
 from trlx_like.distributed import World
-from trlx_like.errors import ConfigError
+from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 from trlx_like.tracking.jsonl import FILES
+from trlx_like.trainers.provenance import FILE as RECORD, changes_since, checked, made_with
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +71,59 @@ class RunFolder:
     Args:
         config: The complete configuration.
         world: The processes of the run.
+        given: The data and functions of the run, by the names of `train`'s arguments.
+
+    Attributes:
+        resumed: Whether the run goes on from a checkpoint, or from an earlier call of `learn`.
+        changes: What differs from the checkpoint that the run was resumed from.
+        source: That checkpoint, until it is noted in the history.
+        reschedule: Called if a resume changes the optimizer's options or the schedule.
     """
 
-    def __init__(self, config: TRLConfig, world: World) -> None:
+    def __init__(self, config: TRLConfig, world: World, given: Mapping[str, Any] | None = None) -> None:
         self.config = config
         self.world = world
-        self.directory = Path(config.train.checkpoint_dir)
+        self.given = dict(given or {})
+        self.directory = Path(config.train.checkpoint_dir).expanduser()
+        self.files = RunFiles(self.directory)
         self.resumed = False
+        self.changes: list[Change] = []
+        self.source: Path | None = None
+        self.reschedule: Callable[[], None] = lambda: None
+        self._held = False
+
+    @cached_property
+    def made_with(self) -> dict[str, Any]:
+        """Options, data, functions and versions of the run, which checkpoints record and a resume compares."""
+        return made_with(self.config, self.given)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this run in a `with` block. Within another such block it does nothing.
+
+        Raises:
+            ConfigError: If the folder cannot be used, another run uses it, or it has a file of a name that is needed.
+        """
+        if self._held:
+            yield
+            return
+        self.world.on_main(self._open)
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self.world.main:
+                self.files.close()
+
+    @staticmethod
+    def check(config: TRLConfig) -> None:
+        """Raise the ConfigError that `held` would raise, as far as it can be known without touching anything."""
+        RunFiles(Path(config.train.checkpoint_dir).expanduser()).check(names_of(config))
+
+    def _open(self) -> None:
+        self.check(self.config)
+        self.files.open()
 
     def announce(self, name: str, device: torch.device) -> None:
         """Log the first line of a run: trainer, processes, device, and length."""
@@ -88,6 +141,7 @@ class RunFolder:
             keep=self.config.train.keep_checkpoints,
             main=self.world.main,
             barrier=self.world.barrier,
+            owns=self.files.owns if directory is None else None,
         )
 
     def resume(self, state: TrainState) -> None:
@@ -104,51 +158,78 @@ class RunFolder:
                 checkpoint if there is one.
             state: The state to restore.
         """
-        found = self.checkpoints().resolve(str(wanted)) if self.world.main else None
-        found = self.world.broadcast(found)
+        found = self.world.on_main(lambda: self._found(str(wanted)))
         if found is None:
             self._say("No checkpoint in %s yet: starting from the beginning.", self.directory)
             return
-        state.load(found, self.world.rank, self.world.size)
+        self.source, self.changes = found
+        # A schedule's state holds learning rates, which would win over changed ones.
+        anew = any(change.option.startswith(("optimizer.", "scheduler.")) for change in self.changes)
+        state.load(self.source, self.world.rank, self.world.size, skip=("scheduler",) if anew else ())
+        if anew:
+            self.reschedule()
         self.resumed = True
-        self._say("Resumed from %s.", found)
+        self._say("Resumed from %s.", self.source)
 
-    def _set_aside(self) -> None:
-        """Move checkpoints, reward faults and images of an earlier run to a folder `earlier_<n>`."""
-        names = ("checkpoint_*", "best_checkpoint", "reward_*", "nonfinite_steps.jsonl", HISTORY_FILE, "images")
-        old = [path for name in names for path in self.directory.glob(name)]
-        if not old:
-            return
-        number = 1 + len(list(self.directory.glob("earlier_*")))
-        place = self.directory / f"earlier_{number}"
-        place.mkdir()
-        for path in old:
-            path.rename(place / path.name)
-        logger.info("%s has files of an earlier run; they are kept in %s.", self.directory, place.name)
+    def _found(self, wanted: str) -> tuple[Path, list[Change]] | None:
+        """Return the checkpoint to load and what has changed since; raise CheckpointError if that is refused."""
+        place, force = self.checkpoints().resolve(wanted), self.config.train.force_resume
+        if place is None:
+            return None
+        try:
+            changes = changes_since(place, self.config, self.made_with)
+        except CheckpointError as error:
+            if not force:
+                raise
+            logger.warning("%s", error)
+            return place, []
+        lines = checked(changes, place, force)
+        if changes:
+            logger.info("Changed since %s was written:\n%s", place, lines)
+        return place, changes
 
-    def _write_config(self) -> None:
-        """Write config.yml as a whole. A run that is not resumed first makes room for its files."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        file, new = (self.directory / name for name in ("config.yml", "config.yml.tmp"))
-        self.config.dump_yaml(new)
-        if not self.resumed:
-            again = self.config.train.resume_from_checkpoint == "auto" and _same_but_for_resuming(file, new)
-            # Rows of the same run, killed before its first checkpoint: it will write them again.
-            for name in FILES if again else ():
+    def begin(self, step: int) -> None:
+        """Make room for the files of the run, and note in history.jsonl where it goes on and which options changed.
+
+        Args:
+            step: Optimiser steps done.
+        """
+        if self.world.main:
+            file, new = (self.directory / name for name in ("config.yml", "config.yml.tmp"))
+            self.files.claim([new.name])
+            self.config.dump_yaml(new)
+            if not self.resumed:
+                self._make_room(file, new)
+            self.files.claim(names_of(self.config))
+            os.replace(new, file)
+        self.note(
+            {
+                "event": "resumed" if self.source else "continued" if self.resumed else "started",
+                "step": step,
+                "from": self.source and str(self.source),
+                "changes": [vars(change) for change in self.changes],
+                "versions": self.made_with["versions"],
+                "processes": self.world.size,
+                "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            }
+        )
+        self.source, self.changes = None, []
+
+    def _make_room(self, file: Path, new: Path) -> None:
+        """Set the files of an earlier run aside, or remove the rows of this run that it will write again."""
+        if self.config.train.resume_from_checkpoint == "auto" and _same_but_for_resuming(file, new):
+            for name in FILES:  # the run was killed before its first checkpoint
                 (self.directory / name).unlink(missing_ok=True)
-            if not again:
-                self._set_aside()
-        os.replace(new, file)
+        elif (earlier := self.files.set_aside(keep=new.name)) is not None:
+            logger.info("%s has files of an earlier run; they are kept in %s.", self.directory, earlier.name)
 
     def open_trackers(self, progress: Progress) -> Trackers:
-        """Write config.yml and open the trackers, which continue the files of a resumed run.
+        """Open the trackers, which continue the files of a resumed run.
 
         Args:
             progress: The position of the run, with the ids that trackers resume by.
         """
         train = self.config.train
-        if self.world.main:
-            self._write_config()
         info = RunInfo(
             directory=self.directory,
             config=self.config.recorded(),
@@ -178,9 +259,15 @@ class RunFolder:
         """
         width = len(str(self.config.train.total_steps))
         place = Path(path) if path is not None else self.directory / f"checkpoint_{step:0{width}d}"
-        with self.checkpoints(place.parent).publish(place.name) as folder:
-            state.save(folder, self.world.rank, self.world.main)
-            export(folder / "hf_model")
+        inside = place.parent.absolute() == self.directory.absolute()
+        with self.held() if inside else nullcontext():
+            if inside:
+                self.world.on_main(lambda: self.files.claim([place.name]))
+            with self.checkpoints(None if inside else place.parent).publish(place.name) as folder:
+                state.save(folder, self.world.rank, self.world.main)
+                if self.world.main:
+                    (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
+                export(folder / "hf_model")
         self._say("Saved %s.", place)
         return place
 
@@ -217,6 +304,14 @@ def _same_but_for_resuming(file: Path, other: Path) -> bool:
     texts = (path.read_bytes().split(b"\n") for path in (file, other))
     one, two = ([line for line in text if not line.startswith(b"  resume_from_checkpoint:")] for text in texts)
     return one == two
+
+
+def names_of(config: TRLConfig) -> list[str]:
+    """Return the names that a run may give to files in its folder, beside checkpoints and the files of trackers."""
+    logs = (*FILES, "report.html", "config.yml")
+    others = (HISTORY_FILE, "nonfinite_steps.jsonl", FAULTS_FILE, OUTPUT_FILE)
+    best = ["best_checkpoint"] * config.train.save_best
+    return [*logs, *(f"{name}.tmp" for name in logs), *others, *best]
 
 
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:

@@ -166,7 +166,7 @@ class TestStore:
         for path in (old, new):
             (path / "manifest.json").unlink()
         cases = {
-            "run": "every checkpoint is damaged",
+            "run": r"no checkpoint_<step> in .*run can be used\. .*checkpoint_10 has no .*checkpoint_9 has no .*Choose",
             "run/checkpoint_9": r"checkpoint_9 has no manifest\.json",
             "nowhere": "there is no such folder",
             ".": r"has no manifest\.json: it is not a checkpoint",
@@ -174,8 +174,32 @@ class TestStore:
         for spec, message in cases.items():
             with pytest.raises(CheckpointError, match=rf"train\.resume_from_checkpoint \(.*\): .*{message}"):
                 store.resolve(str(tmp_path / spec))
-        with pytest.raises(CheckpointError, match=r"\('auto'\): every checkpoint in .* is damaged; to start again"):
+        put(store, "best_checkpoint")
+        with pytest.raises(
+            CheckpointError, match=r"\('auto'\): no checkpoint_<step> .*best_checkpoint is whole: resume"
+        ):
             store.resolve("auto")
+
+    def test_checkpoints_of_a_newer_release_are_not_called_damaged(self, tmp_path: Path) -> None:
+        store = CheckpointStore(tmp_path)
+        manifest = put(store, "checkpoint_1") / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+        with pytest.raises(CheckpointError) as caught:
+            store.resolve("auto")
+        assert "version 2; this release reads 'trlx_like.checkpoint', version 1" in str(caught.value)
+        assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
+
+    def test_a_folder_that_is_no_checkpoint_of_the_run_is_not_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint_1").mkdir()
+        (tmp_path / "checkpoint_1" / "mine").touch()
+        with pytest.raises(CheckpointError, match="checkpoint_1 is there already and is no checkpoint of this run"):
+            put(CheckpointStore(tmp_path), "checkpoint_1")
+        assert names(tmp_path / "checkpoint_1") == ["mine"]
+        own = CheckpointStore(tmp_path, keep=1, owns=lambda name: name == "checkpoint_3")
+        for step in (2, 3):
+            put(CheckpointStore(tmp_path), f"checkpoint_{step}")
+        put(own, "checkpoint_4")
+        assert names(tmp_path) == ["checkpoint_1", "checkpoint_2", "checkpoint_4"]
 
 
 def written_by(store: CheckpointStore, write: Callable[[Path], object]) -> None:

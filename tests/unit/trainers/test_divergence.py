@@ -86,7 +86,7 @@ def test_a_rollback_goes_on_from_the_newest_checkpoint_with_a_smaller_rate(name:
     trainer = make(name, tmp_path, **OPTIONS, **{"train.on_divergence": "rollback", "train.rollback_lr_factor": 0.1})
     spike(trainer, 6, times=1)
     trainer.learn()
-    (event,) = rows(tmp_path, "history.jsonl")
+    _, event = rows(tmp_path, "history.jsonl")
     rate = event.pop("learning_rate")
     assert "losses/total_loss" in event.pop("why")
     assert event == {"event": "rollback", "step": 6, "to_step": 4}
@@ -103,7 +103,7 @@ def test_rollbacks_add_up_and_end(tmp_path: Path) -> None:
     spike(trainer, 6, times=100)
     with pytest.raises(DivergenceError, match="The run was rolled back 2 times before"):
         trainer.learn()
-    first, second = rows(tmp_path, "history.jsonl")
+    _, first, second = rows(tmp_path, "history.jsonl")
     assert second["learning_rate"] == pytest.approx(first["learning_rate"] / 2)
     assert second["to_step"] == first["to_step"] == 4
 

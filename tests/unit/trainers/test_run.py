@@ -81,7 +81,11 @@ def test_a_fresh_run_in_a_used_folder_keeps_the_old_files(tmp_path: Path) -> Non
     for _ in range(2):
         make("SFTTrainer", tmp_path, **{"train.total_steps": 2}).learn()
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
-    assert [row["step"] for row in rows(tmp_path, "metrics.1.jsonl")] == [0, 1, 2]
+    assert [row["step"] for row in rows(tmp_path / "earlier_1")] == [0, 1, 2]
+    more = {"train.total_steps": 3, "train.epochs": 9, "train.resume_from_checkpoint": "auto"}
+    again = make("SFTTrainer", tmp_path / "earlier_1", **more)
+    again.learn()  # what is kept is a run folder of its own
+    assert again.progress.step == 3
 
 
 def test_resuming_says_from_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,8 +110,11 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     missing = refused(tmp_path, **{"train.resume_from_checkpoint": str(tmp_path / "nowhere")})
     assert "there is no such folder" in missing
     other = refused(tmp_path, **{"train.resume_from_checkpoint": str(tmp_path / "ppo")})
+    assert any(line.split()[:3] == ["train.trainer", "'PPOTrainer'", "->"] for line in other.splitlines())
+    forced = {"train.force_resume": True}
+    other = refused(tmp_path, **{"train.resume_from_checkpoint": str(tmp_path / "ppo")}, **forced)
     assert "written by trainer PPOTrainer" in other and "does not fit trainer SFTTrainer" in other
-    sft = {"train.resume_from_checkpoint": str(tmp_path / "sft")}
+    sft = {"train.resume_from_checkpoint": str(tmp_path / "sft"), **forced}
     assert "model cannot be restored" in refused(tmp_path, **sft, **{"model.model_path": tiny_config(layers=3)})
     assert "optimizer" in refused(tmp_path, **sft, **{"train.save_optimizer": False})
 

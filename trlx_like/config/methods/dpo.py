@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
 from trlx_like.config.problems import Accepts, Problem, listed
+from trlx_like.config.resume import Applied, OfData, OfReference
 
 # The options of each loss in addition to beta. `trainers/dpo_losses.py` has the formulas under the same names. If only
 # other losses are used, an option would have no effect or another meaning.
@@ -46,55 +47,57 @@ def _loss_types(names: list[str]) -> list[str]:
 class DPOConfig(TextMethodConfig):
     """Direct preference optimisation (Rafailov et al. 2023), and the losses that have followed it."""
 
-    beta: float = Field(default=0.1, gt=0)
+    beta: Applied[float] = Field(default=0.1, gt=0)
     """Strength of the pull to the reference (tau in IPO). A smaller value lets the policy go further."""
-    loss_type: Annotated[
-        str | list[str],
-        BeforeValidator(_as_list),
-        AfterValidator(_loss_types),
-        Accepts(f"one of {', '.join(LOSSES)}, or a list of them"),
-        WithJsonSchema(
-            {"anyOf": [{"enum": [*LOSSES]}, {"type": "array", "items": {"enum": [*LOSSES]}, "minItems": 1}]}
-        ),
+    loss_type: Applied[
+        Annotated[
+            str | list[str],
+            BeforeValidator(_as_list),
+            AfterValidator(_loss_types),
+            Accepts(f"one of {', '.join(LOSSES)}, or a list of them"),
+            WithJsonSchema(
+                {"anyOf": [{"enum": [*LOSSES]}, {"type": "array", "items": {"enum": [*LOSSES]}, "minItems": 1}]}
+            ),
+        ]
     ] = ["sigmoid"]
     """Name of the loss, or a list of losses to add up."""
-    loss_weights: list[float] | None = None
+    loss_weights: Applied[list[float] | None] = None
     """Weight of each loss in `loss_type`; null: 1 for each."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    label_smoothing: Applied[float] = Field(default=0.0, ge=0, lt=0.5)
     """Probability that a preference label is wrong; for sigmoid, sigmoid_norm, robust, exo_pair and aot."""
-    f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
+    f_divergence_type: Applied[Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]] = "reverse_kl"
     """Divergence between policy and reference that the loss is derived from."""
-    f_alpha_divergence_coef: float = 0.5
+    f_alpha_divergence_coef: Applied[float] = 0.5
     """Coefficient of the alpha divergence: 1 equals reverse_kl, 0 equals forward_kl."""
-    discopop_tau: float = Field(default=0.05, gt=0)
+    discopop_tau: Applied[float] = Field(default=0.05, gt=0)
     """Temperature of the loss discopop."""
-    ld_alpha: float | None = Field(default=None, ge=0, le=1)
+    ld_alpha: Applied[float | None] = Field(default=None, ge=0, le=1)
     """Weight of the extra tokens of the longer completion of a pair (LD-DPO); null: 1."""
-    use_weighting: bool = False
+    use_weighting: Applied[bool] = False
     """Weight each pair by the probability that the policy itself would write it (WPO)."""
-    rpo_alpha: float | None = Field(default=None, gt=0)
+    rpo_alpha: Applied[float | None] = Field(default=None, gt=0)
     """Weight of an added negative log-likelihood of the chosen completions (RPO); null: none."""
 
-    reference_free: bool = False
+    reference_free: OfReference[bool] = False
     """Use no reference model: every text has the same reference probability."""
-    precompute_ref_log_probs: bool | None = None
+    precompute_ref_log_probs: OfReference[bool | None] = None
     """Compute reference log-probabilities once, before training; null: do so unless the reference moves."""
-    sync_ref_model: bool = False
+    sync_ref_model: OfReference[bool] = False
     """Update the reference towards the policy during training (TR-DPO)."""
-    ref_model_mixup_alpha: float = Field(default=0.6, gt=0, le=1)
+    ref_model_mixup_alpha: Applied[float] = Field(default=0.6, gt=0, le=1)
     """Weight of the policy in each update of the reference; 1: the reference becomes the policy."""
-    ref_model_sync_steps: int = Field(default=512, ge=1)
+    ref_model_sync_steps: Applied[int] = Field(default=512, ge=1)
     """Number of optimizer steps between two updates of the reference."""
-    disable_dropout: bool = True
+    disable_dropout: Applied[bool] = True
     """Switch dropout off in training."""
 
-    max_prompt_length: int | None = Field(default=None, ge=1)
+    max_prompt_length: OfData[int | None] = Field(default=None, ge=1)
     """Maximum number of tokens of a prompt; null: limited by `train.seq_length` alone."""
-    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
+    truncation_mode: OfData[Literal["keep_start", "keep_end"]] = "keep_start"
     """What to keep of a pair that is longer than `train.seq_length`: its start or its end."""
-    too_long: Literal["truncate", "drop"] = "truncate"
+    too_long: OfData[Literal["truncate", "drop"]] = "truncate"
     """What to do with a pair that is longer than `train.seq_length`."""
-    generate_during_eval: bool = False
+    generate_during_eval: Applied[bool] = False
     """Show completions of the reference beside those of the policy in evaluations."""
 
     @property

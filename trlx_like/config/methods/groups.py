@@ -10,40 +10,41 @@ from pydantic import Field
 from trlx_like.config.generation import longest_response
 from trlx_like.config.method import OnlineTextMethodConfig
 from trlx_like.config.problems import Problem
+from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
 class GroupMethodConfig(OnlineTextMethodConfig):
     """Options of policy gradients that compare the responses to a prompt and need no value function."""
 
-    num_generations: int = Field(default=8, ge=1)
+    num_generations: OfRound[int] = Field(default=8, ge=1)
     """Number of responses to each prompt, which form a group."""
-    num_prompts: int = Field(default=16, ge=1)
+    num_prompts: OfRound[int] = Field(default=16, ge=1)
     """Number of prompts in each round, over all processes."""
-    num_iterations: int = Field(default=1, ge=1)
+    num_iterations: OfRound[int] = Field(default=1, ge=1)
     """Number of passes over the responses of a round."""
-    chunk_size: int = Field(default=16, ge=1)
+    chunk_size: Applied[int] = Field(default=16, ge=1)
     """Number of prompts to generate and score responses for at once, per process."""
 
-    loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
+    loss_type: Applied[Literal["dapo", "grpo", "dr_grpo"]] = "dapo"
     """What the loss averages over: tokens (dapo), responses (grpo), or tokens over a constant length (dr_grpo)."""
-    epsilon: float = Field(default=0.2, gt=0)
+    epsilon: Applied[float] = Field(default=0.2, gt=0)
     """Distance below 1 at which the probability ratio is clipped."""
-    epsilon_high: float | None = Field(default=None, gt=0)
+    epsilon_high: Applied[float | None] = Field(default=None, gt=0)
     """Distance above 1 at which the probability ratio is clipped; null: the same as `epsilon`."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
+    importance_sampling_level: Applied[Literal["token", "sequence"]] = "token"
     """Probability ratio of each token, or of each sequence as the geometric mean over its tokens (GSPO)."""
-    beta: float = Field(default=0.0, ge=0)
+    beta: OfReference[float] = Field(default=0.0, ge=0)
     """Weight of the KL to the reference; 0: no KL, and no reference model is made."""
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: OfRollouts[Literal["loss", "reward"]] = "loss"
     """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
-    ent_coef: float = Field(default=0.0, ge=0)
+    ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus, which averages over tokens as the loss does."""
 
-    max_sampling_attempts: int | None = Field(default=None, ge=1)
+    max_sampling_attempts: Applied[int | None] = Field(default=None, ge=1)
     """Replace groups of equal scores by drawing prompts up to this many times a round; null: keep such groups."""
-    soft_punish_cache: int | None = Field(default=None, ge=1)
+    soft_punish_cache: Applied[int | None] = Field(default=None, ge=1)
     """Number of last tokens before `max_new_tokens` over which a length penalty grows from 0 to 1; null: none."""
-    mask_truncated_completions: bool = False
+    mask_truncated_completions: Applied[bool] = False
     """Do not train on responses that were cut at `max_new_tokens`. They still count in their group's baseline."""
 
     @property

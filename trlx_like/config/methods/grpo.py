@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from trlx_like.config.methods.groups import GroupMethodConfig
+from trlx_like.config.resume import Applied
 
 
 class GRPOConfig(GroupMethodConfig):
     """Group relative policy optimisation (Shao et al. 2024), with the changes of Dr. GRPO, DAPO and GSPO as options."""
 
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    scale_rewards: Applied[Literal["group", "batch", "none"]] = "group"
     """Divide advantages by the standard deviation of scores in their group or in the round (batch); none: do not."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trlx_like.config.method import TextMethodConfig
 from trlx_like.config.problems import Problem, shown
+from trlx_like.config.resume import Applied, OfData, OfWeights
 
 
 def default_gen_kwargs() -> dict[str, Any]:
@@ -21,38 +22,38 @@ class ILQLConfig(TextMethodConfig):
 
     generation_options: ClassVar[tuple[str, ...]] = ("beta",)
 
-    tau: float = Field(default=0.7, gt=0, lt=1)
+    tau: Applied[float] = Field(default=0.7, gt=0, lt=1)
     """Expectile of Q that V learns: 0.5 is the mean over the actions in the data, near 1 the best of them."""
-    gamma: float = Field(default=0.99, ge=0, le=1)
+    gamma: Applied[float] = Field(default=0.99, ge=0, le=1)
     """Discount factor of rewards, per output token."""
-    cql_scale: float = Field(default=0.1, ge=0)
+    cql_scale: Applied[float] = Field(default=0.1, ge=0)
     """Weight of the conservative (CQL) loss, which keeps Q low for tokens that are not in the data."""
-    cql_temperature: float = Field(default=1.0, gt=0)
+    cql_temperature: Applied[float] = Field(default=1.0, gt=0)
     """Temperature of the conservative loss, which divides Q."""
-    awac_scale: float = Field(default=1.0, ge=0)
+    awac_scale: Applied[float] = Field(default=1.0, ge=0)
     """Weight of the language-model (AWAC) loss."""
-    beta: float = 0.0
+    beta: Applied[float] = 0.0
     """Inverse temperature of the weights exp(beta A) in the language-model loss; 0: all weights are 1. Decoding has
     its own beta, in `gen_kwargs`."""
-    awac_clip: float | None = Field(default=None, gt=0)
+    awac_clip: Applied[float | None] = Field(default=None, gt=0)
     """Largest weight exp(beta A) in the language-model loss; null: no limit."""
-    awac_per: Literal["action", "token"] = "action"
+    awac_per: Applied[Literal["action", "token"]] = "action"
     """What the language-model loss averages over: output tokens (action, trlX) or all tokens (token, the paper)."""
-    alpha: float = Field(default=0.001, gt=0, le=1)
+    alpha: Applied[float] = Field(default=0.001, gt=0, le=1)
     """Fraction of the Q heads that their target heads take over at each synchronization (Polyak averaging)."""
-    steps_for_target_q_sync: int = Field(default=5, ge=1)
+    steps_for_target_q_sync: Applied[int] = Field(default=5, ge=1)
     """Number of optimizer steps between two synchronizations of the target Q heads."""
-    two_qs: bool = True
+    two_qs: OfWeights[bool] = True
     """Use two Q heads and take the smaller of their targets."""
-    mc_returns: bool = False
+    mc_returns: Applied[bool] = False
     """Let V learn from the returns in the data instead of from the target Q."""
-    detach_q: bool = False
+    detach_q: Applied[bool] = False
     """Do not train the language model by the loss of the Q heads."""
-    detach_v: bool = False
+    detach_v: Applied[bool] = False
     """Do not train the language model by the loss of the V head."""
-    standardize_rewards: bool = True
+    standardize_rewards: OfData[bool] = True
     """Scale returns to variance 1, and to mean 0 if each sample has one reward. Equal returns are left as they are."""
-    gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: Applied[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
     """Generation options for evaluation, and beta, the weight of the advantage in decoding. A list is a sweep."""
 
     def conflicts(self) -> Iterator[Problem]:

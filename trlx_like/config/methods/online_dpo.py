@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
 from trlx_like.config.problems import Accepts, Problem
+from trlx_like.config.resume import Applied, OfRollouts, OfRound
 
 
 def _betas(value: float | list[float]) -> float | list[float]:
@@ -26,25 +27,27 @@ def default_gen_kwargs() -> dict[str, Any]:
 class OnlineDPOConfig(OnlineTextMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
-    gen_kwargs: dict[str, Any] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: OfRollouts[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
     """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
-    beta: Annotated[
-        float | list[float],
-        AfterValidator(_betas),
-        Accepts("a number above 0, or a list of them"),
+    beta: Applied[
+        Annotated[
+            float | list[float],
+            AfterValidator(_betas),
+            Accepts("a number above 0, or a list of them"),
+        ]
     ] = 0.1
     """Strength of the pull to the reference (tau in IPO). A list has a value for each pass over the prompts."""
-    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    loss_type: Applied[Literal["sigmoid", "ipo"]] = "sigmoid"
     """Loss of a pair. Here ipo sums over tokens, as in its paper; ipo of DPOConfig takes the mean."""
-    n_generations_per_prompt: int = Field(default=2, ge=2)
+    n_generations_per_prompt: OfRound[int] = Field(default=2, ge=2)
     """Number of responses to each prompt; the best and the worst become a pair."""
-    num_prompts: int | None = Field(default=None, ge=1)
+    num_prompts: OfRound[int | None] = Field(default=None, ge=1)
     """Number of prompts in each round, over all processes; null: `train.batch_size`, so that a round is one step."""
-    chunk_size: int = Field(default=64, ge=1)
+    chunk_size: Applied[int] = Field(default=64, ge=1)
     """Number of prompts to generate and judge responses for at once, per process."""
-    missing_eos_penalty: float | None = Field(default=None, ge=0)
+    missing_eos_penalty: Applied[float | None] = Field(default=None, ge=0)
     """Penalty subtracted from the score of a response that was cut at max_new_tokens; null: none."""
-    disable_dropout: bool = True
+    disable_dropout: Applied[bool] = True
     """Switch dropout off in training."""
 
     def beta_of(self, epoch: int) -> float:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from trlx_like.config.method import OnlineTextMethodConfig
 from trlx_like.config.problems import Problem, shown
+from trlx_like.config.resume import Applied, OfRollouts, OfRound, OfState, OfWeights
 
 
 def _none_if_off(value: Any) -> Any:
@@ -20,59 +21,59 @@ def _none_if_off(value: Any) -> Any:
 class PPOConfig(OnlineTextMethodConfig):
     """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty to a reference model."""
 
-    ppo_epochs: int = Field(default=4, ge=1)
+    ppo_epochs: OfRound[int] = Field(default=4, ge=1)
     """Number of passes over the rollouts of a round."""
-    num_rollouts: int = Field(default=128, ge=1)
+    num_rollouts: OfRound[int] = Field(default=128, ge=1)
     """Number of responses in each round, over all processes."""
-    chunk_size: int = Field(default=128, ge=1)
+    chunk_size: Applied[int] = Field(default=128, ge=1)
     """Number of prompts to generate from and score at once, per process."""
 
-    init_kl_coef: float = Field(default=0.001, ge=0)
+    init_kl_coef: OfState[float] = Field(default=0.001, ge=0)
     """Weight of the KL penalty at the start of training."""
-    target: float | None = Field(default=None, gt=0)
+    target: Applied[float | None] = Field(default=None, gt=0)
     """KL to the reference, in nats per response, that the weight is adapted to; null: the weight is constant."""
-    horizon: int = Field(default=10000, ge=1)
+    horizon: Applied[int] = Field(default=10000, ge=1)
     """Number of responses over which the adaptive weight reacts; a larger number makes it slower."""
-    kl_penalty: Literal["kl", "abs", "mse", "full"] = "kl"
+    kl_penalty: OfRollouts[Literal["kl", "abs", "mse", "full"]] = "kl"
     """Penalty of a token from its log-ratio d: kl is d, abs |d|, mse d^2 / 2, full the KL over all tokens."""
-    kl_in: Literal["reward", "loss"] = "reward"
+    kl_in: OfRollouts[Literal["loss", "reward"]] = "reward"
     """Where the KL penalty acts: subtracted from each token's reward, or added to the loss."""
-    target_kl: float | None = Field(default=None, gt=0)
+    target_kl: Applied[float | None] = Field(default=None, gt=0)
     """KL to the sampling policy, in nats per token, at which the updates of a round stop early; null: never."""
-    ratio_threshold: float | None = Field(default=10.0, gt=1)
+    ratio_threshold: Applied[float | None] = Field(default=10.0, gt=1)
     """Mean probability ratio above which a batch is skipped; null: skip none."""
 
-    gamma: float = Field(default=1.0, ge=0, le=1)
+    gamma: Applied[float] = Field(default=1.0, ge=0, le=1)
     """Discount factor of rewards, per token."""
-    lam: float = Field(default=0.95, ge=0, le=1)
+    lam: Applied[float] = Field(default=0.95, ge=0, le=1)
     """Lambda of generalized advantage estimation (GAE)."""
-    cliprange: float = Field(default=0.2, gt=0)
+    cliprange: Applied[float] = Field(default=0.2, gt=0)
     """Clipping range of the probability ratio, around 1."""
-    cliprange_value: float | None = Field(default=0.2, gt=0)
+    cliprange_value: Applied[float | None] = Field(default=0.2, gt=0)
     """Clipping range of a value around its old value; null: no clipping."""
-    vf_coef: float = Field(default=1.0, ge=0)
+    vf_coef: Applied[float] = Field(default=1.0, ge=0)
     """Weight of the value loss."""
-    ent_coef: float = Field(default=0.0, ge=0)
+    ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
-    whiten_rewards: bool = False
+    whiten_rewards: Applied[bool] = False
     """Scale the token rewards of each round to variance 1."""
-    whiten_advantages: bool = True
+    whiten_advantages: Applied[bool] = True
     """Shift and scale the advantages of each round to mean 0 and variance 1."""
 
-    scale_reward: Annotated[Literal["running", "ref"] | None, BeforeValidator(_none_if_off)] = None
+    scale_reward: OfState[Annotated[Literal["running", "ref"] | None, BeforeValidator(_none_if_off)]] = None
     """Divide scores by a standard deviation: running (of all so far) or ref (of the first round); null: do not."""
-    norm_reward: bool = False
+    norm_reward: OfState[bool] = False
     """Subtract the mean of the scores before they are scaled; needs `scale_reward`."""
-    ref_mean: float | None = None
+    ref_mean: OfState[float | None] = None
     """Mean of the scores if `scale_reward` is ref; null: the mean of the first round."""
-    ref_std: float | None = Field(default=None, gt=0)
+    ref_std: OfState[float | None] = Field(default=None, gt=0)
     """Standard deviation of the scores if `scale_reward` is ref; null: that of the first round."""
-    cliprange_reward: Annotated[float | None, BeforeValidator(_none_if_off)] = Field(default=10.0, gt=0)
+    cliprange_reward: Applied[Annotated[float | None, BeforeValidator(_none_if_off)]] = Field(default=10.0, gt=0)
     """Largest absolute value of a score; larger ones are clipped. Null: no clipping."""
-    missing_eos_penalty: float | None = Field(default=None, ge=0)
+    missing_eos_penalty: Applied[float | None] = Field(default=None, ge=0)
     """Penalty subtracted from the score of a response that was cut at max_new_tokens; null: none."""
 
-    num_value_layers_unfrozen: int = Field(default=0, ge=0)
+    num_value_layers_unfrozen: OfWeights[int] = Field(default=0, ge=0)
     """Number of top layers that the value function has for itself; 0: only a head on the policy."""
 
     def conflicts(self) -> Iterator[Problem]:

@@ -7,18 +7,19 @@ from typing import Literal
 from pydantic import Field
 
 from trlx_like.config.method import MethodConfig
+from trlx_like.config.resume import Applied, OfData
 
 
 class RewardConfig(MethodConfig):
     """Train a reward model on pairs of answers, of which one is preferred."""
 
-    center_rewards_coefficient: float = Field(default=0.0, ge=0)
+    center_rewards_coefficient: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the squared sum of a pair's rewards, which keeps rewards around zero; 0.01 is usual."""
-    max_prompt_length: int | None = Field(default=None, ge=1)
+    max_prompt_length: OfData[int | None] = Field(default=None, ge=1)
     """Maximum number of tokens of a prompt; null: limited by `train.seq_length` alone."""
-    too_long: Literal["drop", "truncate"] = "drop"
+    too_long: OfData[Literal["truncate", "drop"]] = "drop"
     """What to do with a pair that is longer than `train.seq_length`."""
-    truncation_mode: Literal["keep_end", "keep_start"] = "keep_end"
+    truncation_mode: OfData[Literal["keep_start", "keep_end"]] = "keep_end"
     """What to keep of a pair that is cut: the end, where the reward is read, or the start."""
-    disable_dropout: bool = True
+    disable_dropout: Applied[bool] = True
     """Switch dropout off in training."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trlx_like.config.method import OnlineTextMethodConfig
 from trlx_like.config.problems import Problem
+from trlx_like.config.resume import Applied, OfRound, OfState
 
 
 class RFTConfig(OnlineTextMethodConfig):
@@ -16,17 +17,17 @@ class RFTConfig(OnlineTextMethodConfig):
 
     exact_sampling: ClassVar[bool] = False
 
-    n_generations_per_prompt: int = Field(default=32, ge=1)
+    n_generations_per_prompt: OfRound[int] = Field(default=32, ge=1)
     """Number of responses to each prompt, each time that the pool of responses grows."""
-    n_improve_steps: int = Field(default=4, ge=1)
+    n_improve_steps: OfRound[int] = Field(default=4, ge=1)
     """Number of rounds of training between two growths of the pool, each with a higher percentile."""
-    start_percentile: float = Field(default=0.7, ge=0, le=1)
+    start_percentile: Applied[float] = Field(default=0.7, ge=0, le=1)
     """Fraction of each prompt's responses, the worst, left out in the first round after the pool has grown."""
-    end_percentile: float = Field(default=0.95, ge=0, le=1)
+    end_percentile: Applied[float] = Field(default=0.95, ge=0, le=1)
     """Fraction left out that `start_percentile` rises towards over `n_improve_steps` rounds."""
-    chunk_size: int = Field(default=128, ge=1)
+    chunk_size: Applied[int] = Field(default=128, ge=1)
     """Number of responses to generate and score at once, per process."""
-    pool_size: int | None = Field(default=None, ge=1)
+    pool_size: OfState[int | None] = Field(default=None, ge=1)
     """Number of newest responses to each prompt that the pool keeps; null: all, as in trlX."""
 
     def conflicts(self) -> Iterator[Problem]:

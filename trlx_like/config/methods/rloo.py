@@ -9,18 +9,19 @@ from pydantic import Field
 
 from trlx_like.config.methods.groups import GroupMethodConfig
 from trlx_like.config.problems import Problem
+from trlx_like.config.resume import Applied, OfReference, OfRollouts
 
 
 class RLOOConfig(GroupMethodConfig):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024), or REINFORCE++ (Hu 2025)."""
 
-    baseline: Literal["leave_one_out", "batch"] = "leave_one_out"
+    baseline: Applied[Literal["leave_one_out", "batch"]] = "leave_one_out"
     """Baseline of a score: the mean of the others in its group, or of the round, whitened (batch, REINFORCE++)."""
-    loss_type: Literal["dapo", "grpo", "dr_grpo"] = "dr_grpo"
+    loss_type: Applied[Literal["dapo", "grpo", "dr_grpo"]] = "dr_grpo"
     """What the loss averages over: tokens (dapo), responses (grpo), or tokens over a constant length (dr_grpo)."""
-    beta: float = Field(default=0.05, ge=0)
+    beta: OfReference[float] = Field(default=0.05, ge=0)
     """Weight of the KL to the reference; 0: no KL, and no reference model is made."""
-    kl_in: Literal["loss", "reward"] = "reward"
+    kl_in: OfRollouts[Literal["loss", "reward"]] = "reward"
     """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
 
     def group_problems(self) -> Iterator[Problem]:

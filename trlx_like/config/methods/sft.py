@@ -8,6 +8,7 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from trlx_like.config.method import TextMethodConfig
 from trlx_like.config.problems import Accepts
+from trlx_like.config.resume import OfData
 
 
 def _function(value: Any) -> Any:
@@ -19,12 +20,14 @@ def _function(value: Any) -> Any:
 class SFTConfig(TextMethodConfig):
     """Fine-tune on given text by next-token prediction (supervised fine-tuning)."""
 
-    packing: bool = False
+    packing: OfData[bool] = False
     """Put several samples into one row of `train.seq_length` tokens; each attends only to itself."""
-    formatting_func: Annotated[
-        Any,
-        AfterValidator(_function),
-        Accepts("a function, 'module:function' or null"),
-        WithJsonSchema({"type": ["string", "null"]}),
+    formatting_func: OfData[
+        Annotated[
+            Any,
+            AfterValidator(_function),
+            Accepts("a function, 'module:function' or null"),
+            WithJsonSchema({"type": ["string", "null"]}),
+        ]
     ] = None
     """Function (or "module:function") that makes the text to train on from a sample; null: samples are texts."""

@@ -13,7 +13,7 @@ from trlx_like.config import PPOConfig
 METHOD = {
     "gamma: 2": "gamma: must be a number from 0 to 1, got 2.",
     "kl_penalty: k3": "kl_penalty: must be 'kl', 'abs', 'mse' or 'full', got 'k3'.",
-    "kl_in: value": "kl_in: must be 'reward' or 'loss', got 'value'.",
+    "kl_in: value": "kl_in: must be 'loss' or 'reward', got 'value'.",
     "scale_reward: whiten": "scale_reward: must be 'running', 'ref' or null, got 'whiten'.",
     "cliprange_reward: -1": "cliprange_reward: must be a number above 0 or null, got -1.",
     "norm_reward: true": "norm_reward: true needs method.scale_reward (null) to be 'running' or 'ref'.",
