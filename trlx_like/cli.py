@@ -1,9 +1,9 @@
 """The command `trlx-like`.
 
-Exit codes: 0 success; 1 an error in this library (a traceback); 2 an error that the user can correct (one sentence);
-3 a run that stopped itself because its sampler and its learner disagree; 4 `audit` or `ledger` found something; 130 and
-143 interrupted by Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and
-errors in a YAML file appear at once.
+Exit codes: 0 success; 1 an error in this library (a traceback), a run that diverged, or a process that died or hung;
+2 an error that the user can correct (one sentence); 3 a run that stopped itself because its sampler and its learner
+disagree; 4 `audit` or `ledger` found something; 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM. Modules
+that need torch are imported inside the commands, so that help and errors in a YAML file appear at once.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
 
 import trlx_like
 from trlx_like import api, records
+from trlx_like.command_group import Commands
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
 from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.imports import is_python_name
 from trlx_like.presets import PRESETS
-from trlx_like.redact import redacted
 from trlx_like.registry import Registry, load_plugin
 
 PROGRAM = "trlx-like"
@@ -47,29 +45,8 @@ REGISTRIES = {
 KINDS = [*REGISTRIES, "presets"]
 
 
-class _Commands(TyperGroup):
-    """Commands that report a user's error in one sentence, and accept `--traceback` anywhere in the line."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        switch = ["--traceback"] if "--traceback" in args else []
-        return super().parse_args(ctx, [*switch, *(word for word in args if word not in switch)])
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except TrlxError as error:
-            if ctx.params["traceback"]:
-                typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
-            else:
-                rank = os.environ.get("RANK", "0")
-                typer.echo(f"{'' if rank == '0' else f'Process {rank}: '}{error}", err=True)
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     help="Tune language and diffusion models by reinforcement learning and preference learning.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -124,6 +101,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
     ] = False,
+    restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="Number of times to resume after a process died or failed.")
+    ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Resume even if what must not change has changed.")] = False,
 ) -> None:
     """Train a model with the configuration in a YAML file."""
@@ -134,7 +114,9 @@ def train(
     ]
     read = api.read_config(config, plugins=plugins or (), overrides=changes)
     api.check_folder(read)
-    if processes == 1 or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
+    if (
+        processes == 1 and not restarts
+    ) or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
         api.make_trainer(read).learn()
         return
     from trlx_like.distributed import launch
@@ -142,7 +124,9 @@ def train(
     options = [word for value in changes for word in ("--set", value)]
     options += [word for value in plugins or [] for word in ("--plugin", value)]
     options += ["--traceback"] if ctx.find_root().params["traceback"] else []
-    code = launch(["-m", "trlx_like", "train", *options, "--", str(config)], processes)
+    command = ["-m", "trlx_like", "train", *options]
+    again = [*command, "--resume", "--", str(config)]
+    code = launch([*command, "--", str(config)], processes, restarts, again)
     raise typer.Exit(128 - code if code < 0 else code)  # killed by signal n: -n, which a shell gives as 128 + n
 
 

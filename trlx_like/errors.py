@@ -47,6 +47,12 @@ class SamplerError(TrlxError):
     exit_code = 3
 
 
+class ProcessError(TrlxError):
+    """Report that another process of the run died, was stopped, or makes no progress."""
+
+    exit_code = 1
+
+
 class DivergenceError(TrlxError):
     """Report that training has diverged and `train.on_divergence` does not let it continue."""
 

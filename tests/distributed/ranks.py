@@ -16,7 +16,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch import distributed as dist
 
-from trlx_like.distributed.setup import free_port
+from trlx_like.distributed.launcher import free_port
 
 # A process that has started threads of OpenMP cannot be forked.
 torch.set_num_threads(1)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -58,3 +62,60 @@ def test_two_processes_train_together(command: list[str], tmp_path: Path) -> Non
     state = tmp_path / "ckpts" / "checkpoint_3" / "state"
     stores = [(state / f"rank_{rank}" / "store.json").read_text() for rank in range(2)]
     assert '"count": 2' in stores[0] and '"count": 1' in stores[1]
+
+
+def started(folder: Path, *options: str, steps: int = 100_000) -> subprocess.Popen[str]:
+    """A run of two processes that saves every second step."""
+    (folder / "reward.py").write_text(REWARD)
+    config = {
+        "model": {"model_path": save_tiny(folder / "model")},
+        "method": {"name": "PPOConfig", "num_rollouts": 3, "chunk_size": 2, "gen_kwargs": GENERATION},
+        "train": {"trainer": "PPOTrainer", "seq_length": 20, "batch_size": 2, "total_steps": steps, "epochs": 100_000}
+        | {"checkpoint_interval": 2, "keep_checkpoints": 2, "eval_interval": 100, "save_best": False},
+        "data": {"prompts": PROMPTS, "reward_fn": "reward.py:reward"},
+    }
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, *COMMANDS["trlx-like"], *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def second_process(folder: Path, launcher: subprocess.Popen[str]) -> int:
+    """The pid of the process of rank 1, once two checkpoints have been published."""
+    until = time.monotonic() + 90
+    while len(list(folder.glob("ckpts/checkpoint_*"))) < 2:  # the first is known to all then
+        assert launcher.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    (child,) = [child for child in psutil.Process(launcher.pid).children() if child.environ().get("RANK") == "1"]
+    return child.pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "asked", "code", "sentence"),
+    [
+        (signal.SIGKILL, False, 137, r"Process 1 \(pid \d+ on \S+\) died .*The last checkpoint is ckpts/checkpoint_"),
+        (signal.SIGSTOP, False, 1, r"Process 1 \(pid \d+ on \S+\) has not responded for 5 s \(backend.timeout\) "),
+        (signal.SIGSTOP, True, 143, r"Process 1 \(pid \d+\) does not answer to the request to stop"),
+    ],
+)
+def test_one_lost_process_ends_the_run(number: int, asked: bool, code: int, sentence: str, tmp_path: Path) -> None:
+    """Within 30 seconds of its end (or of the time limit), with one sentence and no traceback."""
+    limit = ["--set", "backend.timeout=5"] if number == signal.SIGSTOP and not asked else []
+    launcher = started(tmp_path, *limit)
+    os.kill(second_process(tmp_path, launcher), number)
+    if asked:
+        launcher.terminate()
+    said = launcher.communicate(timeout=35)[1]
+    assert launcher.returncode == code, said
+    assert len(re.findall(sentence, said)) == 1 and "Traceback" not in said, said
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_a_process_is_resumed(tmp_path: Path) -> None:
+    launcher = started(tmp_path, "--max-restarts", "1", steps=60)
+    os.kill(second_process(tmp_path, launcher), signal.SIGKILL)
+    said = launcher.communicate(timeout=120)[1]
+    assert launcher.returncode == 0, said
+    assert "goes on from its newest checkpoint (1 of 1)" in said
+    assert [row["step"] for row in rows(tmp_path / "ckpts")] == list(range(61))

@@ -23,7 +23,7 @@ from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.docs.test_docs import ROOT, blocks
 from tests.tiny_pipelines import clip_config, clip_tokenizer
-from trlx_like.distributed.setup import free_port
+from trlx_like.distributed.launcher import free_port
 from trlx_like.errors import RewardError
 
 HUB = "openai/clip-vit-large-patch14"

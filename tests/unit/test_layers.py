@@ -20,7 +20,7 @@ from trlx_like.algorithms import ALGORITHMS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trlx_like"
 
-GROUND = {"algorithms", "errors", "imports", "redact", "registry"}
+GROUND = {"algorithms", "errors", "imports", "meeting", "redact", "registry"}
 PARTS = GROUND | {"config", "functional", "data"}
 SERVICES = {"models", "pipelines", "rewards", "tracking", "distributed", "optim", "checkpoint"}
 TRAINING = PARTS | SERVICES | {"samplers"}
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "redact": set(),
     "errors": {"redact"},
     "imports": {"errors"},
+    "meeting": set(),
     "registry": {"errors", "imports"},
     "config": GROUND,
     "functional": set(),
@@ -46,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "continuation": TRAINING,
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
-    "cli": EVERYTHING - {"cli"} | {"continuation", "doctor", "records", "__init__"},
+    "command_group": GROUND,
+    "cli": EVERYTHING - {"cli"} | {"command_group", "continuation", "doctor", "records", "__init__"},
     "__main__": {"cli"},
 }
 
@@ -56,6 +58,7 @@ OTHERS: dict[str, set[str]] = {
     "errors": set(),
     "redact": set(),
     "imports": set(),
+    "meeting": set(),
     "registry": set(),
     "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},
     "functional": {"torch"},

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "api": "tests/unit/trainers/test_base.py",
     "checkpoint/manifest": "tests/unit/checkpoint/test_store.py",
+    "command_group": "tests/unit/test_cli.py",
     "config/methods/dpo": "tests/unit/trainers/test_dpo.py",
     "config/methods/groups": "tests/unit/trainers/test_groups.py",
     "config/methods/grpo": "tests/unit/test_presets.py",
@@ -22,8 +23,10 @@ ELSEWHERE = {
     "continuation": "tests/unit/test_cli_runs.py",
     "data/diffusion": "tests/unit/trainers/test_ddpo.py",
     "distributed/accumulate": "tests/contract/test_gradients.py",
+    "distributed/setup": "tests/distributed/test_commands.py",
     "errors": "tests/unit/test_cli.py",
     "functional/reward_scaling": "tests/unit/trainers/test_ppo_experience.py",
+    "meeting": "tests/distributed/test_heartbeat.py",
     "models/export": "tests/contract/test_export.py",
     "records": "tests/unit/tracking/test_ledger.py",
     "pipelines/files": "tests/unit/pipelines/test_sources.py",

@@ -92,7 +92,8 @@ class GradientAccumulator:
         for dtype in sorted({p.dtype for p in wanted}, key=str):
             gradients = [p.grad for p in wanted if p.dtype == dtype and p.grad is not None]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            dist.all_reduce(flat)
+            with self.world.meeting():
+                dist.all_reduce(flat)
             pieces = torch.split(flat, [gradient.numel() for gradient in gradients])
             for gradient, piece in zip(gradients, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ class World:
         rank: Number of this process, from 0.
         size: Number of processes.
         main: Whether this process has rank 0.
+        waiting: Whether this process is in a collective operation, where it waits for the others.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -51,6 +53,16 @@ class World:
         self.rank: int = accelerator.process_index
         self.size: int = accelerator.num_processes
         self.main: bool = self.rank == 0
+        self.waiting = False
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Mark a `with` block as a collective operation."""
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False
 
     def sum(self, values: Iterable[float]) -> list[float]:
         """Sum numbers over processes, in float64."""
@@ -58,7 +70,8 @@ class World:
         if self.size == 1:
             return given
         total = torch.tensor(given, dtype=torch.float64, device=self.accelerator.device)
-        dist.all_reduce(total)
+        with self.meeting():
+            dist.all_reduce(total)
         return [float(value) for value in total]
 
     def statistics(self, values: Tensor, mask: Tensor) -> Statistics:
@@ -94,14 +107,18 @@ class World:
 
     def gather(self, items: list[T]) -> list[T]:
         """Return the items of all processes on every process, concatenated in the order of ranks."""
-        return items if self.size == 1 else list(gather_object(items))
+        if self.size == 1:
+            return items
+        with self.meeting():
+            return list(gather_object(items))
 
     def broadcast(self, item: T) -> T:
         """Return the item of rank 0 on every process."""
         if self.size == 1:
             return item
         held: list[Any] = [item]
-        broadcast_object_list(held, from_process=0)
+        with self.meeting():
+            broadcast_object_list(held, from_process=0)
         result: T = held[0]
         return result
 
@@ -141,10 +158,12 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every process has reached this call."""
-        self.accelerator.wait_for_everyone()
+        with self.meeting():
+            self.accelerator.wait_for_everyone()
 
     def same_weights(self, parameters: Iterable[Tensor]) -> None:
         """Copy the weights of rank 0 to every process, in place."""
         if self.size > 1:
-            for parameter in parameters:
-                dist.broadcast(parameter.data, src=0)
+            with self.meeting():
+                for parameter in parameters:
+                    dist.broadcast(parameter.data, src=0)

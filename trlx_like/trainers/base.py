@@ -90,7 +90,7 @@ class BaseRLTrainer(Verbs[E]):
         self.stopped = False  # a callback wants no more steps
         self.last_metrics: Metrics = {}
         self.round_steps: int | None = None  # optimiser steps of this round, once that is known
-        self._stopping = False  # a process has received a signal to stop
+        self._stopping = 0  # exit code after a process has received a signal to stop
         self._pending: Metrics = {}  # metrics of the last make_experience, logged with the round's first step
         self.build(tokenizer=tokenizer)
         self.scoring.tokenizer = getattr(self, "tokenizer", None)
@@ -106,7 +106,12 @@ class BaseRLTrainer(Verbs[E]):
         self._check_needs()
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
-        with stop_requests() as self.run.stop_request, self.run.held(), closing(self.scoring):
+        with (
+            self.run.heartbeat.watching(),
+            stop_requests() as self.run.stop_request,
+            self.run.held(),
+            closing(self.scoring),
+        ):
             while True:
                 try:
                     self._train()
@@ -219,12 +224,11 @@ class BaseRLTrainer(Verbs[E]):
             metrics |= self._evaluated()
         self._log({**metrics, **self.clock.lap()})
         self.divergence_watch.watch(metrics)
-        code = self.run.stop_request.code
-        stop = self._stopping or (self.world.size == 1 and code > 0)
+        stop = self._stopping or (self.run.stop_request.code if self.world.size == 1 else 0)
         if step % train.checkpoint_interval == 0 or self.finished or stop:
             self.save()
         if stop:
-            raise Interrupted(code or 143)
+            raise Interrupted(stop)
 
     def _evaluated(self) -> Metrics:
         """Evaluate with a random state of its own, and save the best checkpoint."""

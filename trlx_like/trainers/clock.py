@@ -18,6 +18,7 @@ class Clock:
         self.wall: defaultdict[str, float] = defaultdict(float)
         self.cpu: defaultdict[str, float] = defaultdict(float)
         self._running: list[str] = []
+        self.changes = 0  # how often a phase began or ended
         self._since = (time.perf_counter(), time.process_time())
 
     @contextmanager
@@ -34,10 +35,16 @@ class Clock:
     def _charge(self) -> None:
         """Add the time since the last call to the running phase."""
         wall, cpu = time.perf_counter(), time.process_time()
+        self.changes += 1
         if self._running:
             self.wall[self._running[-1]] += wall - self._since[0]
             self.cpu[self._running[-1]] += cpu - self._since[1]
         self._since = (wall, cpu)
+
+    @property
+    def phase(self) -> str:
+        """The phase that is running; "" between phases."""
+        return self._running[-1] if self._running else ""
 
     def lap(self) -> dict[str, float]:
         """Return the wall-clock seconds of each phase since the last call, under "time/<phase>"."""

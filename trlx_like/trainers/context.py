@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
 from trlx_like.config import TRLConfig
-from trlx_like.distributed import World, make_accelerator
+from trlx_like.distributed import Heartbeat, World, make_accelerator
 from trlx_like.tracking import IMAGE, Trackers
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest
@@ -59,6 +59,14 @@ class Run:
         self.folder.announce(name, self.device)
         self.tracker: Trackers | None = None  # open while the trainer learns
         self.stop_request = StopRequest()
+        self.heartbeat = Heartbeat(self.world, config.backend.timeout, self._about)
+
+    def _about(self) -> dict[str, Any]:
+        """Say what this process is doing, for the processes that watch it."""
+        saved = self.folder.saved
+        checkpoint = None if saved is None else str(saved)
+        phase, progress = self.clock.phase, self.clock.changes
+        return {"phase": phase, "step": self.progress.step, "checkpoint": checkpoint, "progress": progress}
 
     @property
     def directory(self) -> Path:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: recorded when they arrive, handled after the running optimiser step."""
+"""Ctrl-C, SIGTERM and SIGHUP: recorded when they arrive, handled after the running optimiser step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
 class Interrupted(SystemExit):
-    """Exit the process after a signal stopped the run and it was saved: code 130 (Ctrl-C) or 143 (SIGTERM)."""
+    """Exit the process after a signal stopped the run and it was saved: 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP)."""
 
     code: int
 
@@ -38,7 +41,9 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Record SIGINT and SIGTERM within a `with` block, in the StopRequest that it yields.
+    """Record SIGINT, SIGTERM and SIGHUP within a `with` block, in the StopRequest that it yields.
+
+    A signal that is ignored, as `nohup` does with SIGHUP, stays ignored.
 
     In another thread than the main one, signals are handled as usual.
     """
@@ -46,7 +51,9 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    wanted = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.receive) for number in wanted}
     try:
         yield request
     finally:

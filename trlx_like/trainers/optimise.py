@@ -80,7 +80,7 @@ class Totals:
 
     units: Mapping[str, float]
     main: str
-    stop: bool  # whether a process was asked to stop
+    stop: int  # exit code if a process was asked to stop, else 0
 
 
 class MetricSums:
@@ -186,7 +186,7 @@ class Optimisation:
         loss: Callable[[E], LossOutput],
         units: Callable[[E], Units],
         accept: Callable[[Metrics], bool],
-    ) -> tuple[Metrics, bool]:
+    ) -> tuple[Metrics, int]:
         """Make one optimiser step on a global batch. Every process calls it, even without data.
 
         Args:
@@ -196,7 +196,7 @@ class Optimisation:
             accept: Gets the metrics of the global batch before the step; returns False to drop the gradients.
 
         Returns:
-            The metrics of the global batch, and whether any process was asked to stop.
+            The metrics of the global batch, and an exit code if any process was asked to stop by a signal, else 0.
         """
         run, totals = self.run, self._totals(parts, units)
         # All at once: a copy to a GPU between two backward passes would wait for the first of them.
@@ -261,7 +261,7 @@ class Optimisation:
         for count in counts:
             for name, value in count.items():
                 own[name] = own.get(name, 0.0) + value
-        every = self.run.world.gather([(own, self.run.stop_request.code > 0)])
+        every = self.run.world.gather([(own, self.run.stop_request.code)])
         names = dict.fromkeys(name for units_of_rank, _ in every for name in units_of_rank)
         totals = {name: sum(units_of_rank.get(name, 0.0) for units_of_rank, _ in every) for name in names}
-        return Totals(totals, next(iter(names), MAIN), any(stop for _, stop in every))
+        return Totals(totals, next(iter(names), MAIN), max(stop for _, stop in every))

@@ -87,6 +87,7 @@ class RunFolder:
         self.directory = Path(config.train.checkpoint_dir).expanduser()
         self.files = RunFiles(self.directory)
         self.resumed = False
+        self.saved: Path | None = None  # the last checkpoint of this process
         self.changes: list[Change] = []
         self.source: Path | None = None
         self.reschedule: Callable[[], None] = lambda: None
@@ -168,7 +169,7 @@ class RunFolder:
         state.load(self.source, self.world.rank, self.world.size, skip=("scheduler",) if anew else ())
         if anew:
             self.reschedule()
-        self.resumed = True
+        self.resumed, self.saved = True, self.source
         self._say("Resumed from %s.", self.source)
 
     def _found(self, wanted: str) -> tuple[Path, list[Change]] | None:
@@ -268,6 +269,7 @@ class RunFolder:
                 if self.world.main:
                     (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
                 export(folder / "hf_model")
+        self.saved = place
         self._say("Saved %s.", place)
         return place
 

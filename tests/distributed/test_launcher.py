@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.ranks import on_ranks
-from trlx_like.distributed import launch, setup
+from trlx_like.distributed import launch, launcher
 
 REPORT = """
     import os, pathlib, signal, sys, time
@@ -39,7 +40,7 @@ def script(folder: Path, body: str) -> list[str]:
 
 
 def launched(rank: int, command: list[str], processes: int, patience: float) -> int:
-    setup.PATIENCE = patience
+    launcher.PATIENCE = patience
     return launch(command, processes)
 
 
@@ -76,6 +77,64 @@ def test_one_that_was_killed_counts_as_failed(tmp_path: Path) -> None:
 def test_a_failed_process_leaves_the_others_time_to_finish(tmp_path: Path) -> None:
     assert run(script(tmp_path, "sys.exit(2) if rank == '1' else (time.sleep(1), write('done'))")) == 2
     assert (tmp_path / "done_0").exists()
+
+
+COUNTS = """
+    runs = len(list(folder.glob(f"run_*_{rank}")))
+    write(f"run_{runs}", " ".join(sys.argv[2:]))
+    sys.exit(%s if rank == "1" and runs < 2 else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "runs", "end"),
+    [(7, 2, 3, 0), (7, 1, 2, 7), (7, 0, 1, 7), (2, 3, 1, 2), (3, 3, 1, 3), (143, 3, 1, 143)],
+)
+def test_a_failed_run_is_resumed(code: int, restarts: int, runs: int, end: int, tmp_path: Path) -> None:
+    """What the user has to mend and what a signal stopped is not started again."""
+    command = script(tmp_path, COUNTS % code)
+    assert launch(command, 2, restarts, [*command, "--resume"]) == end
+    arguments = [(tmp_path / f"run_{run}_0").read_text() for run in range(runs)]
+    assert arguments == ["", *["--resume"] * (runs - 1)] and not (tmp_path / f"run_{runs}_0").exists()
+
+
+STOPS = """
+    import json
+    note = {"rank": int(rank), "pid": os.getpid(), "state": "running"}
+    place = pathlib.Path(os.environ["TRLX_LIKE_MEETING"]) / f"rank_{rank}.json"
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    place.write_text(json.dumps(note))
+    write("ready")
+    while True:
+        time.sleep(0.1)
+        if rank == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os.utime(place)
+"""
+
+
+def launched_with_little_silence(command: list[str]) -> None:
+    launcher.SILENCE = 1.0
+    sys.exit(launch(command, 2))
+
+
+def test_one_that_does_not_answer_to_a_signal_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A stopped process cannot save, and the others wait for it: without the launcher they would for ever."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=launched_with_little_silence, args=(script(tmp_path, STOPS),), daemon=False)
+    process.start()
+    assert process.pid is not None
+    wait_for([tmp_path / f"ready_{rank}" for rank in range(2)])
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(timeout=20)
+    assert process.exitcode == 143
+    assert re.search(r"Process 1 \(pid \d+\) does not answer to the request to stop", capfd.readouterr().err)
+
+
+def test_one_that_is_killed_while_it_starts_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "os.kill(os.getpid(), signal.SIGKILL) if rank == '1' else None"
+    assert launch(script(tmp_path, body), 2) == -signal.SIGKILL
+    assert re.search(r"Process 1 \(pid \d+\) was killed by signal 9", capfd.readouterr().err)
 
 
 SAVES = """

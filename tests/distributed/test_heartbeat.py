@@ -1,0 +1,120 @@
+"""A process that died, was stopped or hangs ends all processes of the run, with one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.recipes import count_letters, make
+from tests.distributed.ranks import on_ranks
+from trlx_like.distributed.heartbeat import is_alive, read_notes
+from trlx_like.errors import ProcessError
+from trlx_like.meeting import VARIABLE, first_to_say, meeting_place
+
+OPTIONS = {"train.batch_size": 2, "train.epochs": 100, "train.total_steps": 8, "train.checkpoint_interval": 1}
+PHASE = r"(?:in phase \w+|between two phases)"
+WHERE = PHASE + r", at step \d+\. The last checkpoint is \S+checkpoint_\d+\. All processes are ended\."
+WHO = rf"Process 1 \(pid \d+ on {re.escape(socket.gethostname())}\) "
+
+
+def fail(kind: str) -> None:
+    """What happens to the second process in the reward function, after two steps."""
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "hanging":
+        time.sleep(60)
+    elif kind == "failing":
+        raise KeyError("a mistake in the reward function")
+
+
+def trained(rank: int, folder: str, kind: str) -> str:
+    """Train until the fault."""
+
+    def reward(**columns: Any) -> list[float]:
+        if rank == 1 and trainer.progress.step >= 2:
+            fail(kind)
+        return count_letters(**columns)
+
+    os.environ[VARIABLE] = folder
+    changes = {**OPTIONS, "backend.timeout": 2.0 if kind in ("stopped", "hanging") else 1800.0}
+    trainer = make("PPOTrainer", Path(folder) / "run", **changes, reward_fn=reward)
+    try:
+        trainer.learn()
+    except ProcessError as error:
+        print(error, file=sys.stderr)  # as the command line does
+    return "finished"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("killed", "died "),
+        ("stopped", r"has not responded for 2 s \(backend\.timeout\) "),
+        ("hanging", r"made no progress for 2 s \(backend\.timeout\) "),
+    ],
+)
+def test_one_sentence_ends_all(kind: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(pytest.fail.Exception, match="rank 1 (died|hung)") as outcome:
+        on_ranks(trained, str(tmp_path), kind, timeout=12)
+    assert "rank 0 hung" not in str(outcome.value)
+    said = capfd.readouterr().err
+    assert len(re.findall(WHO + words + WHERE, said)) == 1, said
+    assert "Traceback" not in said
+    assert sorted((tmp_path / "run").glob("checkpoint_*"))
+
+
+def test_a_run_that_is_well_ends_as_ever(tmp_path: Path) -> None:
+    assert on_ranks(trained, str(tmp_path), "well") == ["finished", "finished"]
+    assert [note["state"] for note in read_notes(tmp_path)] == ["ended", "ended"]
+
+
+def hung_up(rank: int, folder: str) -> int:
+    def reward(**columns: Any) -> list[float]:
+        if rank == 1 and trainer.progress.step >= 2:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return count_letters(**columns)
+
+    trainer = make("PPOTrainer", Path(folder), **OPTIONS, reward_fn=reward)
+    trainer.learn()
+    return 0
+
+
+def test_sighup_of_one_process_saves_all(tmp_path: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("trlx_like-*"))
+    assert on_ranks(hung_up, str(tmp_path), exits=True) == [129, 129]
+    assert sorted(tmp_path.glob("checkpoint_*"))
+    for place in set(Path(tempfile.gettempdir()).glob(f"trlx_like-{os.getpid()}-*")) - before:
+        assert [note["state"] for note in read_notes(place)] == ["failed", "failed"]
+
+
+def test_a_message_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting_place() is None and first_to_say("x") and first_to_say("x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    said = [first_to_say(message) for message in ("x", "x", "On process 1: x", "y")]
+    assert said == [True, False, False, True]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
+    assert first_to_say("x")
+
+
+def test_a_process_that_waits_for_its_parent_is_not_alive() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    deadline = time.monotonic() + 5
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(child)
+    os.waitpid(child, 0)
+    assert is_alive(os.getpid()) and not is_alive(child)

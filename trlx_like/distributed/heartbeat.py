@@ -1,0 +1,173 @@
+"""Ends a run of several processes when one of them has died, was stopped, or makes no progress.
+
+A thread of each process notes every second that the process lives, in which phase, and at which step, and reads the
+notes of the others on this machine. Processes on other machines are covered by the timeout of the process group.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trlx_like.distributed.world import World
+from trlx_like.errors import ProcessError
+from trlx_like.meeting import VARIABLE, first_to_say, meeting_place
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two notes."""
+GRACE = 5.0
+"""Seconds in which a process that lost the connection looks for the one that died."""
+RUNNING, FAILED, ENDED = "running", "failed", "ended"
+CONNECTION = re.compile("gloo|nccl|connection|socket|timed out", re.IGNORECASE)
+"""Words of the errors that a process gets when another one is gone."""
+
+
+class Heartbeat:
+    """Note what this process does, and watch the others.
+
+    Args:
+        world: The processes of the run.
+        timeout: Seconds without progress after which all processes are ended; None never ends them.
+        about: Returns what this process is doing: "phase", "step", "checkpoint", and "progress", a number that changes
+            with every phase.
+    """
+
+    def __init__(self, world: World, timeout: float | None, about: Callable[[], Mapping[str, Any]]) -> None:
+        self.world, self.timeout, self.about = world, timeout, about
+        self._count = 0
+        self._changed: dict[tuple[int, str], tuple[Any, float]] = {}  # values by rank and name, and when they were new
+        self._stop = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch within a `with` block. A process that is the only one of its run has nothing to watch.
+
+        Raises:
+            ProcessError: In place of an error of the connection, if another process has died or failed.
+        """
+        place = meeting_place() if self.world.size > 1 else None
+        if place is None:
+            yield
+            return
+        self._note(place, RUNNING)
+        self._stop.clear()
+        thread = threading.Thread(target=self._run, args=(place,), daemon=True, name="heartbeat")
+        thread.start()
+        state = FAILED
+        try:
+            yield
+            state = ENDED
+        except RuntimeError as error:
+            lost = self._wait_for_lost(place) if CONNECTION.search(str(error)) else None
+            if lost is not None:
+                raise ProcessError(lost) from None
+            raise
+        finally:
+            self._stop.set()
+            thread.join()
+            with suppress(OSError):
+                self._note(place, state)
+                states = [note["state"] for note in read_notes(place)]
+                if states == [ENDED] * self.world.size and VARIABLE not in os.environ:  # nobody else cleans up
+                    shutil.rmtree(place, ignore_errors=True)
+
+    def _run(self, place: Path) -> None:
+        """Note and watch until the block ends. A process that waits for a lost one can only be ended from here."""
+        while not self._stop.wait(min(INTERVAL, (self.timeout or INTERVAL) / 4)):
+            with suppress(OSError):  # a folder that was cleaned up or is full must not end the run
+                self._note(place, RUNNING)
+                lost = self._lost(place)
+                if lost is not None and not self._stop.is_set():
+                    if first_to_say(lost):
+                        print(lost, file=sys.stderr, flush=True)
+                    os._exit(ProcessError.exit_code)
+
+    def _note(self, place: Path, state: str) -> None:
+        self._count += 1
+        note = {
+            **self.about(),
+            "rank": self.world.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "waiting": self.world.waiting,
+            "count": self._count,
+            "state": state,
+        }
+        file = place / f"rank_{self.world.rank}.json"
+        file.with_suffix(".new").write_text(json.dumps(note), encoding="utf-8")
+        file.with_suffix(".new").replace(file)
+
+    def _wait_for_lost(self, place: Path) -> str | None:
+        """Look for a process that died for a few seconds, because its end is noticed after its connections close."""
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end:
+            lost = self._lost(place)
+            failed = [note for note in read_notes(place) if note["state"] == FAILED]
+            if lost is not None or failed:
+                return lost or f"{_who(failed[0])} failed {self._where(failed[0])}"
+            time.sleep(0.2)
+        return None
+
+    def _lost(self, place: Path) -> str | None:
+        """Return a sentence about a process that died, stopped or made no progress; None if all is well."""
+        notes = read_notes(place)
+        for note in notes:
+            if note["state"] == RUNNING and not is_alive(note["pid"]):
+                return f"{_who(note)} died {self._where(note)}"
+        if self.timeout is None:
+            return None
+        now = time.monotonic()
+        for name, what in (("count", "has not responded"), ("progress", "made no progress")):
+            for note in notes:
+                value, since = self._changed.get((note["rank"], name), (None, now))
+                if note[name] != value or note["state"] != RUNNING or (name == "progress" and note["waiting"]):
+                    self._changed[note["rank"], name] = (note[name], now)
+                elif now - since > self.timeout:
+                    return f"{_who(note)} {what} for {self.timeout:g} s (backend.timeout) {self._where(note)}"
+        return None
+
+    def _where(self, note: Mapping[str, Any]) -> str:
+        """Say where a process was. Step and checkpoint are this process's: the note may be a second old."""
+        own = self.about()
+        phase = f"in phase {note['phase']}" if note["phase"] else "between two phases"
+        saved = f"The last checkpoint is {own['checkpoint']}" if own["checkpoint"] else "There is no checkpoint yet"
+        return f"{phase}, at step {own['step']}. {saved}. All processes are ended."
+
+
+def read_notes(place: Path) -> list[dict[str, Any]]:
+    """Return the notes of all processes on this machine, in the order of ranks."""
+    notes = []
+    for file in place.glob("rank_*.json"):
+        with suppress(OSError, ValueError):
+            notes.append(json.loads(file.read_text(encoding="utf-8")))
+    return sorted(notes, key=lambda note: int(note["rank"]))
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine runs. One that ended and waits for its parent does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def _who(note: Mapping[str, Any]) -> str:
+    return f"Process {note['rank']} (pid {note['pid']} on {note['host']})"

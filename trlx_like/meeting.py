@@ -1,0 +1,47 @@
+"""A folder where the processes of a run on one machine leave notes, however they were started.
+
+`trlx-like train --num-processes` makes the folder. Under torchrun and `accelerate launch` it is found by what all
+processes of a run have in common: their parent, their port, and the number of restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+VARIABLE = "TRLX_LIKE_MEETING"
+"""Environment variable with the folder."""
+
+
+def meeting_place() -> Path | None:
+    """Return the folder, which exists; None in a process that is the only one of its run."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    if VARIABLE in os.environ:
+        return Path(os.environ[VARIABLE])
+    parts = (os.getppid(), os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    place = Path(tempfile.gettempdir()) / f"trlx_like-{'-'.join(map(str, parts))}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
+def first_to_say(message: str) -> bool:
+    """Tell whether no other process of the run has said this yet, so that an error is printed once.
+
+    Args:
+        message: The message. The start "On process 1: " does not make it another one.
+    """
+    place = meeting_place()
+    if place is None:
+        return True
+    digest = hashlib.sha256(re.sub(r"^On process \d+: ", "", message).encode("utf-8", "replace")).hexdigest()[:16]
+    try:
+        (place / f"said-{digest}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # the folder is gone: better twice than never
+        pass
+    return True
