@@ -203,3 +203,7 @@ def run(command: Sequence[str | Path], **variables: str) -> int:
 
 def say(line: str) -> None:
     print(line, flush=True)
+
+
+if __name__ == "__main__":
+    Environment().ensure(TEST_EXTRAS)

@@ -53,6 +53,7 @@ def test_fake_tensors_take_what_real_ones_take(changes: dict[str, Any], tmp_path
     assert min(fake.values()) > 1000
 
 
+@pytest.mark.slow
 def test_stable_diffusion_with_a_lora_takes_less_than_10_gb() -> None:
     config = TRLConfig.load_yaml(ROOT / "configs" / "ddpo_sd15_lora.yml")
     found = estimate(config)

@@ -57,7 +57,7 @@ def test_other_data_is_refused_and_leaves_the_folder_as_it_was(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != LIST}
     data = next(key for key in ("prompts", "samples", "preferences") if key in RECIPES[name].arguments)
     rows_of = RECIPES[name].arguments[data]
-    other = {data: rows_of() if callable(rows_of) else [*rows_of[1:], rows_of[0]]}
+    other: dict[str, Any] = {data: rows_of() if callable(rows_of) else [*rows_of[1:], rows_of[0]]}
     changes = {"train.seed": 8, "train.checkpoint_interval": 7, "train.batch_size": 5, **other, **AUTO}
     with pytest.raises(CheckpointError) as caught:
         make(name, tmp_path, **changes).learn()

@@ -16,6 +16,8 @@ from trlx_like.tracking import check_ledger
 from trlx_like.tracking.jsonl import FILES
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
+FEW = ("DDPOTrainer", "DPOTrainer", "PPOTrainer")
+"""Of images, of pairs, of rollouts."""
 AUTO = {"train.resume_from_checkpoint": "auto"}
 # One batch is the whole round, so that one process and two step on the same global batch whatever their order.
 # Plain gradient descent: Adam divides by roots of squares, and makes much of a rounding error near 0.
@@ -89,7 +91,9 @@ def test_both_end_with_the_same_weights_and_metrics(name: str, tmp_path: Path) -
     assert [row["step"] for row in rows(tmp_path)] == list(range(first["shared"]["progress"]["step"] + 1))
 
 
-@trainers
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
 def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     """The signal comes to the second process only; both stop at the same step."""
     changes = {"train.eval_interval": 2, **AUTO}

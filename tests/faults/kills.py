@@ -27,7 +27,7 @@ from tests.contract.recipes import RECIPES, make, scenarios
 from tests.contract.runs import assert_same, rows
 from tests.faults import system_calls
 from trlx_like.checkpoint import CheckpointStore
-from trlx_like.distributed.setup import free_port
+from trlx_like.distributed.launcher import free_port
 from trlx_like.tracking import jsonl
 
 torch.set_num_threads(1)

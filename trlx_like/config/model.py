@@ -174,5 +174,5 @@ class BackendConfig(Section):
     """Device to train on; auto: a CUDA device if there is one, else the CPU. Apple's GPUs (no float64) are not used."""
     num_threads: Applied[int | None] = Field(default=None, ge=1)
     """Number of CPU threads of each process; null: torch's default."""
-    timeout: float | None = Field(default=1800.0, gt=0)
+    timeout: Applied[float | None] = Field(default=1800.0, gt=0)
     """Seconds without progress of one process after which all processes of a run are ended; null: never."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,8 +210,8 @@ class TestLock:
 @contextmanager
 def beating(folder: Path) -> Iterator[None]:
     """What the thread of a run on another host does."""
-    ended = claim.threading.Event()
-    thread = claim.threading.Thread(target=claim._beat, args=(folder / LIST, ended))
+    ended = threading.Event()
+    thread = threading.Thread(target=claim._beat, args=(folder / LIST, ended))
     thread.start()
     try:
         yield

@@ -218,7 +218,7 @@ BASE = default_ppo_config()
 
 
 @given(changes)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_changes_touch_only_the_copy_and_survive_the_file(tmp_path: Path, changes: dict[str, Any]) -> None:
     base, given_changes = BASE.to_dict(), copy.deepcopy(changes)
     changed = BASE.evolve(**changes)
