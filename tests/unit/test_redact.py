@@ -67,7 +67,8 @@ def test_texts_that_stay(text: str) -> None:
 )
 def test_names_of_secrets(name: str) -> None:
     assert redacted({name: "a", "n": [1]}) == {name: HIDDEN, "n": [1]}
-    assert redacted({name: 12345}) == {name: HIDDEN}
+    number: dict[str, object] = {name: 12345}
+    assert redacted(number) == {name: HIDDEN}
     assert redacted({"body": [{name: ["a", "b"]}]}) == {"body": [{name: [HIDDEN, HIDDEN]}]}
     # Not a value: a switch, nothing, an empty text; a JSON schema of a tool with such a parameter.
     for value in (True, None, "", {"type": "string"}):
