@@ -1,0 +1,40 @@
+"""A step that is not finite on one process is dropped by all."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import make
+from tests.contract.test_nonfinite import BAD_STEP, OPTIONS, Weights, spoil
+from tests.distributed.ranks import on_ranks
+
+
+def learn(rank: int, folder: str, kind: str) -> dict[str, Any]:
+    weights = Weights()
+    trainer = make("PPOTrainer", Path(folder), **{**OPTIONS, "train.batch_size": 2}, callbacks=[weights])
+    if rank == 1:
+        spoil(trainer, kind, range(BAD_STEP, BAD_STEP + 1))
+    trainer.learn()
+    before, after, later = weights.seen[BAD_STEP - 2 : BAD_STEP + 1]
+    return {
+        "unchanged": all(torch.equal(after[name], value) for name, value in before.items()),
+        "changed": any(not torch.equal(later[name], value) for name, value in after.items()),
+        "counted": trainer.progress.nonfinite_steps,
+        "end": sum(float(p.detach().double().sum()) for p in trainer.model.parameters()),
+    }
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient", "update"])
+def test_all_drop_what_one_cannot_use(kind: str, tmp_path: Path) -> None:
+    first, second = on_ranks(learn, str(tmp_path), kind)
+    assert first == second and math.isfinite(first["end"])
+    assert (first["unchanged"], first["changed"], first["counted"]) == (True, True, 1)
+    (record,) = [json.loads(line) for line in (tmp_path / "nonfinite_steps.jsonl").read_text().splitlines()]
+    if kind == "loss":
+        assert record["rank"] == 1 and record["samples"]
