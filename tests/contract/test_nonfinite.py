@@ -41,7 +41,7 @@ class Weights(Callback):
 
 
 def spoil(trainer: Any, kind: str, steps: range) -> None:
-    """Make the loss NaN, the gradient of the first trained parameter infinite, or its update NaN, in some steps."""
+    """Make the loss NaN, the gradient of the first trained parameter infinite, or it or its moment NaN by a step."""
     loss = trainer.loss
 
     def spoiled(batch: Any) -> LossOutput:
@@ -59,11 +59,11 @@ def spoil(trainer: Any, kind: str, steps: range) -> None:
 
     def poison(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if trainer.progress.step + 1 in steps:
+            moments = [value for value in optimizer.state[first].values() if value.dim()]
             with torch.no_grad():
-                first.view(-1)[0] = torch.nan
-                next(iter(optimizer.state[first].values())).fill_(torch.inf)
+                (first if kind == "update" else moments[-1]).view(-1)[0] = torch.nan
 
-    if kind == "update":
+    if kind in ("update", "moment"):
         trainer.optimizer.optimizer.register_step_post_hook(poison)
 
 
@@ -87,7 +87,7 @@ def test_16_bit_weights_are_trained_as_an_adapter_or_refused(name: str, tmp_path
         assert kinds[True] == torch.float32 and math.isfinite(trainer.last_metrics["losses/total_loss"])
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient", "update"])
+@pytest.mark.parametrize("kind", ["loss", "gradient", "update", "moment"])
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_a_step_that_is_not_finite_changes_nothing(name: str, kind: str, tmp_path: Path) -> None:
     weights = Weights()
@@ -102,8 +102,8 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, kind: str, tmp_pat
     (record,) = records(tmp_path)
     assert record["step"] == BAD_STEP
     first = next(name for name, p in trainer.model.named_parameters() if p.requires_grad)
-    assert record["parameter"] in (first, None if kind == "update" else first)
-    if kind == "update":
+    assert record["parameter"] == (None if kind == "moment" else first)
+    if kind in ("update", "moment"):
         assert record["not_finite"] == ["the weights or the optimizer's state after the step"]
         return
     assert record["losses/total_loss" if kind == "loss" else "grad_norm"] in ("nan", "inf")

@@ -63,14 +63,15 @@ class Guard:
             names.append("grad_norm")
         return names
 
-    def step(self, make: Callable[[], None]) -> bool:
+    def step(self, make: Callable[[], None]) -> str | None:
         """Make an optimiser step, and undo it if its result is not finite.
 
         Args:
             make: Makes the step.
 
         Returns:
-            Whether weights and optimiser state are finite after it. False means that they are as before it.
+            None if weights and optimiser state are finite after it. Otherwise they are as before it, and the name of
+            the first parameter that was not finite is returned, "" if only the optimiser's state was not.
 
         Raises:
             NonFiniteError: If they are not finite, and `train.undo_nonfinite_updates` is off.
@@ -78,16 +79,17 @@ class Guard:
         undo = self.run.config.train.undo_nonfinite_updates
         before = self._keep() if undo else None
         make()
-        finite = not self.run.world.max(int(not _all_finite(self._changed())))
-        if not finite:
-            if before is None:
-                raise NonFiniteError(
-                    f"Step {self.run.progress.step + 1} made {self._bad_parameter() or 'the state of the optimizer'} "
-                    "NaN or infinite, and train.undo_nonfinite_updates is false, so it cannot be undone. Continue "
-                    "from the newest checkpoint with a smaller optimizer.kwargs.lr."
-                )
-            self._undo(before)
-        return finite
+        if not self.run.world.max(int(not _all_finite(self._changed()))):
+            return None
+        parameter = self._bad_parameter()
+        if before is None:
+            raise NonFiniteError(
+                f"Step {self.run.progress.step + 1} made {parameter or 'the state of the optimizer'} NaN or infinite, "
+                "and train.undo_nonfinite_updates is false, so it cannot be undone. Continue from the newest "
+                "checkpoint with a smaller optimizer.kwargs.lr."
+            )
+        self._undo(before)
+        return parameter or ""
 
     def _changed(self) -> list[Tensor]:
         """List the trained parameters and the tensors of the optimiser's state."""
@@ -116,6 +118,7 @@ class Guard:
     def drop(
         self,
         names: Sequence[str],
+        parameter: str | None,
         metrics: Metrics,
         parts: Sequence[Experience],
         losses: Sequence[float],
@@ -125,6 +128,7 @@ class Guard:
 
         Args:
             names: What is not finite.
+            parameter: The first parameter that an update made NaN or infinite; None looks at the gradients.
             metrics: The metrics of the step; the count is added.
             parts: This process's micro-batches.
             losses: The loss of each.
@@ -139,7 +143,7 @@ class Guard:
         progress.nonfinite_in_row += 1
         metrics["train/nonfinite_steps"] = float(progress.nonfinite_steps)
         step, row = progress.step + 1, progress.nonfinite_in_row
-        parameter = self._bad_parameter()
+        parameter = self._bad_parameter() if parameter is None else parameter or None
         own = None if UPDATE in names else self._bad_sample(parts, losses, loss)
         samples = [found for found in self.run.world.gather([own]) if found is not None]
         sample = samples[0] if samples else {}

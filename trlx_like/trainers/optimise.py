@@ -215,15 +215,15 @@ class Optimisation:
         with run.clock("optimizer"):
             metrics, (norm, *losses) = sums.means(run, totals, self.gradients.finish(), *means)
             metrics["grad_norm"] = norm
-            nonfinite = self.guard.nonfinite(metrics)
+            nonfinite, undone = self.guard.nonfinite(metrics), None
             if nonfinite or not accept(metrics):
                 self.gradients.step(self.optimizer, accepted=False)
-            elif not self.guard.step(lambda: self.gradients.step(self.optimizer, accepted=True)):
-                nonfinite = [UPDATE]
+            else:
+                undone = self.guard.step(lambda: self.gradients.step(self.optimizer, accepted=True))
+                nonfinite = [] if undone is None else [UPDATE]
             if nonfinite:
-                self.guard.drop(
-                    nonfinite, metrics, parts, losses, lambda part: loss(part).mean(totals.units, totals.main)
-                )
+                mean = lambda part: loss(part).mean(totals.units, totals.main)  # noqa: E731
+                self.guard.drop(nonfinite, undone, metrics, parts, losses, mean)
             else:
                 run.progress.nonfinite_in_row = 0
             self.optimizer.zero_grad(set_to_none=True)
