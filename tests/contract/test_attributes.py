@@ -28,6 +28,7 @@ NOT_STATE = {
     ".run.stop_request",  # of this process
     ".run.state",  # what is saved
     ".store.epoch",  # told again when a resumed run skips the batches that it has done
+    ".store.rows",  # of the batch before, for the ledger
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
     ".rollouts.samples",  # of the round, for its metrics

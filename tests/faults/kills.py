@@ -44,7 +44,7 @@ OPTIONS: dict[str, Any] = {
     **{"train.checkpoint_interval": 2, "train.eval_interval": 3, "train.keep_checkpoints": 2, "train.epochs": 3},
     **{"train.log_samples_interval": 1, "train.resume_from_checkpoint": "auto"},
 }
-UNCOMPARED = {"report.html"}  # shows times
+UNCOMPARED = {"report.html", "history.jsonl", "run_files.jsonl"}  # have times
 RUN = "run"
 SECONDS = 600.0
 

@@ -18,6 +18,7 @@ from trlx_like.config.problems import shown
 from trlx_like.config.registries import METHODS, TRAINERS
 from trlx_like.config.section import Section
 from trlx_like.config.yaml_source import plain
+from trlx_like.redact import redacted
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def record(config: Section) -> dict[str, Any]:
     """Return what a checkpoint records of a configuration, as JSON values by dotted option.
 
     Options of each start, such as the folder, are left out: the same run in two folders has the same checkpoints.
+    Secrets are left out, too.
     """
     kept = {option: value for option, field, value in _options(config) if rule_of(field).compared}
-    values: dict[str, Any] = json.loads(json.dumps(kept))
+    values: dict[str, Any] = json.loads(json.dumps(redacted(kept)))
     return values
 
 

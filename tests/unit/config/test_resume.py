@@ -69,6 +69,12 @@ def test_the_same_options_in_other_words_have_not_changed() -> None:
     assert not any(option in record(config()) for option in ("train.checkpoint_dir", "train.resume_from_checkpoint"))
 
 
+def test_a_secret_is_not_recorded() -> None:
+    token = f"hf_{'a1' * 12}"
+    recorded = json.dumps(record(config(**{"model.model_extra_configs": {"token": token}})))
+    assert token not in recorded and "<redacted>" in recorded
+
+
 def test_another_method_is_one_change() -> None:
     other = config(**{"method": {"name": "SFTConfig"}, "train.trainer": "SFTTrainer"})
     assert found(config(), other) == {

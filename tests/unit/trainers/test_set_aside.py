@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.contract.runs import rows
 from tests.unit.trainers.test_base import line
+from trlx_like.checkpoint.claim import RunFiles
 
 
 def test_checkpoints_of_an_earlier_run_are_moved_aside(tmp_path: Path) -> None:
@@ -25,13 +26,14 @@ def test_checkpoints_of_an_earlier_run_are_moved_aside(tmp_path: Path) -> None:
 def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_place(tmp_path: Path) -> None:
     """Its rows are those that the same run writes again; a run of another configuration finds them set aside."""
     auto: dict[str, Any] = {"train.resume_from_checkpoint": "auto", "train.total_steps": 2}
-    line(tmp_path, **dict[str, Any]({"train.total_steps": 2})).learn()
+    line(tmp_path, {"train.total_steps": 2}).learn()
     expected = sorted(path.name for path in tmp_path.iterdir())
     shutil.rmtree(tmp_path / "checkpoint_2")
-    (tmp_path / "config.yml.tmp").write_text("half of")
-    line(tmp_path, **auto).learn()
+    with RunFiles(tmp_path).claimed(["config.yml.tmp"]):
+        (tmp_path / "config.yml.tmp").write_text("half of")
+    line(tmp_path, auto).learn()
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
     shutil.rmtree(tmp_path / "checkpoint_2")
-    line(tmp_path, **auto | {"train.seed": 5}).learn()
-    assert [row["step"] for row in rows(tmp_path, "metrics.1.jsonl")] == [0, 1, 2]
+    line(tmp_path, auto | {"train.seed": 5}).learn()
+    assert [row["step"] for row in rows(tmp_path / "earlier_1")] == [0, 1, 2]
