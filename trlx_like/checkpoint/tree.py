@@ -37,6 +37,12 @@ _NATIVE = {
 }
 _NUMPY_KINDS = "biufcUSMm"  # all but objects (O) and records (V)
 
+# What the libraries raise for nodes that are never written: numpy parses the name of a dtype as Python.
+_DAMAGE = (
+    *(OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError),
+    *(ArithmeticError, SyntaxError, struct.error),
+)
+
 Place = tuple[str, ...]
 
 
@@ -84,7 +90,7 @@ def load_tree(path: Path) -> Any:
             found = f"{document['format']!r}, version {document['version']!r}"
             raise CheckpointError(f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
         return _Reader(_read_tensors(tensors)).decode(document["tree"])
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"{structure} or {tensors.name} is damaged: {error!r}") from error
 
 

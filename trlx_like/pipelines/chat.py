@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import get_json_schema
 
@@ -306,7 +305,7 @@ class _Chat:
             return self.tokenizer.apply_chat_template(
                 self.messages[:end], tokenize=True, return_dict=True, **asked, **self.options
             )
-        except (TemplateError, ValueError, TypeError) as error:
+        except Exception as error:  # a template is a program, which may divide by zero or recurse without end
             raise DataError(f"{self.place}: the chat template refuses the messages: {error}") from error
 
     def _rewritten(self, turn: int) -> DataError:

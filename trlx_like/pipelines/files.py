@@ -47,6 +47,10 @@ def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
         raise DataError(f"{option}: {path}:{error.lineno} is not JSON: {error}.") from None
     except RecursionError:
         raise DataError(f"{option}: {path} is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:  # a number with more digits than Python reads
+        raise DataError(f"{option}: {path} is not JSON: {error}.") from None
     if not isinstance(values, list):
         raise DataError(f"{option}: {path} must hold a list of rows, not {described(values)}.")
     yield from ((None, value) for value in values)

@@ -198,6 +198,8 @@ class TestTree:
             ({"tree": {"!": "tensor", "name": "7"}}, "damaged: KeyError"),
             ({"tree": {"!": "tensor", "name": "0", "dtype": "load", "shape": []}}, "no dtype 'load'"),
             ({"tree": {"!": "numpy", "name": "0", "dtype": "O", "shape": [1]}}, "'O' is never written"),
+            ({"tree": {"!": "numpy", "name": "0", "dtype": "f,,", "shape": [1]}}, "damaged: SyntaxError"),
+            ({"tree": {"!": "float", "bits": "00"}}, "damaged: error"),
         ],
     )
     def test_nodes_that_are_never_written(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:

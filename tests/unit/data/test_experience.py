@@ -190,3 +190,22 @@ def test_rows_do_not_meet(rows: list[Trace], data: st.DataObject) -> None:
 def test_a_batch_of_empty_rows(length: int) -> None:
     batch = Trace.collate([trace(1, 0), trace(1, length)])
     assert batch.mask.shape == (2, length) and [len(row.logprobs) for row in batch.split()] == [0, length]
+
+
+def test_optional_fields_may_be_left_out() -> None:
+    given = trace(1, 2)
+    made = Trace(given.prompt, given.prompt_mask, given.logprobs, given.mask, given.latents, given.score)
+    assert made.segment is None and made.goal is None
+
+
+def test_microbatches_golden() -> None:
+    """Rows of 2 + 3, 1 + 1, 2 + 3 and 1 + 2 real entries, shortest first, equal ones in their order."""
+    batch = Trace.collate([trace(2, 3, 10), trace(1, 1, 20), trace(2, 3, 30), trace(1, 2, 40)])
+    parts = list(batch.microbatches(2))
+    assert [rows.tolist() for rows, _ in parts] == [[1, 3], [0, 2]]
+    assert [part.score.tolist() for _, part in parts] == [[20, 40], [10, 30]]
+    assert [part.mask.shape[1] for _, part in parts] == [2, 3]
+    for size in (None, 4, 9):
+        ((rows, part),) = batch.microbatches(size)
+        assert rows.tolist() == [0, 1, 2, 3] and part is batch
+    assert [len(part) for _, part in batch.microbatches(3)] == [3, 1]

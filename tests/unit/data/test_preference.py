@@ -30,6 +30,7 @@ def test_completions_are_the_chosen_above_the_rejected() -> None:
     assert both.prompt.tolist() == [[5, 6], [0, 4]] * 2
     assert both.response.tolist() == [[7, 0, 0], [1, 2, 3], [8, 9, 0], [0, 0, 0]]
     assert both.mask.sum(dim=1).tolist() == [1, 3, 2, 1]
+    assert both.prompt_mask.tolist() == [[True, True], [False, True]] * 2
 
 
 def test_sides_are_the_inverse_of_completions() -> None:
@@ -42,3 +43,34 @@ def test_elements_come_back_from_a_batch() -> None:
     first, second = batch().split()
     assert (first.prompt.tolist(), first.chosen.tolist(), first.rejected.tolist()) == ([5, 6], [7], [8, 9])
     assert second.ref_rejected is not None and second.ref_rejected.tolist() == [0]
+
+
+def test_all_tokens_are_scored_unless_masks_say_otherwise() -> None:
+    pairs = batch()
+    assert pairs.chosen_mask.tolist() == [[True, False, False], [True, True, True]]
+    assert [side.tolist() for side in pairs.scored] == [pairs.chosen_mask.tolist(), pairs.rejected_mask.tolist()]
+    one = PreferenceExperience.of([5], [7, 8], [9], assistant_masks=([False, True], [True]))
+    other = PreferenceExperience.of([5], [1], [2, 3, 4], assistant_masks=([True], [True, False, True]))
+    pairs = PreferenceExperience.collate([one, other])
+    assert [side.tolist() for side in pairs.scored] == [
+        [[False, True], [True, False]],
+        [[True, False, False], [True, False, True]],
+    ]
+    both = pairs.completions()  # as wide as the rejected ones, which are wider here
+    assert both.response.tolist() == [[7, 8, 0], [1, 0, 0], [9, 0, 0], [2, 3, 4]]
+    assert both.mask.tolist() == [[True, True, False], [True, False, False], [True, False, False], [True, True, True]]
+    assert both.scored.tolist() == [
+        [False, True, False],
+        [True, False, False],
+        [True, False, False],
+        [True, False, True],
+    ]
+    assert [row.scored[1].tolist() for row in pairs.split()] == [[True], [True, False, True]]
+
+
+def test_masks_and_references_may_be_missing() -> None:
+    rows = [torch.tensor([1]), torch.tensor([True])] * 3
+    pair = PreferenceExperience(*rows)
+    assert (pair.chosen_assistant_mask, pair.rejected_assistant_mask) == (None, None)
+    assert (pair.ref_chosen, pair.ref_rejected) == (None, None)
+    assert [side.tolist() for side in pair.scored] == [[True], [True]]

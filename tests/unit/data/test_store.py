@@ -66,6 +66,13 @@ def test_batches_do_not_lend_the_elements() -> None:
     assert same(store.elements[0], trace(1, 2))
 
 
+def test_a_store_begins_before_its_first_pass_and_makes_one() -> None:
+    store = numbered(3)
+    assert (store.epoch, store.rows) == (0, [])
+    assert len(list(store.batches(2, torch.Generator()))) == 2
+    assert (store.epoch, store.rows) == (0, [])
+
+
 def test_push_and_clear() -> None:
     store = numbered(2)
     store.push([trace(1, 1)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trlx_like.data import padded_right
+from trlx_like.data import Completion, padded_right
+from trlx_like.data.text import Sampled
 
 
 def test_padding_moves_to_the_right_and_the_order_stays() -> None:
@@ -14,3 +15,57 @@ def test_padding_moves_to_the_right_and_the_order_stays() -> None:
     )
     assert ids.tolist() == [[5, 6, 7, 1, 1], [2, 3, 4, 5, 6], [9, 0, 0, 0, 0]]
     assert mask.sum(dim=1).tolist() == [3, 5, 1] and not (mask[:, 1:] & ~mask[:, :-1]).any()
+
+
+def completions() -> Completion:
+    """Prompts of two and one tokens, responses of one and three."""
+    rows = [([5, 6], [7]), ([4], [1, 2, 3])]
+    elements = []
+    for prompt, response in rows:
+        masks = [torch.ones(len(ids), dtype=torch.bool) for ids in (prompt, response)]
+        elements.append(Completion(torch.tensor(prompt), masks[0], torch.tensor(response), masks[1]))
+    return Completion.collate(elements)
+
+
+def test_a_batch_pads_prompts_left_and_responses_right() -> None:
+    batch = completions()
+    assert batch.prompt.tolist() == [[5, 6], [0, 4]]
+    assert batch.prompt_mask.tolist() == [[True, True], [False, True]]
+    assert batch.response.tolist() == [[7, 0, 0], [1, 2, 3]]
+    assert batch.mask.tolist() == [[True, False, False], [True, True, True]]
+    assert torch.equal(batch.scored, batch.mask)
+    assert [row.prompt.tolist() for row in batch.split()] == [[5, 6], [4]]
+    assert [row.prompt_mask.tolist() for row in batch.split()] == [[True, True], [True]]
+    assert [row.response.tolist() for row in batch.split()] == [[7], [1, 2, 3]]
+
+
+def test_inputs_of_a_causal_model_golden() -> None:
+    inputs = {name: tensor.tolist() for name, tensor in completions().inputs().items()}
+    assert inputs == {
+        "input_ids": [[5, 6, 7, 0, 0], [0, 4, 1, 2, 3]],
+        "attention_mask": [[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]],
+        "position_ids": [[0, 1, 2, 2, 2], [0, 0, 1, 2, 3]],
+    }
+
+
+def test_inputs_of_an_encoder_and_decoder_golden() -> None:
+    inputs = {name: tensor.tolist() for name, tensor in completions().inputs(start=9).items()}
+    assert inputs == {
+        "input_ids": [[5, 6], [4, 0]],
+        "attention_mask": [[1, 1], [1, 0]],
+        "decoder_input_ids": [[9, 7, 0, 0], [9, 1, 2, 3]],
+        "decoder_attention_mask": [[1, 1, 0, 0], [1, 1, 1, 1]],
+    }
+
+
+def test_previous_tokens_golden() -> None:
+    assert completions().previous().tolist() == [[6, 7, 0], [4, 1, 2]]
+    assert completions().previous(start=9).tolist() == [[9, 7, 0], [9, 1, 2]]
+    batch = Completion(*(torch.tensor([ids]) for ids in ([1, 2, 3], [True] * 3, [4, 5], [True] * 2)))
+    assert (batch.previous().tolist(), batch.previous(start=9).tolist()) == ([[3, 4]], [[9, 4]])
+
+
+def test_an_engine_need_not_report_log_probabilities() -> None:
+    batch = completions()
+    sampled = Sampled(batch.prompt, batch.prompt_mask, batch.response, batch.mask)
+    assert sampled.sampling_logprobs is None and sampled.drawn is None

@@ -62,6 +62,8 @@ def test_flow_golden() -> None:
     assert rate.item() == pytest.approx(1.4, abs=1e-12)
     assert df.flow_sde_std(rate, sigma, after).item() == pytest.approx(0.6260990, abs=1e-7)
     assert df.flow_sde_mean(rows([0.5]), rows([1.0]), rate, sigma, after).item() == pytest.approx(0.6305, abs=1e-12)
+    # From x = 2: 0.755 * 2 - 0.1245 = 1.3855.
+    assert df.flow_sde_mean(rows([0.5]), rows([2.0]), rate, sigma, after).item() == pytest.approx(1.3855, abs=1e-12)
     # Pure noise: 1 - sigma is that of the second step, 1 - 0.9. g = 0.7 sqrt(1 / 0.1) = 2.2135944.
     assert df.flow_sde_rate(number(1.0), 0.7, 0.9).item() == pytest.approx(2.2135944, abs=1e-7)
 
@@ -78,7 +80,28 @@ def test_kl_golden() -> None:
     assert df.gaussian_kl(rows([1.0, 3.0]), rows([0.0, 1.0]), number(0.5)).item() == 5
 
 
+def test_levels_that_are_equal_up_to_rounding_leave_no_noise() -> None:
+    """1 - a / a' is then -2e-16, and its root would be NaN."""
+    above = np.nextafter(0.81, 1)
+    assert 1 - above / 0.81 < 0
+    assert df.ddim_std(number(above), number(0.81), 1.0).item() == 0
+
+
+def test_images_are_averaged_over_all_dimensions() -> None:
+    """Two rows of two channels of one by two pixels, each row with its own deviation, 1 and 2.
+
+    Distances 0 1 2 3 in the first, 0 2 4 6 in the second: squares over s^2 are 0 1 4 9, whose half has the mean 1.75.
+    """
+    x = torch.arange(4, dtype=torch.float64).reshape(1, 2, 1, 2) * torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1)
+    std = torch.tensor([1.0, 2.0], dtype=torch.float64).reshape(2, 1, 1, 1)
+    assert df.gaussian_kl(x, torch.zeros_like(x), std).tolist() == [1.75, 1.75]
+    found = df.gaussian_logprob(x, torch.zeros_like(x), std)
+    # log sqrt(2 pi) = 0.9189385, ln 2 = 0.6931472
+    assert found.tolist() == pytest.approx([-1.75 - 0.9189385, -1.75 - 0.9189385 - 0.6931472], abs=1e-6)
+
+
 def test_guided_golden() -> None:
+    assert df.guided(rows([1.0]), rows([3.0]), 5.0).item() == 11
     assert df.guided(rows([1.0]), rows([2.0]), 5.0).item() == 6
     assert df.guided(rows([1.0]), rows([2.0]), 1.0).item() == 2
 

@@ -59,9 +59,26 @@ def test_ties_golden() -> None:
 
 def test_equal_scores_teach_nothing_at_all() -> None:
     """Although the mean of three times 0.1 is not 0.1, and the quotient of two rounding errors may be anything."""
-    scores = torch.full((1, 3), 0.1, dtype=torch.float32)
-    for kind in (*KINDS, "rloo"):
-        assert advantages(scores, torch.ones(1, 3, dtype=torch.bool), kind).tolist() == [[0, 0, 0]]
+    for score in (0.1, 0.7, -3e7, 1e-30):
+        for size in (3, 6, 7):
+            scores = torch.full((1, size), score, dtype=torch.float32)
+            mask = torch.ones(1, size, dtype=torch.bool)
+            for kind in (*KINDS, "rloo"):
+                assert advantages(scores, mask, kind).tolist() == [[0] * size]
+            assert ga.group_stds(scores, mask).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("junk", [NAN, torch.inf, 3.0])
+def test_an_empty_group_is_zero(junk: float) -> None:
+    """A group whose every score is missing, beside one with a single score."""
+    scores, mask = torch.full((2, 3), junk), torch.tensor([[False] * 3, [False, True, False]])
+    scores[1, 1] = 5.0
+    assert ga.group_means(scores, mask).tolist() == [[0], [5]]
+    assert ga.group_stds(scores, mask).tolist() == [[0], [0]]
+    for made in (ga.group_centered(scores, mask), ga.leave_one_out(scores, mask)):
+        assert made.tolist() == [[0] * 3] * 2
+    assert ga.group_ties(scores, mask).tolist() == [[True], [True]]
+    assert ga.token_weights(mask, "grpo", max_length=3).tolist() == [[1], [1]]
 
 
 @QUICK

@@ -51,6 +51,14 @@ def test_estimators_golden(kind: kl.KLKind, expected: list[float], total: float)
     torch.testing.assert_close(masked_sum(got, mask), torch.tensor(total), rtol=1e-5, atol=1e-6)
 
 
+def test_k3_is_never_negative() -> None:
+    """Where e^-d - 1 by exp would be, for d around 1e-4; a policy equal to its reference has 0."""
+    d = torch.cat([torch.linspace(-1, 1, 20_001), torch.logspace(-9, 0, 10_001), -torch.logspace(-9, 0, 10_001)])
+    assert ((-d).exp() - 1 + d).min() < -1e-8
+    assert kl.kl_k3(d, torch.zeros_like(d)).min() == 0
+    assert kl.kl_k3(torch.zeros(3), torch.zeros(3)).tolist() == [0, 0, 0]
+
+
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kind \('full'\) must be one of kl, abs, mse, k3"):
         kl.kl_penalty(torch.zeros(1), torch.zeros(1), cast(kl.KLKind, "full"))

@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import QUICK
-from trlx_like.functional.logprobs import full_kl_from_hidden, score_tokens
+from trlx_like.functional.kl import full_kl
+from trlx_like.functional.logprobs import _score_logits, full_kl_from_hidden, score_tokens
 from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import clipped_surrogate
 
@@ -98,6 +99,21 @@ def test_statistics_of_allowed_tokens_golden() -> None:
     assert got.is_likeliest.tolist() == [True]
 
 
+def test_scores_of_logits_of_more_dimensions_are_those_of_their_rows() -> None:
+    """[B, R, V], as a whole batch is scored; two of the tokens are forbidden."""
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    logits[0, 1, 2] = logits[1, 0, 4] = -torch.inf
+    ids = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    logprobs, entropy, seen = _score_logits(logits, ids, entropy=True, statistics=True)
+    row_logprobs, row_entropy, row_seen = _score_logits(logits.view(6, 5), ids.view(6), entropy=True, statistics=True)
+    assert entropy is not None and row_entropy is not None and seen is not None and row_seen is not None
+    for found, wanted in zip((logprobs, entropy, *seen), (row_logprobs, row_entropy, *row_seen), strict=True):
+        assert found.shape == (2, 3)
+        torch.testing.assert_close(found.view(6), wanted)
+    other = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(full_kl(logits, other).view(6), full_kl(logits.view(6, 5), other.view(6, 5)))
+
+
 def test_temperature_golden() -> None:
     # T = 1/2 squares the weights: 1, 4, 25 of 30. ln(4/30) = -2.0149030.
     scores = score_tokens(GOLDEN, torch.tensor([1]), identity, temperature=0.5)
@@ -143,6 +159,8 @@ def test_temperature_must_be_above_zero(temperature: float) -> None:
 def test_a_table_needs_previous_tokens() -> None:
     with pytest.raises(ValueError, match="allowed and previous must be given together"):
         score_tokens(GOLDEN, torch.tensor([1]), identity, allowed=torch.ones(3, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="allowed and previous must be given together"):
+        full_kl_from_hidden(GOLDEN, GOLDEN, identity, identity, previous=torch.tensor([1]))
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:

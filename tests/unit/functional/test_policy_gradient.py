@@ -113,6 +113,28 @@ def test_explained_variance_golden() -> None:
         assert pg.explained_variance(torch.randn(999), equal, torch.ones(999, dtype=torch.bool)).item() == 0
 
 
+def test_a_ratio_at_the_bound_is_not_clipped() -> None:
+    """With a range of 0 and a ratio of 1; nor is one outside that has no advantage. Metrics have no gradient."""
+    same, either = torch.zeros(2), torch.tensor([1.0, -1.0])
+    assert [side.tolist() for side in pg.clip_sides(same, same, either, 0.0, 0.0)] == [[0, 0], [0, 0]]
+    assert [side.tolist() for side in pg.clip_sides(either, same, same, 0.1, 0.1)] == [[0, 0], [0, 0]]
+    assert pg.clip_fraction(same, same, 0.0).tolist() == [0, 0]
+    one, other = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    assert not any(metric.requires_grad for metric in pg.ratio_metrics(one, other, 0.1).values())
+
+
+def test_explained_variance_has_a_threshold() -> None:
+    """Returns that vary by more than 1e-6 of their mean count, by less they do not. Around 0 any variation counts."""
+    mask = torch.ones(2, dtype=torch.bool)
+    for mean in (1.0, -1000.0):
+        for spread, counts in ((1.5e-6, True), (0.7e-6, False)):
+            returns = torch.tensor([mean - spread * mean, mean + spread * mean], dtype=torch.float64)
+            assert pg.explained_variance(returns, returns, mask).item() == float(counts)
+    tiny = torch.tensor([-1e-12, 1e-12], dtype=torch.float64)
+    assert pg.explained_variance(torch.zeros_like(tiny), tiny, mask).item() == 0
+    assert pg.explained_variance(tiny, tiny, mask).item() == 1
+
+
 def test_a_ratio_beyond_float32_spoils_nothing() -> None:
     logprobs = torch.tensor([200.0, 200.0, -200.0, 0.0], requires_grad=True)
     loss = pg.clipped_surrogate(logprobs, torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, 1.0]), CLIP)

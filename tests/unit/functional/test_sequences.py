@@ -15,7 +15,7 @@ from tests.unit.functional.properties import (
     batches,
 )
 from tests.unit.functional.test_preference import NAN, assert_values
-from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_sums
+from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_means, sequence_sums
 
 
 def test_length_desensitized_golden() -> None:
@@ -25,6 +25,16 @@ def test_length_desensitized_golden() -> None:
     assert_values(length_desensitized(logprobs, mask, torch.tensor([2, 2]), 0.5), [-9, -8])
     assert_values(length_desensitized(logprobs, mask, torch.tensor([2, 2]), 1.0), [-15, -8])
     assert_values(sequence_sums(logprobs, mask), [-15, -8])
+
+
+def test_a_row_without_tokens_is_zero() -> None:
+    """And not NaN, whatever its padding holds; without rows there is nothing."""
+    values, mask = torch.tensor([[NAN, torch.inf], [3.0, 5.0]]), torch.tensor([[False, False], [True, True]])
+    assert sequence_sums(values, mask).tolist() == [0, 8]
+    assert sequence_means(values, mask).tolist() == [0, 4]
+    assert length_desensitized(values, mask, torch.tensor([0, 1]), 0.5).tolist() == [0, 5.5]
+    assert sequence_means(values[:0], mask[:0]).shape == sequence_sums(values[:0], mask[:0]).shape == (0,)
+    assert sequence_means(values[:, :0], mask[:, :0]).tolist() == [0, 0]
 
 
 def test_policy_weights_golden() -> None:

@@ -106,6 +106,9 @@ def test_an_answer_begins_where_its_prompt_ends() -> None:
         ([user("a"), assistant(None)], CHATML, r"m\[0\]: message 1 \(assistant\) has no content"),  # type: ignore[arg-type]
         ([assistant("a")], CHATML, r"m\[0\] begins with an assistant message"),
         ([user("a"), user("b")], LLAMA, r"m\[0\]: the chat template refuses the messages: roles must alternate"),
+        ([user("a")], "{{ 1 / 0 }}", r"m\[0\]: the chat template refuses the messages: division by zero"),
+        ([user("a")], "{{ range(10 ** 9) }}", r"m\[0\]: the chat template refuses the messages: Range too big"),
+        ([user("a")], "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: maximum recursion"),
         (TWO, None, r"m\[0\] has messages, but the tokenizer has no chat template"),
     ],
 )

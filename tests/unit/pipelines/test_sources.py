@@ -161,6 +161,7 @@ def test_a_sample_may_have_several_rewards() -> None:
         ("prompts", "a.json", '["a",\n"b"\n"c"]', "a.json:3 is not JSON: Expecting ',' delimiter"),
         ("prompts", "a.json", '{"prompt": "a"}', "a.json must hold a list of rows, not an object with prompt."),
         ("prompts", "a.json", "[" * 100000, "a.json is nested too deeply."),
+        ("prompts", "a.json", f"[{'1' * 5000}]", "a.json is not JSON: Exceeds the limit (4300 digits)"),
         ("prompts", "a.csv", "prompt,level\na,1\nb\n", "a.csv:3 has 1 cells for 2 columns."),
         ("prompts", "a.csv", "prompt,level\na,1,2\n", "a.csv:2 has 3 cells for 2 columns."),
         ("prompts", "a.csv", "prompt,prompt\na,1\n", "a.csv:1 must name every column once, not 'prompt', 'prompt'."),

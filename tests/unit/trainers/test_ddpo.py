@@ -17,6 +17,7 @@ from tests import tiny_pipelines
 from tests.contract.images import PROMPTS
 from tests.contract.recipes import LORA, make
 from tests.unit.trainers import ddpo_numpy as twin
+from trlx_like.config import DDPOConfig
 from trlx_like.errors import ConfigError, DataError, RewardError
 
 # Some steps are refused, so the optimiser never gets to the first.
@@ -168,6 +169,19 @@ def advantages_of(folder: Path, values: Sequence[float | None], **changes: Any) 
     trainer.eval_prompts = None
     trainer.make_experience()
     return [float(element.advantages) for element in trainer.store.elements]
+
+
+def test_advantages_by_prompt_are_the_default(tmp_path: Path) -> None:
+    """Prompts with 1 3 and 10 20: -1, 1 each. By the round all of the first would be below its mean of 8.5.
+
+    A prompt with too few rewards is compared with its round.
+    """
+    changes: dict[str, Any] = {"method.num_generations": 2, "method.chunk_size": 1, "method.stat_min_count": 2}
+    assert DDPOConfig().advantages == "prompt"
+    assert advantages_of(tmp_path, [1, 3, 10, 20], **changes) == pytest.approx([-1, 1, -1, 1], abs=2e-6)
+    few = advantages_of(tmp_path, [1, 3, 10, 20], **{**changes, "method.stat_min_count": 3})
+    # Squares 510 / 4 - 72.25 = 55.25, deviation 7.4330344.
+    assert few == pytest.approx([-7.5 / 7.4330344, -5.5 / 7.4330344, 1.5 / 7.4330344, 11.5 / 7.4330344], abs=2e-6)
 
 
 def test_advantages_by_round(tmp_path: Path) -> None:
