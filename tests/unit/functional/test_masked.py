@@ -64,6 +64,11 @@ def test_whiten_golden() -> None:
     torch.testing.assert_close(scaled, torch.tensor([[3.0, 4, 0], [5, 0, 0]]))
 
 
+def test_values_are_centred_unless_told_otherwise() -> None:
+    mean, variance = torch.tensor(2.0), torch.tensor(1.0)
+    assert masked.whiten(torch.tensor([2.0]), torch.tensor([True]), mean, variance).item() == 0
+
+
 @pytest.mark.parametrize(("center", "expected"), [(True, 0.0), (False, 7.0)])
 def test_one_value_is_whitened_without_nan(center: bool, expected: float) -> None:
     mask = torch.tensor([False, True, False])
