@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences", "eval_preferences")
 """The arguments of `train` that are data. A trainer accepts those that its `uses` names."""
+FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", "tokenizer", "callbacks", "config")
+"""The other arguments that every trainer gets."""
 
 
 def train(
@@ -228,10 +230,8 @@ def _judge(spec: Any, option: str) -> Any:
 
 def check(config: TRLConfig) -> None:
     """Look up everything that the configuration names without loading a model; raise what `train` would raise."""
-    import torch
-
     from trlx_like.models.loading import check_model
-    from trlx_like.optim import make_optimizer, make_scheduler
+    from trlx_like.optim import try_out
     from trlx_like.pipelines.prompts import DATAPIPELINES
     from trlx_like.samplers.engines import ENGINES
     from trlx_like.tracking import TRACKERS
@@ -244,13 +244,14 @@ def check(config: TRLConfig) -> None:
             f"{config.method.name}."
         )
     _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
+    if taken := sorted(set(config.train.trainer_kwargs) & {*DATA, *FUNCTIONS}):
+        raise ConfigError(f"train.trainer_kwargs cannot set {', '.join(taken)}, which has an option of its own.")
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
     ENGINES.get(config.sampler.engine)
     for tracker in config.train.trackers:
         TRACKERS.get(tracker)
-    optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config.optimizer)
-    make_scheduler(optimizer, config.scheduler, config.train.total_steps)
+    try_out(config.optimizer, config.scheduler, config.train.total_steps)
 
 
 def check_folder(config: TRLConfig) -> None:

@@ -9,10 +9,10 @@ that need torch are imported inside the commands, so that help and errors in a Y
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -25,8 +25,7 @@ from trlx_like.command_group import Commands
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
-from trlx_like.errors import ConfigError, TrlxError
-from trlx_like.imports import is_python_name
+from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
 
@@ -131,15 +130,24 @@ def train(
 
 
 @app.command()
-def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Check a YAML file, and the data and functions that it names.
+def check(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Load everything, make one round and one step elsewhere, and measure them.")
+    ] = False,
+) -> None:
+    """Check a YAML file, and the data, functions and models that it names.
 
-    Reads the data and imports the functions, but calls none of them, loads no model and uses no network.
+    Reads the data, encodes its first row, imports the functions and reads the headers of the model's files, but calls
+    no function, reads no weights and uses no network. With --deep it does all of that: it makes the first round and the
+    first step of the run in a temporary folder, and prints a plan of the run. The run folder is not touched.
     """
+    from trlx_like.check import check_run
+
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
-    data = _check_sources(read)
-    api.check(read)
-    api.check_folder(read)
+    data = check_run(read)
     typer.echo(
         f"OK: {TRAINERS.canonical(read.train.trainer)} on {read.model.model_path}, at most {read.train.total_steps} "
         f"steps of {read.train.batch_size} samples, into {read.train.checkpoint_dir}. "
@@ -149,43 +157,10 @@ def check(config: ConfigFile, overrides: Overrides = None, plugins: Plugins = No
     missing = [name for name in needs if all(getattr(read.data, one, None) is None for one in name.split(" or "))]
     if missing:
         typer.echo(f"It trains from Python only: train() has to be given {' and '.join(missing)}.")
+    elif deep:
+        from trlx_like.deep_check import deep_check
 
-
-def _check_sources(config: TRLConfig) -> list[str]:
-    """Describe the data and functions that are named; raise a ConfigError with one line for each that is unusable."""
-    from trlx_like.pipelines.sources import check_source, load_function
-    from trlx_like.rewards.judges import check_judge
-    from trlx_like.rewards.make import check_reward, names_reward_model
-
-    found, problems = [], []
-    functions = {"model.model_path", "tokenizer.tokenizer_path", "method.formatting_func"}
-    for option, spec in _options_with_values(config):
-        section, name = option.split(".")
-        try:
-            if section == "data" and name in api.DATA:
-                found.append(f"{name}: {check_source(spec, option)}")
-            elif option == "data.judge" and not (isinstance(spec, str) and names_reward_model(spec)):
-                found.append(f"judge: {check_judge(spec, option)}")
-            elif option in ("data.reward_fn", "data.judge"):
-                weights = config.reward.weights if name == "reward_fn" else None
-                found.append(f"{name}: {check_reward(spec, option, weights)}")
-            elif section == "data" and name != "stop_sequences":
-                load_function(spec, option)
-                found.append(f"{name}: {spec}")
-            elif option in functions and is_python_name(spec):
-                load_function(spec, option)
-        except TrlxError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return found
-
-
-def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
-    for section in ("model", "tokenizer", "method", "data"):
-        for name, value in getattr(config, section).to_dict().items():
-            if value is not None:
-                yield f"{section}.{name}", value
+        typer.echo("\n".join(deep_check(read)))
 
 
 @app.command("list")
@@ -290,13 +265,19 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all.")] = 0,
     beta: Annotated[float | None, typer.Option(help="Weight of the advantage of an ILQL model, by default 1.")] = None,
     number: Annotated[int, typer.Option("--num", min=1, help="Number of continuations per prompt.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Random seed; the same seed gives the same text.")
+    ] = None,
 ) -> None:
     """Continue prompts with a trained model.
 
     Prints each prompt with its continuation, separated by empty lines.
     """
     from trlx_like.continuation import continued, weights_of
+
+    for name, value in (("--temperature", temperature), ("--beta", beta)):
+        if value is not None and not math.isfinite(value):
+            raise ConfigError(f"{name} ({value}) must be a finite number.")
 
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "top_k": top_k}

@@ -6,7 +6,9 @@ of torch, and those of `transformers.get_scheduler`, which warm up and decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -80,12 +82,52 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
     return scheduler
 
 
+REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError)
+"""What the classes of torch raise for arguments that they cannot use, when they are made or only in a step."""
+TRIED_STEPS = 1000
+"""Most steps that `try_out` makes."""
+
+
+def try_out(optimizer: OptimizerConfig, scheduler: SchedulerConfig, total_steps: int) -> None:
+    """Make the optimizer and the schedule and let them take the first steps, on a parameter of their own.
+
+    Args:
+        optimizer: the section `optimizer`.
+        scheduler: the section `scheduler`.
+        total_steps: as in `make_scheduler`.
+
+    Raises:
+        RegistryError: if no optimizer or schedule has that name.
+        ConfigError: if one of them refuses its arguments, or sets a learning rate that is not a number of at least 0.
+    """
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    made = make_optimizer([parameter], optimizer)
+    schedule = make_scheduler(made, scheduler, total_steps)
+    parameter.grad = torch.zeros_like(parameter)
+    with _refused("optimizer", optimizer.kwargs):
+        made.step()
+    for step in range(1, min(total_steps, TRIED_STEPS) + 1):
+        with _refused("scheduler", scheduler.kwargs):
+            schedule.step()
+        for rate in map(float, schedule.get_last_lr()):
+            if not (math.isfinite(rate) and rate >= 0):
+                raise ConfigError(f"scheduler.kwargs ({scheduler.kwargs}): the learning rate of step {step} is {rate}.")
+
+
+@contextmanager
+def _refused(option: str, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Turn what torch refuses in a `with` block into an error that names the option."""
+    try:
+        yield
+    except REFUSALS as error:
+        why = f"{type(error).__name__}: " * isinstance(error, LookupError) + " ".join(str(error).split())
+        raise ConfigError(f"{option}.kwargs ({kwargs}): {why}") from error
+
+
 def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str, Any]) -> Any:
     """Call a factory; if it refuses its arguments, raise a ConfigError that names the option."""
-    try:
+    with _refused(option, kwargs):
         return factory(first, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{option}.kwargs ({kwargs}): {error}") from error
 
 
 def _fused(kind: type[Optimizer], parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:

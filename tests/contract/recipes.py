@@ -343,7 +343,13 @@ RECIPES = {
 
 
 def make(name: str, folder: Path, **changes: Any) -> Any:
-    """The tiny trainer of that name, its run in `folder`.
+    """The tiny trainer of that name, its run in `folder`; changes as of `ingredients`."""
+    config, arguments = ingredients(name, folder, **changes)
+    return make_trainer(config, **arguments)
+
+
+def ingredients(name: str, folder: Path, **changes: Any) -> tuple[TRLConfig, dict[str, Any]]:
+    """What the tiny trainer of that name is made of: its configuration, and further arguments of `make_trainer`.
 
     changes: dotted keys of the configuration ("train.seed"), and arguments of `make_trainer`.
     """
@@ -366,8 +372,7 @@ def make(name: str, folder: Path, **changes: Any) -> Any:
     }
     options = {key: value for key, value in changes.items() if "." in key}
     arguments = {key: value for key, value in changes.items() if "." not in key}
-    config = TRLConfig.update(sections, options)
-    return make_trainer(config, **{**recipe.arguments, **arguments})
+    return TRLConfig.update(sections, options), {**recipe.arguments, **arguments}
 
 
 def kinds() -> Mapping[str, tuple[str, dict[str, Any]]]:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from typer.testing import CliRunner, Result
 
+from tests.tiny import save_tiny
 from trlx_like.cli import app
 
 REWARDS = """\
@@ -49,6 +50,8 @@ def write_yaml(file: Path, **sections: dict[str, Any]) -> Path:
 def ppo_file(folder: Path, **data: Any) -> Path:
     (folder / "prompts.txt").write_text("a b\nc d\nab c\nd\n")
     (folder / "rewards.py").write_text(REWARDS)
+    if not (folder / "model").exists():
+        save_tiny(folder / "model")
     return write_yaml(
         folder / "ppo.yml",
         model={"model_path": str(folder / "model")},

@@ -226,12 +226,12 @@ def test_a_file_that_only_python_can_run_is_told_apart(here: Path) -> None:
     )
 
 
-def test_a_check_says_what_would_run_and_loads_no_model(here: Path) -> None:
+def test_a_check_says_what_would_run_and_makes_no_run_folder(here: Path) -> None:
     assert said(0, "check", ppo_file(here, prompts="prompts.txt", reward_fn="rewards.py:score")) == (
         f"OK: PPOTrainer on {here / 'model'}, at most 2 steps of 4 samples, into {here / 'run'}. "
         "prompts: 4 rows of prompts.txt; reward_fn: rewards.py:score.\n"
     )
-    assert not (here / "model").exists() and not (here / "run").exists()
+    assert not (here / "run").exists()
 
 
 def test_a_check_of_several_reward_functions(here: Path) -> None:

@@ -20,7 +20,7 @@ from trlx_like.algorithms import ALGORITHMS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trlx_like"
 
-GROUND = {"algorithms", "errors", "imports", "meeting", "redact", "registry"}
+GROUND = {"algorithms", "errors", "imports", "meeting", "reading", "redact", "registry"}
 PARTS = GROUND | {"config", "functional", "data"}
 SERVICES = {"models", "pipelines", "rewards", "tracking", "distributed", "optim", "checkpoint"}
 TRAINING = PARTS | SERVICES | {"samplers"}
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"redact"},
     "imports": {"errors"},
     "meeting": set(),
+    "reading": set(),
     "registry": {"errors", "imports"},
     "config": GROUND,
     "functional": set(),
@@ -45,10 +46,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": EVERYTHING - {"api", "cli"},
     "__init__": EVERYTHING - {"cli"},
     "continuation": TRAINING,
+    "check": EVERYTHING - {"cli"},
+    "deep_check": EVERYTHING - {"cli"} | {"check"},
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
     "command_group": GROUND,
-    "cli": EVERYTHING - {"cli"} | {"command_group", "continuation", "doctor", "records", "__init__"},
+    "cli": EVERYTHING - {"cli"}
+    | {"check", "command_group", "continuation", "deep_check", "doctor", "records", "__init__"},
     "__main__": {"cli"},
 }
 
@@ -59,6 +63,7 @@ OTHERS: dict[str, set[str]] = {
     "redact": set(),
     "imports": set(),
     "meeting": set(),
+    "reading": set(),
     "registry": set(),
     "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},
     "functional": {"torch"},

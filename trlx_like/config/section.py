@@ -6,6 +6,8 @@ override `conflicts` to say which combinations cannot run. Every error is a `Con
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -90,10 +92,11 @@ class Section(BaseModel):
         words = [
             problem
             for name in type(self).model_fields
-            if isinstance(value := getattr(self, name), dict)
-            for problem in _words_for_booleans(value, self._path(name))
+            if not isinstance(value := getattr(self, name), Section)
+            for problem in _unusable(value, self._path(name), isinstance(value, dict))
         ]
-        return [*words, *self.conflicts()]
+        conflicts = [one for one in self.conflicts() if all(one.path != two.path[: len(one.path)] for two in words)]
+        return [*words, *conflicts]
 
     def changed(self, name: str) -> bool:
         """Return whether a field differs from its default."""
@@ -137,10 +140,26 @@ class Section(BaseModel):
         return Problem(path, f"must be {allowed}, got {shown(redacted(given, name))}.{hint}")
 
 
-def _words_for_booleans(value: Any, path: tuple[Any, ...]) -> Iterator[Problem]:
-    """Yield texts such as `no`, which YAML 1.1 read as false and a library would take for true."""
-    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+def _unusable(value: Any, path: tuple[Any, ...], in_mappings: bool = False) -> Iterator[Problem]:
+    """Yield values at any depth that libraries accept and fail with later.
+
+    These are NaN and infinity, whole numbers beyond 64 bits, and in mappings texts such as `no`, which YAML 1.1 read
+    as false and a library would take for true.
+
+    Args:
+        value: The value of a field, or a part of it.
+        path: Where it stands.
+        in_mappings: Whether all around it are mappings. Elements of a list are data, such as a prompt.
+    """
+    if isinstance(value, str) and in_mappings and value.lower() in ("yes", "no", "on", "off"):
         yield Problem(path, f"{value!r} is text here; write true or false.")
+    elif isinstance(value, float) and not math.isfinite(value) and "sequence_bias" not in path:
+        yield Problem(path, f"must be a finite number, got {shown(value)}.")
+    elif isinstance(value, int) and abs(value) > sys.maxsize:
+        yield Problem(path, f"must be a whole number of at most 64 bits, got {shown(value)}.")
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _words_for_booleans(item, (*path, key))
+            yield from _unusable(item, (*path, key), in_mappings)
+    elif isinstance(value, list):
+        for row, item in enumerate(value):
+            yield from _unusable(item, (*path, row))

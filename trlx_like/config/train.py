@@ -92,7 +92,9 @@ class TrainConfig(Section):
     tags: Applied[list[str]] = []
     """Tags for wandb."""
 
-    seed: Annotated[int, OnResume("the random numbers of the run follow from it")] = Field(default=1000, ge=0)
+    seed: Annotated[int, OnResume("the random numbers of the run follow from it")] = Field(
+        default=1000, ge=0, le=2**32 - 1
+    )
     """Seed of all random numbers of the run."""
     max_grad_norm: Applied[float | None] = Field(default=1.0, gt=0)
     """Maximum norm that the gradient is clipped to; null: no clipping."""

@@ -16,9 +16,17 @@ from typing import Any
 
 import yaml
 
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, shown
 from trlx_like.errors import ConfigError
+from trlx_like.reading import read_bytes, unwritable
 from trlx_like.redact import HIDDEN
+
+LARGEST = 250_000
+"""Most bytes of a configuration file. PyYAML needs seconds for that many."""
+MOST_VALUES = 20_000
+"""Most values of a configuration, aliases written out. A few lines of nested aliases can stand for billions."""
+DEEPEST = 50
+"""Most levels of mappings and lists in each other."""
 
 _TAG = "tag:yaml.org,2002:"
 _RESOLVERS = (
@@ -37,6 +45,18 @@ RUN_CODE = ("trust_remote_code", "allow_all_kernels", "custom_pipeline")
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[Any, Any] = {}
+    nodes = level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count nodes and levels while they are read, so that a file that has too many ends soon."""
+        self.nodes, self.level = self.nodes + 1, self.level + 1
+        if self.nodes > MOST_VALUES:
+            raise yaml.YAMLError(f"it has more than {MOST_VALUES:,} values")
+        if self.level > DEEPEST:
+            raise yaml.YAMLError(f"it has more than {DEEPEST} levels of mappings and lists")
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -67,6 +87,7 @@ class YamlSource:
         self.problems: list[Problem] = []
         self._places: dict[tuple[Any, ...], tuple[str, int]] = {}
         self._name = str(file)
+        self._left = MOST_VALUES
         node = _compose(_text(Path(file), self._name), self._name)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{self._name}: must be a mapping of sections (model, train, method, ...).")
@@ -128,6 +149,9 @@ class YamlSource:
         if id(node) in above:
             self._problem(path, node, name, "contains itself.")
             return None
+        self._left -= 1
+        if self._left < 0:
+            raise ConfigError(f"{self._name}: it has more than {MOST_VALUES:,} values, aliases written out.")
         above = (*above, id(node))
         tag = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and tag == "map":
@@ -135,12 +159,15 @@ class YamlSource:
         if isinstance(node, yaml.SequenceNode) and tag == "seq":
             return [self._value(item, (*path, i), name, above) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
+            if why := "the character NUL is not text" if "\0" in node.value else unwritable(node.value):
+                self._problem(path, node, name, f"{why}.")
+                return None
             try:
                 return _scalar(tag, node.value)
             except KeyError:
                 pass
             except ValueError:
-                self._problem(path, node, name, f"{node.value!r} is not of the type {tag} that it is tagged with.")
+                self._problem(path, node, name, f"{shown(node.value)} is not of the type {tag} that it is tagged with.")
                 return None
         self._problem(path, node, name, f"the YAML tag {_short(node.tag)} is not allowed; write a plain value.")
         return None
@@ -155,7 +182,10 @@ class YamlSource:
                 several = isinstance(value_node, yaml.SequenceNode)
                 for part in reversed(value_node.value) if several else [value_node]:
                     values = self._value(part, path, name, above)
-                    merged.update(values if isinstance(values, dict) else {})
+                    if isinstance(values, dict):
+                        merged.update(values)
+                    else:
+                        self._problem(path, part, name, f"<< merges mappings, not {shown(values)}.")
                 continue
             key = self._value(key_node, path, name, above)
             if isinstance(key, dict | list):
@@ -206,7 +236,7 @@ def plain(value: Any) -> Any:
 
 def _text(file: Path, name: str) -> str:
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        return read_bytes(file, LARGEST).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file.") from None
     except IsADirectoryError:
@@ -225,7 +255,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
         raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{name}: is not valid YAML: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(f"{name}: is not valid YAML: {str(error).splitlines()[0].rstrip('.')}.") from None
 
 
 def _scalar(tag: str, text: str) -> Any:

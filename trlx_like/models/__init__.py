@@ -7,15 +7,16 @@ from trlx_like.models.loading import (
     check_folder,
     checkpoint_activations,
     disable_dropout,
+    inspect_model,
     load_model,
-    load_tokenizer,
     load_trained_model,
-    no_progress_bars,
     save_model,
 )
 from trlx_like.models.merging import has_adapter, merged, mismerged_weights, plain_weights
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
+from trlx_like.models.sources import check_fit, no_progress_bars
+from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.models.value_head import (
     HEADS_FILE,
     AutoModelForCausalLMWithValueHead,
@@ -32,12 +33,14 @@ __all__ = [
     "PolicyOutput",
     "ValueHead",
     "arch_type",
+    "check_fit",
     "check_folder",
     "checkpoint_activations",
     "create_reference_model",
     "disable_dropout",
     "has_adapter",
     "hidden_size",
+    "inspect_model",
     "keeps_packed_apart",
     "last_hidden_module",
     "load_model",

@@ -214,7 +214,10 @@ def base_of(path: str) -> str | None:
     if found is None:
         return None
     import_peft()
-    base: str | None = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    try:
+        base: str | None = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"model.model_path ({path!r}): its adapter_config.json cannot be read: {error}.") from error
     if base is None:
         raise ConfigError(f"model.model_path ({path!r}): its adapter_config.json does not name the model it is for.")
     return base

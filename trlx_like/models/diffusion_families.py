@@ -6,9 +6,11 @@ be registered with `register_diffusion_family`.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +20,7 @@ from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.imports import import_name, install_hint, is_python_name
 from trlx_like.models.finite import require_finite
-from trlx_like.models.loading import cannot_load, no_progress_bars
+from trlx_like.models.sources import UNLOADABLE, cannot_load, check_place, no_progress_bars, reason
 from trlx_like.registry import Registry
 
 
@@ -211,10 +213,11 @@ def load_pipeline(config: ModelConfig) -> Any:
         raise ConfigError(
             f"model.model_path ({type(path).__name__}) must be a diffusers pipeline, its folder or hub name."
         )
+    inspect_pipeline(config)
     try:
         with no_bars():
             pipeline = DiffusionPipeline.from_pretrained(path, **config.model_extra_configs)
-    except (OSError, ValueError, AttributeError) as error:
+    except UNLOADABLE as error:
         raise cannot_load("model.model_path", repr(path), error, "model.model_extra_configs") from error
     return _checked(pipeline, repr(path))
 
@@ -226,6 +229,34 @@ def _checked(pipeline: Any, name: str = "") -> Any:
         if isinstance(part, nn.Module):
             require_finite(part, f"model.model_path ({name or type(pipeline).__name__}, {type(part).__name__})")
     return pipeline
+
+
+def inspect_pipeline(config: ModelConfig) -> None:
+    """Check a pipeline in a folder by its index and the headers of its files, without reading a weight.
+
+    Args:
+        config: The section `model`.
+
+    Raises:
+        ConfigError: As `load_pipeline`, for what can be known without the weights.
+    """
+    path = config.model_path
+    if not isinstance(path, str) or is_python_name(path):
+        return
+    check_place(path, "model.model_path")
+    if not Path(path).is_dir():
+        return
+    try:
+        index = json.loads((Path(path) / "model_index.json").read_text(encoding="utf-8"))
+        parts = [name for name, value in index.items() if isinstance(value, list) and value[-1] is not None]
+    except (OSError, ValueError, AttributeError, IndexError) as error:
+        why = getattr(error, "strerror", None) or reason(error)
+        raise ConfigError(
+            f"model.model_path ({path!r}) is not a folder of diffusers: its model_index.json cannot be read: {why}."
+        ) from error
+    for name in parts:
+        if not (Path(path) / name).is_dir():
+            raise ConfigError(f"model.model_path ({path!r}): the folder {name} of its model_index.json is missing.")
 
 
 @contextmanager

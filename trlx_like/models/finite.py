@@ -11,7 +11,7 @@ from trlx_like.errors import ConfigError
 @torch.no_grad()
 def first_nonfinite(model: nn.Module) -> str | None:
     """Return the name of the first parameter with an entry that is NaN or infinite; None if there is none."""
-    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.numel()}
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.numel() and not p.is_meta}
     if not named:
         return None
     largest = torch._foreach_norm(list(named.values()), torch.inf)

@@ -1,9 +1,8 @@
-"""Loads models and tokenizers that `model.model_path` and `tokenizer.tokenizer_path` name, and saves models."""
+"""Loads models that `model.model_path` names, checks them without their weights, and saves models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,39 +11,22 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.activations import NewGELUActivation
-from transformers.utils import logging as transformers_logging
 
-from trlx_like.config import ModelConfig, TokenizerConfig
+from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
+from trlx_like.models.causality import require_causal
 from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter, merged
+from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
 
-UNTRUSTED = {"trust_remote_code": False}
-"""Options of `from_pretrained` without which transformers asks on the terminal whether a model's code may run."""
-
-
-def cannot_load(option: str, name: str, error: Exception, extra: str = "") -> ConfigError:
-    """Return the error about a model or tokenizer that transformers cannot load.
-
-    Args:
-        option: The option that names it.
-        name: Its name, as it is shown.
-        error: What transformers raised.
-        extra: The option with more arguments of `from_pretrained`, if there is one.
-    """
-    if "trust_remote_code" not in str(error):
-        return ConfigError(f"{option} ({name}) cannot be loaded: {error}")
-    advice = f" If you trust its author, add to the command: --set {extra}.trust_remote_code=true" if extra else ""
-    return ConfigError(f"{option} ({name}) comes with code of its own, which is not run.{advice}")
+MODEL = "model.model_path"
 
 
 def check_model(config: ModelConfig) -> None:
@@ -70,7 +52,7 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
     """
     path = config.model_path
     if is_python_name(path):
-        path = import_name(path, "model.model_path")()
+        path = import_name(path, MODEL)()
     lm = load_model(path, config)
     if config.peft_config is not None:
         add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
@@ -79,56 +61,139 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
     return lm
 
 
-def load_model(path: Any, config: ModelConfig) -> PreTrainedModel:
+def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTrainedModel:
     """Load a language model in float32, unless `model.model_extra_configs` says otherwise.
 
     Args:
         path: A folder or hub name of a model or of an adapter, a `PretrainedConfig` (random weights), a model (used as
             it is), or `module:function` that returns one of these.
         config: The section `model`.
+        option: The name of the option in errors.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: If it cannot be loaded, lacks weights, has NaN or infinite ones, or is of another kind than
-            `model.model_arch_type`.
+        ConfigError: If it cannot be loaded, lacks weights, has NaN or infinite ones, is not causal, or is of another
+            kind than `model.model_arch_type`.
     """
     check_model(config)
     if is_python_name(path):
-        path = import_name(path, "model.model_path")()
+        path = import_name(path, option)()
     path = unwrapped(path)
+    place = f"{option} ({_shown(path)})"
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
         check_has_lm_head(path)
-        require_finite(path, f"model.model_path ({type(path).__name__})")
-        return fuse_gelu(path)
-    extra = {"dtype": torch.float32, **UNTRUSTED, **config.model_extra_configs}
-    lm: PreTrainedModel
+        lm = path
+    else:
+        if isinstance(path, str) and Path(path).is_dir():
+            inspect_model(path, config, option)  # before memory is filled with what turns out to be random
+        lm = _loaded(path, config, option)
+    require_finite(lm, place)
+    if config.model_arch_type == "causal":
+        require_causal(lm, place)
+    return fuse_gelu(lm)
+
+
+def _loaded(path: Any, config: ModelConfig, option: str, **more: Any) -> PreTrainedModel:
+    """Load a model, or make one of a configuration; `more` goes to `from_pretrained`."""
+    extra = {"dtype": torch.float32, **UNTRUSTED, **config.model_extra_configs, **more}
     kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
+    lm: PreTrainedModel
     try:
         if isinstance(path, PretrainedConfig):
             _check_kind(path, config, _shown(path))
             lm = kind.from_config(path, **extra)
         else:
-            _check_kind(AutoConfig.from_pretrained(base_of(str(path)) or str(path), **extra), config, _shown(path))
+            check_place(str(path), option)
+            _check_kind(_read_config(str(path), extra, option), config, _shown(path))
             with no_progress_bars():
-                lm, found = kind.from_pretrained(str(path), output_loading_info=True, **extra)
-            _check_complete(found["missing_keys"], _shown(path))
-    except (OSError, ValueError) as error:
-        raise cannot_load("model.model_path", _shown(path), error, "model.model_extra_configs") from error
-    require_finite(lm, f"model.model_path ({_shown(path)})")
-    return fuse_gelu(lm)
+                lm, found = kind.from_pretrained(
+                    str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
+                )
+            check_complete(found, f"{option} ({_shown(path)})", extra.get("ignore_mismatched_sizes", False))
+    except UNLOADABLE as error:
+        raise cannot_load(option, _shown(path), error, "model.model_extra_configs") from error
+    return lm
 
 
-def _check_complete(missing: Collection[str], name: str) -> None:
-    """Raise ConfigError for weights that the files lack, such as the language model head if they hold a classifier."""
+def _read_config(path: str, extra: Mapping[str, Any], option: str) -> PretrainedConfig:
+    """Read the configuration of a model, or of the model that an adapter is for."""
+    base = base_of(path)
+    if base is not None:
+        check_place(base, f"{option} ({path!r}): the model of the adapter")
+    config: PretrainedConfig = AutoConfig.from_pretrained(base or path, **extra)
+    return config
+
+
+def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> PretrainedConfig | None:
+    """Check a model by its configuration and the headers of its files, without reading a weight or using the network.
+
+    Args:
+        path: As in `load_model`.
+        config: The section `model`.
+        option: The name of the option in errors.
+
+    Returns:
+        The configuration of the model; None if that is not known, because a function makes the model or it is not on
+        this machine.
+
+    Raises:
+        ConfigError: As `load_model`, for what can be known without the weights.
+    """
+    path = unwrapped(path)
+    if isinstance(path, PreTrainedModel | PretrainedConfig):
+        found: PretrainedConfig = path.config if isinstance(path, PreTrainedModel) else path
+        _check_kind(found, config, _shown(path))
+        return found
+    if not isinstance(path, str) or is_python_name(path):
+        return None
+    check_place(path, option)
+    extra = {**UNTRUSTED, **config.model_extra_configs}
+    if not Path(path).is_dir():
+        try:
+            AutoConfig.from_pretrained(path, **{**extra, "local_files_only": True})
+        except UNLOADABLE:
+            return None
+    local = {"local_files_only": True}
+    if base_of(path) is None and "quantization_config" not in extra:
+        return _loaded(path, config, option, device_map="meta", **local).config
+    try:
+        return _read_config(path, {**extra, **local}, option)
+    except UNLOADABLE as error:
+        raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
+
+
+def check_complete(found: Mapping[str, Any], place: str, may_differ: bool = False, new: tuple[str, ...] = ()) -> None:
+    """Check what transformers reports about the weights that it has loaded.
+
+    Args:
+        found: The report: names of missing weights, and of those of another shape.
+        place: The option and path of the model, for errors.
+        may_differ: Accept weights of another shape, as `ignore_mismatched_sizes` asks for.
+        new: Beginnings of the names of weights that may be missing, because they are made new.
+
+    Raises:
+        ConfigError: If the files lack weights, such as the language model head if they hold a classifier, or have
+            weights of other shapes than the configuration says.
+    """
+    missing = [name for name in found["missing_keys"] if not name.startswith(new)]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConfigError(
-            f"model.model_path ({name}) has no {min(missing)}{more}: it is another kind of model, and what it lacks "
-            "would be random."
+            f"{place} has no {min(missing)}{_and_more(missing)}: it is another kind of model, and what it lacks would "
+            "be random."
         )
+    if found["mismatched_keys"] and not may_differ:
+        name, saved, wanted = min(found["mismatched_keys"])
+        raise ConfigError(
+            f"{place}: {name}{_and_more(found['mismatched_keys'])} has the shape {list(saved)} in its file and "
+            f"{list(wanted)} by its config.json, which is of another model."
+        )
+
+
+def _and_more(names: Collection[Any]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:
@@ -200,10 +265,11 @@ def arch_type(path: str) -> Literal["causal", "seq2seq"]:
     Raises:
         ConfigError: If it holds no model.
     """
+    check_place(path, MODEL)
     try:
         return _kind(AutoConfig.from_pretrained(base_of(path) or path, **UNTRUSTED))
-    except (OSError, ValueError) as error:
-        raise cannot_load("model.model_path", _shown(path), error) from error
+    except UNLOADABLE as error:
+        raise cannot_load(MODEL, _shown(path), error) from error
 
 
 def _kind(config: PretrainedConfig) -> Literal["causal", "seq2seq"]:
@@ -217,92 +283,18 @@ def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None
     if kind != config.model_arch_type:
         what = "an encoder-decoder" if kind == "seq2seq" else "no encoder-decoder"
         raise ConfigError(f"model.model_arch_type ({config.model_arch_type!r}): {name} is {what}; set it to {kind!r}.")
-
-
-def load_tokenizer(
-    config: TokenizerConfig, model_path: Any, tokenizer: PreTrainedTokenizerBase | None = None
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the configuration, or prepare the given one.
-
-    Without a pad token, EOS pads. That is safe here, because masks are never inferred from ids. The sides of padding
-    and truncation are those of the configuration; a given tokenizer keeps its own.
-
-    Args:
-        config: The section `tokenizer`.
-        model_path: `model.model_path`, used if `tokenizer.tokenizer_path` is not set.
-        tokenizer: A tokenizer to use instead of loading one. It is changed in place.
-
-    Returns:
-        The tokenizer, with a pad token.
-
-    Raises:
-        ConfigError: If it cannot be loaded or has no EOS token.
-    """
-    if tokenizer is None:
-        tokenizer = _read_tokenizer(config, model_path)
-        tokenizer.padding_side = config.padding_side
-        tokenizer.truncation_side = config.truncation_side
-    if tokenizer.eos_token_id is None:
-        name = tokenizer.name_or_path or type(tokenizer).__name__
-        raise ConfigError(f"tokenizer.tokenizer_path ({name}): the tokenizer has no EOS token; set its eos_token.")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if config.chat_template is not None:
-        tokenizer.chat_template = _read_template(config.chat_template)
-    return tokenizer
-
-
-def _read_template(template: str) -> str:
-    """Return the text of a chat template, given as text or as a file."""
-    if "{" in template:
-        return template
-    try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    saved = (found.architectures or [""])[0]
+    if kind == "causal" and saved.endswith("ForMaskedLM") and not getattr(found, "is_decoder", False):
         raise ConfigError(
-            f"tokenizer.chat_template ({template!r}) is neither a template nor a file: {error}"
-        ) from error
-
-
-def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the configuration."""
-    path = config.tokenizer_path if config.tokenizer_path is not None else model_path
-    if is_python_name(path):
-        path = import_name(path, "tokenizer.tokenizer_path")()
-    if isinstance(path, PreTrainedTokenizerBase):
-        return path
-    if isinstance(path, (PreTrainedModel, PretrainedConfig)):
-        raise ConfigError(
-            "tokenizer.tokenizer_path is missing: model.model_path is not a folder or hub name, so the tokenizer "
-            "must be named, or passed as train(tokenizer=...)."
+            f"{MODEL} ({name}) holds {saved}, which is not causal: it would see the tokens that it learns to predict. "
+            "Use a causal language model."
         )
-    try:
-        tokenizer: PreTrainedTokenizerBase
-        tokenizer = AutoTokenizer.from_pretrained(str(path), **{**UNTRUSTED, **config.tokenizer_extra_configs})
-    except (OSError, ValueError) as error:
-        raise cannot_load(
-            "tokenizer.tokenizer_path", repr(str(path)), error, "tokenizer.tokenizer_extra_configs"
-        ) from error
-    return tokenizer
 
 
 def _shown(path: Any) -> str:
     """Return the words for a model's path in an error."""
-    return type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide transformers' progress bars for reading and writing weights within a block, but not those of downloads."""
-
-    def hidden(bar: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return bar(*args, **{**kwargs, "disable": True})
-
-    before = transformers_logging.set_tqdm_hook(hidden)
-    try:
-        yield
-    finally:
-        transformers_logging.set_tqdm_hook(before)
+    in_memory = isinstance(path, PretrainedConfig | PreTrainedModel)
+    return type(path).__name__ if in_memory else repr(str(path))
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ the last id that is not the pad id instead, and so miss an EOS if EOS is also th
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
 from trlx_like.models.finite import require_finite
 from trlx_like.models.layout import blocks, run_base
-from trlx_like.models.loading import UNTRUSTED, cannot_load, no_progress_bars
+from trlx_like.models.loading import check_complete
+from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
 from trlx_like.models.top_blocks import freeze_below
 
 CLASSIFIER = "ForSequenceClassification"
+HEADS = ("score.", "classifier.", "pooler.")
+"""Parts that a language model lacks, so that a classifier made from it gets new ones."""
 
 
 class RewardNetwork(nn.Module):
@@ -102,8 +106,11 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
     extra = {"dtype": torch.float32, **UNTRUSTED, **extra}
     try:
         with no_progress_bars():
+            if isinstance(path, str) and Path(path).is_dir():
+                # By its headers first, before memory is filled with what turns out to be random.
+                _load(path, trained, option, {**extra, "device_map": "meta"})
             model = _load(path, trained, option, extra)
-    except (OSError, ValueError, RuntimeError) as error:
+    except UNLOADABLE as error:
         raise _unloadable(option, path, error) from error
     if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
         raise ConfigError(
@@ -116,6 +123,36 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
     return model
 
 
+def inspect_reward_model(path: Any, **extra: Any) -> PretrainedConfig | None:
+    """Check a reward model, or the model that it starts from, by its configuration and the headers of its files.
+
+    Args:
+        path: As in `load_reward_model`.
+        extra: Passed to `from_pretrained`.
+
+    Returns:
+        The configuration of the model; None if that is not known, because a function makes the model or it is not on
+        this machine.
+
+    Raises:
+        ConfigError: As `load_reward_model`, for what can be known without the weights.
+    """
+    if isinstance(path, PreTrainedModel | PretrainedConfig):
+        found: PretrainedConfig = path.config if isinstance(path, PreTrainedModel) else path
+        return found
+    if not isinstance(path, str) or is_python_name(path):
+        return None
+    check_place(path, "model.model_path")
+    extra = {**UNTRUSTED, **extra, "local_files_only": True}
+    if not Path(path).is_dir():
+        try:
+            AutoConfig.from_pretrained(path, **extra)
+        except UNLOADABLE:
+            return None
+    config: PretrainedConfig = load_reward_model(path, **extra, device_map="meta").config
+    return config
+
+
 def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTrainedModel:
     """Load the classifier, or make one with random weights."""
     model: PreTrainedModel
@@ -126,21 +163,24 @@ def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTr
         config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, **extra)
         return model
+    check_place(str(path), option)
     if trained:
         check_reward_model(str(path), option)
     else:
         extra = {"num_labels": 1, **extra}
-    model = AutoModelForSequenceClassification.from_pretrained(str(path), **extra)
+    model, found = AutoModelForSequenceClassification.from_pretrained(
+        str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
+    )
+    place, new = f"{option} ({str(path)!r})", () if trained else HEADS
+    check_complete(found, place, extra.get("ignore_mismatched_sizes", False), new)
     return model
 
 
 def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
     """Make the error for a path that cannot be loaded."""
     shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
-    if "trust_remote_code" in str(error):
-        return cannot_load(option, shown, error, "model.model_extra_configs" if option == "model.model_path" else "")
-    reason = str(error).partition("\n")[0]
-    return ConfigError(f"{option} ({shown}) cannot be loaded as a reward model: {reason}")
+    extra = "model.model_extra_configs" if option == "model.model_path" else ""
+    return cannot_load(option, shown, error, extra, " as a reward model")
 
 
 def check_reward_model(path: str, option: str) -> None:
@@ -152,7 +192,7 @@ def check_reward_model(path: str, option: str) -> None:
     """
     try:
         saved = AutoConfig.from_pretrained(path, **UNTRUSTED).architectures or ["a model that does not say its class"]
-    except (OSError, ValueError) as error:
+    except UNLOADABLE as error:
         raise _unloadable(option, path, error) from error
     if not saved[0].endswith(CLASSIFIER):
         raise ConfigError(f"{option} ({path!r}) holds {saved[0]}, which has no trained head for rewards.")

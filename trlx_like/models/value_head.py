@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from trlx_like.errors import ConfigError
 from trlx_like.models.heads import ValueHead
 from trlx_like.models.layout import hidden_size, is_encoder_decoder, lm_head, run_base
-from trlx_like.models.loading import no_progress_bars
 from trlx_like.models.reward_adapter import RewardAdapter
+from trlx_like.models.sources import no_progress_bars
 
 HEADS_FILE = "heads.safetensors"
 """The file with the heads in the folder of an exported model, separate so that plain transformers can load the model.

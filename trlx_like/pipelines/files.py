@@ -17,12 +17,13 @@ from typing import Any
 
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import install_hint
+from trlx_like.reading import check_regular, read_bytes
 
 Line = int | None  # of a row, from 1; None in a file without lines
 
 
 def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8-sig")
+    return read_bytes(path).decode("utf-8-sig")
 
 
 def _txt(path: Path, option: str) -> Iterator[tuple[Line, str]]:
@@ -37,7 +38,8 @@ def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{option}: {path}:{number} is not JSON: {error}.") from None
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise DataError(f"{option}: {path}:{number} is not JSON: {why}.") from None
 
 
 def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
@@ -74,13 +76,14 @@ def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line
 
 def _parquet(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise missing_packages(option, "a .parquet file", error) from error
+    check_regular(path)
     try:
         yield from ((None, row) for row in parquet.read_table(path).to_pylist())
-    except ArrowInvalid as error:
-        raise DataError(f"{option}: {path} is not a Parquet file: {error}") from error
+    except ArrowException as error:
+        raise DataError(f"{option}: {path} is not a Parquet file: {' '.join(str(error).split())}") from error
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[tuple[Line, Any]]]] = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeGuard
 
 from trlx_like.errors import DataError
+from trlx_like.reading import unwritable
 
 Message = Mapping[str, Any]
 
@@ -35,12 +36,32 @@ def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
+LONGEST_TEXT = 10_000_000
+"""Most characters of a text in a row. Tokenizers need minutes, and no model has a use, for more."""
+
+
+def unusable_text(value: Any) -> str | None:
+    """Return why a tokenizer could not encode a text in a row: it is too long, or not text. None if all can be."""
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            return f"a text has {len(value):,} characters; at most {LONGEST_TEXT:,} are read"
+        return unwritable(value)
+    if isinstance(value, Mapping):
+        return next(filter(None, map(unusable_text, (*value.keys(), *value.values()))), None)
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(unusable_text, value)), None)
+    return None
+
+
 def checked_rows(rows: Any, name: str) -> list[Any]:
-    """Return rows as a list. Raise DataError for text in place of a list, and for an empty list."""
+    """Return rows as a list. Raise DataError for text in place of a list, an empty list, and unusable text."""
     if isinstance(rows, str):
         raise DataError(f"{name} is a string; give a list of them.")
     if not (listed := list(rows)):
         raise DataError(f"{name} is empty; give at least one.")
+    for number, row in enumerate(listed):
+        if why := unusable_text(row):
+            raise DataError(f"{name}[{number}]: {why}.")
     return listed
 
 

@@ -28,7 +28,7 @@ from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
 from trlx_like.pipelines.files import READERS, described, missing_packages
 from trlx_like.pipelines.returns import finite
-from trlx_like.pipelines.rows import is_messages
+from trlx_like.pipelines.rows import is_messages, unusable_text
 
 _DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>[^\\/]+))?")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -69,21 +69,25 @@ def load_rows(spec: Any, option: str) -> list[Any]:
     return _checked(read(spec, option), option, from_python=kind == "function")
 
 
-def check_source(spec: Any, option: str) -> str:
+def check_source(spec: Any, option: str) -> tuple[str, list[Any]]:
     """Describe a source in a few words, without calling a function or using the network.
+
+    Returns:
+        The words, and the rows of a file or a list; no rows of other sources.
 
     Raises:
         ConfigError: As `load_rows`.
         DataError: As `load_rows`, for files and lists.
     """
     if isinstance(spec, list) or _kind(spec, option) == "file":
-        count = len(load_rows(spec, option))
-        return f"{count} row{'s' * (count != 1)}" + (f" of {spec}" if isinstance(spec, str) else "")
+        rows = load_rows(spec, option)
+        of = f" of {spec}" if isinstance(spec, str) else ""
+        return f"{len(rows)} row{'s' * (len(rows) != 1)}{of}", rows
     if _kind(spec, option) == "function":
         load_function(spec, option)
-        return f"what {spec} returns"
+        return f"what {spec} returns", []
     _datasets(option)
-    return f"dataset {spec}"
+    return f"dataset {spec}", []
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
@@ -137,7 +141,7 @@ def _read_file(spec: str, option: str) -> _Rows:
     except UnicodeDecodeError as error:
         raise DataError(f"{option}: {spec} is not UTF-8 text (byte {error.start}).") from None
     except OSError as error:
-        raise ConfigError(f"{option} ({spec!r}) cannot be read: {error}") from error
+        raise ConfigError(f"{option} ({spec!r}) cannot be read: {error.strerror or error}.") from error
     return _Rows(spec, _without_column([value for _, value in rows]), [line for line, _ in rows])
 
 
@@ -205,6 +209,8 @@ def _checked(rows: _Rows, option: str, *, from_python: bool) -> list[Any]:
     checked = []
     for number, value in enumerate(rows.values):
         try:
+            if why := unusable_text(value):
+                raise DataError(f"{option}: {rows.place(number)}: {why}.")
             checked.append(read(value))
         except (TypeError, ValueError, OverflowError):
             raise DataError(f"{option}: {rows.place(number)} must be {wanted}, not {described(value)}.") from None

@@ -71,10 +71,14 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
     if not names_reward_model(spec):
         load_function(spec, option)
-    elif Path(spec).expanduser().is_dir():  # a hub name would need the network
+    else:
         from trlx_like.models.reward_model import check_reward_model
+        from trlx_like.models.sources import check_place
 
-        check_reward_model(os.path.expanduser(spec), option)
+        path = os.path.expanduser(spec)
+        check_place(path, option)
+        if Path(path).is_dir():  # a hub name would need the network
+            check_reward_model(path, option)
     return str(spec)
 
 

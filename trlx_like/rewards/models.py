@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trlx_like.errors import ConfigError
-from trlx_like.models.loading import UNTRUSTED
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model
+from trlx_like.models.sources import UNTRUSTED
 from trlx_like.pipelines.chat import encode_answer, template_options
 from trlx_like.pipelines.tokens import TextEncoder
 

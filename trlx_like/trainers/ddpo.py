@@ -27,7 +27,7 @@ from trlx_like.functional.policy_gradient import clipped_surrogate, ratio_metric
 from trlx_like.functional.prompt_statistics import PromptStatistics, normalized
 from trlx_like.models import Fingerprint, has_adapter
 from trlx_like.models.diffusion import DiffusionModel
-from trlx_like.models.diffusion_families import load_pipeline
+from trlx_like.models.diffusion_families import inspect_pipeline, load_pipeline
 from trlx_like.pipelines.captions import CaptionFunction, Captions, read_captions
 from trlx_like.pipelines.prompts import PromptStream
 from trlx_like.rewards.runner import Scores
@@ -53,12 +53,23 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     uses = frozenset({"prompts", "eval_prompts"})
     needs = ("reward_fn", "prompts")
 
-    def build(self, tokenizer: Any = None) -> None:
+    def read_inputs(self, tokenizer: Any = None) -> None:
+        """Read the prompts, before a model is loaded. `trlx-like check` calls it with one prompt."""
         self._refuse_text_options(tokenizer)
+        given = self.data.get("prompts")
+        if given is not None and not callable(given):
+            read_captions(given)
+        self.eval_prompts = self._eval_prompts(given)
+
+    def inspect_models(self) -> None:
+        """Check the pipeline by its index and the headers of its files; weights are not read."""
+        inspect_pipeline(self.config.model)
+
+    def build(self, tokenizer: Any = None) -> None:
+        self.read_inputs(tokenizer)
         method, seed = self.method, self.config.train.seed
         given = self.data.get("prompts")
         listed = None if given is None or callable(given) else read_captions(given)
-        self.eval_prompts = self._eval_prompts(given)
         with isolated_rng(seed):  # a path may name a function that trains a model first
             pipeline = load_pipeline(self.config.model)
         self.model = DiffusionModel(pipeline, (method.height, method.width))

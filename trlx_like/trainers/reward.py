@@ -20,8 +20,21 @@ from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
-from trlx_like.models import checkpoint_activations, disable_dropout, has_adapter, load_tokenizer, save_model
-from trlx_like.models.reward_model import RewardNetwork, add_reward_adapter, load_reward_model, with_own_pad_token
+from trlx_like.models import (
+    check_fit,
+    checkpoint_activations,
+    disable_dropout,
+    has_adapter,
+    load_tokenizer,
+    save_model,
+)
+from trlx_like.models.reward_model import (
+    RewardNetwork,
+    add_reward_adapter,
+    inspect_reward_model,
+    load_reward_model,
+    with_own_pad_token,
+)
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.preferences import Preference, encode_preferences
 from trlx_like.pipelines.truncation import Truncation
@@ -57,19 +70,29 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
     method: RewardConfig
     model: RewardNetwork
 
-    def build(self, tokenizer: Any = None) -> None:
+    def read_inputs(self, tokenizer: Any = None) -> None:
+        """Load the tokenizer and encode the pairs, before a model is loaded. `trlx-like check` calls it with one."""
         self._check()
-        options = self.config.model
-        tokenizer = load_tokenizer(self.config.tokenizer, options.model_path, tokenizer)
-        preferences = self._encoded("preferences", tokenizer)
+        self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
+        preferences = self._encoded("preferences")
         self.truncation = Truncation.of((pair.lost for pair in preferences), len(self.data["preferences"]))
         self.pairs = [_pair(preference) for preference in preferences]
-        held_out = self._encoded("eval_preferences", tokenizer) if "eval_preferences" in self.data else []
+        held_out = self._encoded("eval_preferences") if "eval_preferences" in self.data else []
         self.eval_pairs = [_pair(preference) for preference in held_out]
+
+    def inspect_models(self) -> None:
+        """Check the model by the headers of its files; weights are not read."""
+        found = inspect_reward_model(self.config.model.model_path, **self.config.model.model_extra_configs)
+        if found is not None:
+            check_fit(found, self.config.train.seq_length, self.tokenizer)
+
+    def build(self, tokenizer: Any = None) -> None:
+        self.read_inputs(tokenizer)
+        options = self.config.model
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_reward_model(options.model_path, **options.model_extra_configs)
-        self._check_length(lm.config.get_text_config())
-        self.tokenizer = with_own_pad_token(tokenizer, lm)
+        check_fit(lm.config, self.config.train.seq_length, self.tokenizer)
+        self.tokenizer = with_own_pad_token(self.tokenizer, lm)
         if options.peft_config is not None:
             with isolated_rng(self.config.train.seed):
                 add_reward_adapter(lm, options.peft_config, options.model_path)
@@ -117,11 +140,11 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             self.tokenizer.save_pretrained(directory)
         self.world.barrier()
 
-    def _encoded(self, name: str, tokenizer: Any) -> list[Preference]:
+    def _encoded(self, name: str) -> list[Preference]:
         method = self.method
         return encode_preferences(
             self.data[name],
-            tokenizer,
+            self.tokenizer,
             max_length=self.config.train.seq_length,
             max_prompt_length=method.max_prompt_length,
             truncation=method.truncation_mode,
@@ -135,13 +158,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         for argument in ("reward_fn", "metric_fn"):
             if getattr(self, argument) is not None:
                 raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
-
-    def _check_length(self, config: Any) -> None:
-        """Raise ConfigError if sequences can be longer than the model's positions."""
-        positions = getattr(config, "max_position_embeddings", None)
-        longest = self.config.train.seq_length
-        if positions is not None and longest > positions:
-            raise ConfigError(f"train.seq_length ({longest}) is longer than the {positions} positions of the model.")
 
 
 def _pair(preference: Preference) -> PreferencePair:

@@ -19,11 +19,13 @@ from trlx_like.models import (
     Fingerprint,
     LanguagePolicy,
     PolicyOutput,
+    check_fit,
     check_folder,
     checkpoint_activations,
     disable_dropout,
     has_adapter,
     hidden_size,
+    inspect_model,
     load_model,
     load_tokenizer,
     load_trained_model,
@@ -53,13 +55,25 @@ class TextTrainer(BaseRLTrainer[E]):
     heads_kind = "ValueHead"
     """Ending of the class that loads an exported model with its heads: `AutoModelForCausalLMWith<heads_kind>`."""
 
-    def build(self, tokenizer: Any = None) -> None:
-        model = self.config.model
-        tokenizer = self.tokenizer = load_tokenizer(self.config.tokenizer, model.model_path, tokenizer)
-        self.scoring.tokenizer = tokenizer
+    def read_inputs(self, tokenizer: Any = None) -> None:
+        """Load the tokenizer and encode the data, before a model is loaded. `trlx-like check` calls it with one row."""
+        self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
+        self.scoring.tokenizer = self.tokenizer
         self.read_data()
         self.eval_pipeline: PromptPipeline | None = None
         self._add_prompts()
+
+    def inspect_models(self) -> None:
+        """Check the models by the headers of their files; weights are not read."""
+        config = self.config.model
+        for name, path in (("model_path", config.model_path), ("ref_model_path", config.ref_model_path)):
+            found = None if path is None else inspect_model(path, config, f"model.{name}")
+            if found is not None:
+                check_fit(found, self.config.train.seq_length, self.tokenizer)
+
+    def build(self, tokenizer: Any = None) -> None:
+        self.read_inputs(tokenizer)
+        model = self.config.model
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
             lm = load_trained_model(model)
         if has_adapter(lm):  # the model beside it is not in checkpoints
@@ -70,7 +84,7 @@ class TextTrainer(BaseRLTrainer[E]):
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
-        self._check_lengths(lm.config)
+        check_fit(lm.config, self.config.train.seq_length, self.tokenizer)
         self.model = LanguagePolicy(
             lm,
             heads=self.heads(hidden_size(lm), vocabulary_size(lm)),
@@ -80,7 +94,7 @@ class TextTrainer(BaseRLTrainer[E]):
             allowed=self._allowed(lm.config.vocab_size),
         )
         self.sampler = self.sampler_of(self.make_engine())
-        self.by_hand = ByHand(tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
+        self.by_hand = ByHand(self.tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
 
     def sampler_of(self, engine: Engine) -> TextSampler:
         """Make a sampler for an engine, with the configured stop sequences and batch size."""
@@ -163,7 +177,7 @@ class TextTrainer(BaseRLTrainer[E]):
     def load_reference(self) -> None:
         """Load the reference to the device of this process, without adding it to checkpoints."""
         path = self.config.model.ref_model_path
-        self.model.add_reference(None if path is None else load_model(path, self.config.model))
+        self.model.add_reference(None if path is None else load_model(path, self.config.model, "model.ref_model_path"))
         for module in self.model.reference_modules():
             module.to(self.device)
             self.world.same_weights([*module.parameters(), *module.buffers()])
@@ -307,15 +321,6 @@ class TextTrainer(BaseRLTrainer[E]):
         self.world.barrier()
 
     # Checks.
-
-    def _check_lengths(self, config: Any) -> None:
-        """Raise ConfigError if sequences can be longer than the model's positions."""
-        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        if positions is not None and self.config.train.seq_length > positions:
-            raise ConfigError(
-                f"train.seq_length ({self.config.train.seq_length}) is longer than the {positions} positions of "
-                "the model."
-            )
 
     def _allowed(self, vocabulary: int) -> Tensor | None:
         """Check `logit_mask` and return it as a tensor [V, V] bool; None without one."""

@@ -33,7 +33,7 @@ def test_every_field_has_a_docstring() -> None:
 def test_assigning_to_a_field_checks_it() -> None:
     config = default_ppo_config()
     assert sentence_of(lambda: setattr(config.train, "seed", "x")) == (
-        "train.seed: must be a whole number of at least 0, got 'x'."
+        "train.seed: must be a whole number from 0 to 4294967295, got 'x'."
     )
     assert sentence_of(lambda: setattr(config.train, "sede", 1)) == (
         "train.sede: unknown key. Did you mean train.seed?"

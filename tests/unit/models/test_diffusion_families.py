@@ -48,7 +48,7 @@ def test_what_it_may_not_be(tmp_path: Any) -> None:
     other = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     cases: dict[str, Any] = {
         r"StableDiffusionImg2ImgPipeline cannot be trained here; .* StableDiffusionPipeline,.* register_diff": other,
-        r"model.model_path \('.*'\) cannot be loaded: ": str(tmp_path),
+        r"model.model_path \('.*'\) is not a folder of diffusers": str(tmp_path),
         r"model.model_path \(GPT2Config\) must be a diffusers pipeline": tiny_config(),
     }
     for message, path in cases.items():

@@ -102,7 +102,7 @@ def test_a_config_a_model_and_a_function() -> None:
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("/nowhere/at/all", {}, r"model\.model_path \('/nowhere/at/all'\) cannot be loaded"),
+        ("/nowhere/at/all", {}, r"model\.model_path \('/nowhere/at/all'\): there is no such folder"),
         (
             "tests.tiny:tiny_lm",
             {"model_arch_type": "seq2seq"},
@@ -137,7 +137,7 @@ def test_an_encoder_decoder_has_to_be_asked_for(tmp_path: Path) -> None:
             load(path)
         assert load(path, model_arch_type="seq2seq").config.is_encoder_decoder
     assert arch_type(str(tmp_path)) == "seq2seq" and arch_type(save_tiny(tmp_path / "causal")) == "causal"
-    with pytest.raises(ConfigError, match=r"model\.model_path \('/nowhere/at/all'\) cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"model\.model_path \('/nowhere/at/all'\): there is no such folder"):
         arch_type("/nowhere/at/all")
 
 
@@ -161,7 +161,7 @@ def test_a_tokenizer_made_by_a_function() -> None:
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.tokenizer_path is missing"):
         load_tokenizer(TokenizerConfig(), tiny_config())
-    with pytest.raises(ConfigError, match=rf"tokenizer\.tokenizer_path \('{tmp_path}'\) cannot be loaded"):
+    with pytest.raises(ConfigError, match=rf"model\.model_path \('{tmp_path}'\) cannot be loaded as a tokenizer"):
         load_tokenizer(TokenizerConfig(), str(tmp_path))
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None

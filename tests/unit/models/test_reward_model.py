@@ -136,7 +136,7 @@ def two_labels() -> Any:
 @pytest.mark.parametrize(
     ("path", "trained", "message"),
     [
-        ("{tmp}/nowhere", False, r"data\.x \('.*nowhere'\) cannot be loaded as a reward model"),
+        ("{tmp}/nowhere", False, r"data\.x \('.*nowhere'\): there is no such folder"),
         ("{tmp}/lm", True, r"data\.x \('.*lm'\) holds GPT2LMHeadModel, which has no trained head for rewards"),
         (tiny_config("granite"), False, r"data\.x \(GraniteConfig\) cannot be loaded .* Unrecognized configuration"),
         (two_labels, False, r"data\.x: a reward model is a classifier with one label.*GPT2ForSequenceCl.* with 2"),

@@ -376,9 +376,9 @@ def test_a_check_reads_files_but_calls_nothing() -> None:
     pytest.importorskip("datasets")
     written("f.py", FUNCTIONS)
     written("a.txt", "one\ntwo\n")
-    assert check_source("a.txt", "data.prompts") == "2 rows of a.txt"
-    assert check_source(["a"], "data.prompts") == "1 row"
-    assert check_source("f.py:fails", "data.prompts") == "what f.py:fails returns"
-    assert check_source("owner/words:test", "data.prompts") == "dataset owner/words:test"
+    assert check_source("a.txt", "data.prompts") == ("2 rows of a.txt", ["one", "two"])
+    assert check_source(["a"], "data.prompts") == ("1 row", ["a"])
+    assert check_source("f.py:fails", "data.prompts") == ("what f.py:fails returns", [])
+    assert check_source("owner/words:test", "data.prompts") == ("dataset owner/words:test", [])
     assert "has no 'row'" in message(ConfigError, check_source, "f.py:row", "data.prompts")
     assert "a.txt:1 must be a finite number" in message(DataError, check_source, "a.txt", "data.rewards")

@@ -1,0 +1,136 @@
+"""Checks of a model's folder before it is loaded, and one-line reasons for what cannot be loaded.
+
+Left out on purpose: files of the hub, which transformers checks when it downloads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from trlx_like.errors import ConfigError
+from trlx_like.reading import check_regular
+
+UNLOADABLE = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    *(SafetensorError, StrictDataclassError, UnpicklingError),
+)
+"""What transformers, diffusers and torch raise for files that are damaged or do not belong together."""
+
+UNTRUSTED = {"trust_remote_code": False}
+"""Options of `from_pretrained` without which transformers asks on the terminal whether a model's code may run."""
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why a model or a tokenizer cannot be loaded."""
+    if isinstance(error, UnpicklingError | EOFError):
+        return "its .bin file is damaged, or holds more than weights"
+    sentence = " ".join(str(error).split("\n\n")[0].split())
+    kind = "" if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: "
+    return f"{kind}{sentence or type(error).__name__}"
+
+
+def cannot_load(option: str, name: str, error: Exception, extra: str = "", as_what: str = "") -> ConfigError:
+    """Return the error about a model or tokenizer that transformers cannot load.
+
+    Args:
+        option: The option that names it.
+        name: Its name, as it is shown.
+        error: What transformers raised.
+        extra: The option with more arguments of `from_pretrained`, if there is one.
+        as_what: What it should be, as in " as a reward model".
+    """
+    if "trust_remote_code" not in str(error):
+        return ConfigError(f"{option} ({name}) cannot be loaded{as_what}: {reason(error)}")
+    advice = f" If you trust its author, add to the command: --set {extra}.trust_remote_code=true" if extra else ""
+    return ConfigError(f"{option} ({name}) comes with code of its own, which is not run.{advice}")
+
+
+def check_place(path: str, option: str) -> None:
+    """Check that a path which can only be a folder is one, and that no file in a model's folder is damaged.
+
+    Args:
+        path: A folder or a hub name.
+        option: The name of the option in errors.
+
+    Raises:
+        ConfigError: If there is no such folder, a file in it is a pipe or a device, or a file of weights is cut off or
+            is none.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if folder.is_file():
+            raise ConfigError(f"{option} ({path!r}) is a file; give the folder that it is in.")
+        if path.startswith((".", "~", os.sep)) or len(folder.parts) > 2:
+            raise ConfigError(f"{option} ({path!r}): there is no such folder in {Path.cwd()}.")
+        return
+    for file in sorted(folder.rglob("*")):
+        try:
+            check_regular(file)
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):  # reads the header and compares it with the size of the file
+                    pass
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or reason(error)
+            raise ConfigError(f"{option} ({path!r}): {file.relative_to(folder)} cannot be read: {why}.") from error
+
+
+def check_fit(config: PretrainedConfig, seq_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a model has the positions and the tokens that it will be given.
+
+    Tokens beyond the model's that only a special token stands for are accepted, because text does not become them: some
+    families share a tokenizer between models with images and without.
+
+    Args:
+        config: The configuration of the model.
+        seq_length: `train.seq_length`.
+        tokenizer: The tokenizer.
+
+    Raises:
+        ConfigError: If sequences can be longer than the positions, or the tokenizer has tokens that the model lacks.
+    """
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is not None and seq_length > positions:
+        raise ConfigError(f"train.seq_length ({seq_length}) is longer than the {positions} positions of the model.")
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    used = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
+    beyond = [
+        (number, token)
+        for token, number in tokenizer.get_vocab().items()
+        if number >= text.vocab_size and (number in used or number not in special)
+    ]
+    if beyond:
+        raise ConfigError(
+            f"tokenizer.tokenizer_path: the tokenizer has {len(beyond)} tokens that the model lacks, such as "
+            f"{max(beyond)[1]!r} (id {max(beyond)[0]}): the model has {text.vocab_size}. Use the tokenizer that the "
+            "model was trained with."
+        )
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Hide transformers' progress bars and reports of reading and writing weights within a block.
+
+    Bars of downloads stay.
+    """
+
+    def hidden(bar: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return bar(*args, **{**kwargs, "disable": True})
+
+    before, level = transformers_logging.set_tqdm_hook(hidden), transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
+        transformers_logging.set_verbosity(level)

@@ -1,0 +1,50 @@
+"""Reading of files that a user names: regular files only, and only up to a size."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+"""What a path may be beside a file or a folder, by the type bits of its mode. Reading these may never end."""
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: The file.
+        most: The greatest size in bytes; None: any.
+
+    Returns:
+        The content.
+
+    Raises:
+        OSError: If it cannot be read, is a pipe, a device or a socket, or is larger than `most`. `strerror` says which.
+    """
+    check_regular(path)
+    size = path.stat().st_size
+    if most is not None and size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {most:,} are read", str(path))
+    return path.read_bytes()
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError if a path is a pipe, a device or a socket, or holds a NUL character, or does not exist."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path cannot contain the character NUL", str(path))
+    kind = KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file; write its content to a file", str(path))
+
+
+def unwritable(text: str) -> str | None:
+    """Return why a text cannot be written as UTF-8: it has a lone surrogate, such as "\\ud800". None if it can be."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1} is half of a surrogate pair (\\u{ord(text[error.start]):04x}), not text"
+    return None
