@@ -194,7 +194,7 @@ def mutated(source: str, number: int, file: str) -> CodeType:
     return compile(ast.fix_missing_locations(tree), file, "exec")
 
 
-def tests_of(module: str) -> list[str]:
+def belonging_tests(module: str) -> list[str]:
     """Return the test files that belong to a module, such as `functional/kl`, by the rule of the mirror test."""
     from tests.unit.test_mirror import ELSEWHERE
 
@@ -221,7 +221,7 @@ class Runner:
         self.file = file
         self.source = (ROOT / file).read_text(encoding="utf-8")
         self.name = file.removesuffix(".py").replace("/", ".")
-        self.tests = tests_of(file.removeprefix("trlx_like/").removesuffix(".py"))
+        self.tests = belonging_tests(file.removeprefix("trlx_like/").removesuffix(".py"))
 
     def survivors(self, mutants: Sequence[Mutant]) -> list[Mutant]:
         """Return the mutants that no test of the module fails for.

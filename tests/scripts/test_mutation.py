@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from scripts.mutation import ROOT, TARGETS, known_survivors, mutants_of, mutated, tests_of
+from scripts.mutation import ROOT, TARGETS, belonging_tests, known_survivors, mutants_of, mutated
 
 SOURCE = '''
 """A docstring with 1 + 1."""
@@ -48,7 +48,7 @@ def test_every_target_has_its_tests_and_every_survivor_its_mutant_and_reason() -
         place = ROOT / target
         for file in place.rglob("*.py") if place.is_dir() else [place]:
             if file.name != "__init__.py":
-                tests = tests_of(str(file.relative_to(ROOT / "trlx_like").with_suffix("")))
+                tests = belonging_tests(str(file.relative_to(ROOT / "trlx_like").with_suffix("")))
                 assert tests and all((ROOT / test).is_file() for test in tests)
     for name, entries in known_survivors().items():
         mutants = {(mutant.where, mutant.change) for mutant in mutants_of((ROOT / name).read_text(encoding="utf-8"))}
