@@ -6,9 +6,18 @@ to tell the case apart. Any other exception is an error in this library, and sho
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 from trlx_like.redact import redacted
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+"""The error numbers of a disk that refuses."""
 
 
 class TrlxError(Exception):
@@ -41,6 +50,10 @@ class CheckpointError(TrlxError):
     """Report a checkpoint that is missing, damaged, or from another run."""
 
 
+class DiskError(TrlxError):
+    """Report a disk that refuses a file of the run folder."""
+
+
 class SamplerError(TrlxError):
     """Report a sampler that does not sample from the trained policy. Nothing was learned from its samples."""
 
@@ -61,3 +74,31 @@ class DivergenceError(TrlxError):
 
 class NonFiniteError(DivergenceError):
     """Report that losses, gradients or updates were NaN or infinite. They changed no weight, unless it says so."""
+
+
+@contextmanager
+def writing(path: Path, needed: int = 0) -> Iterator[None]:
+    """Raise a DiskError if the disk refuses what is written in a `with` block.
+
+    Args:
+        path: The file or folder that is written, for the message.
+        needed: Its size in bytes; 0 if that is not known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        why = os.strerror(error.errno)
+        raise DiskError(
+            f"{path} cannot be written: {why}. {space(path, needed)} The run can be resumed from its newest checkpoint."
+        ) from error
+
+
+def space(path: Path, needed: int) -> str:
+    """Return a sentence with the bytes that are needed, if that is known, and those that are free on the disk."""
+    place = path.absolute()
+    while not place.is_dir():
+        place = place.parent
+    want = f"About {needed:,} bytes are needed, and" if needed else "On its disk"
+    return f"{want} {shutil.disk_usage(place).free:,} bytes are free."

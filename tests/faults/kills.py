@@ -13,8 +13,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,8 +26,10 @@ from torch import distributed as dist
 from tests.contract.recipes import RECIPES, make, scenarios
 from tests.contract.runs import assert_same, rows
 from tests.faults import system_calls
+from tests.faults.system_calls import Decision
 from trlx_like.checkpoint import CheckpointStore
 from trlx_like.distributed.launcher import free_port
+from trlx_like.errors import TrlxError
 from trlx_like.tracking import jsonl
 
 torch.set_num_threads(1)
@@ -38,13 +40,19 @@ KINDS = {
     "forward": "before the forward pass of a module",
     "line": "in the middle of a written line",
     "publish": "before a system call of publishing a checkpoint",
+    "full": "not at all: from a write to the run folder on, the disk is full",
 }
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.truncate", "shutil.rmtree"}
 OPTIONS: dict[str, Any] = {
     **{"train.checkpoint_interval": 2, "train.eval_interval": 3, "train.keep_checkpoints": 2, "train.epochs": 3},
     **{"train.log_samples_interval": 1, "train.resume_from_checkpoint": "auto"},
 }
-UNCOMPARED = {"report.html", "history.jsonl", "run_files.jsonl"}  # have times
+WATCHED = ("publish", "full")
+DECISIONS: dict[str, Callable[[int], Decision]] = {
+    "publish": system_calls.kill_before,
+    "full": lambda count: system_calls.full_from(count, RUN),
+}
+UNCOMPARED = {"report.html", "history.jsonl", "run_files.jsonl"}  # show times, and that the run was resumed
 RUN = "run"
 SECONDS = 600.0
 
@@ -113,6 +121,9 @@ class Trigger:
         if "line" in wanted:
             write: Any = jsonl._write
             jsonl._write = lambda file, rows: write(_HalfLine(file, self), rows)
+        if self.watched and self.point is not None and self.point.kind == "full":
+            system_calls.offer()
+            return
         if self.watched:
             system_calls.offer()
             publish = CheckpointStore.publish
@@ -138,16 +149,16 @@ class _HalfLine:
         self.file = file
         self.trigger = trigger
 
-    def write(self, content: bytes) -> None:
-        for line in content.splitlines(keepends=True):
+    def write(self, content: Any) -> int:
+        for line in bytes(content).splitlines(keepends=True):
             if self.trigger.due("line"):
                 self.file.write(line[: len(line) // 2])
-                self.file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             self.file.write(line)
+        return len(content)
 
-    def flush(self) -> None:
-        self.file.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 def fork(action: Callable[[], object], log: Path) -> int:
@@ -162,6 +173,7 @@ def fork(action: Callable[[], object], log: Path) -> int:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)  # not pytest's
         action()
         code = 0
     except SystemExit as stopped:
@@ -183,7 +195,13 @@ def _learn(scenario: str, folder: Path, trigger: Trigger | None, variables: Mapp
     trainer = make(name, Path(RUN), **{**_options(int(variables.get("WORLD_SIZE", 1))), **changes, **OPTIONS})
     if trigger is not None:
         trigger.arm()
-    trainer.learn()
+    full = trigger is not None and trigger.point is not None and trigger.point.kind == "full"
+    with system_calls.mark() if full else nullcontext():
+        try:
+            trainer.learn()
+        except TrlxError as error:
+            print(f"{type(error).__name__}: {error}")
+            raise SystemExit(error.exit_code) from None
     sys.setprofile(None)
     if trigger is not None and trigger.point is None:
         counts = " ".join(f"{kind}={count}" for kind, count in trigger.counts.items())
@@ -208,7 +226,7 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    watched = {point.rank} if point is not None and point.kind == "publish" else set(count or {})
+    watched = {point.rank} if point is not None and point.kind in WATCHED else set(count or {})
     pids: list[int] = []
     for rank in range(ranks):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
@@ -221,7 +239,11 @@ def run(
         pids.append(fork(action, folder / "log"))
     statuses: dict[int, int] = {}
     for rank in watched:
-        decide = system_calls.collect(count[rank]) if count else system_calls.kill_before(point.count if point else 0)
+        if count:
+            decide: Decision = system_calls.collect(count[rank])
+        else:
+            assert point is not None
+            decide = DECISIONS[point.kind](point.count)
         statuses[rank] = system_calls.watch(pids[rank], decide)
     if point is not None and point.rank not in statuses:
         _wait({point.rank: pids[point.rank]}, statuses, SECONDS)
@@ -256,7 +278,7 @@ def whole(scenario: str, folder: Path, ranks: int) -> Whole:
         if any(run(scenario, place, ranks, count={rank: calls} if system_calls.available() else {})):
             raise RuntimeError(f"{scenario} does not run:\n{tail(place)}")
         words = (word.split("=") for word in (place / f"events_{rank}").read_text().split())
-        events.append({kind: int(number) for kind, number in words} | {"publish": len(calls)})
+        events.append({kind: int(number) for kind, number in words} | dict.fromkeys(WATCHED, len(calls)))
     return Whole(folder / "0", events)
 
 
@@ -270,9 +292,16 @@ def attempt(point: Point, expected: Whole, folder: Path) -> Outcome:
     ranks = len(expected.events)
     statuses = run(point.scenario, folder, ranks, point)
     status = statuses[point.rank]
-    if not os.WIFSIGNALED(status):
+    if point.kind == "full" and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 2:
+        said = tail(folder).splitlines()[-1]
+        if "bytes are free" not in said:
+            return Outcome(point, True, f"it says no bytes: {said}")
+    elif not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
-        shutil.rmtree(folder) if code == 0 else None
+        if code == 0:  # it made fewer calls this time
+            shutil.rmtree(folder)
+            if point.count > 1:
+                return attempt(replace(point, count=point.count * 9 // 10), expected, folder)
         return Outcome(point, False, "" if code == 0 else f"the run failed with code {code}:\n{tail(folder)}")
     try:
         if any(run(point.scenario, folder, ranks)):

@@ -7,6 +7,7 @@ x86-64 only; `available` says whether this machine allows it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -37,6 +38,7 @@ CHANGE = WRITE | {
     84: "rmdir",
 }
 """These, and those that make, rename or delete files and folders."""
+NEED_SPACE = {number for number, name in CHANGE.items() if name not in ("unlink", "unlinkat", "rmdir", "ftruncate")}
 _CREATES = os.O_CREAT | os.O_TRUNC
 
 
@@ -125,7 +127,10 @@ class Call:
             return memory.read(4096).split(b"\0")[0].decode()
 
 
-def watch(pid: int, decide: Callable[[Call], int | None]) -> int:
+Decision = Callable[[Call], int | None]
+
+
+def watch(pid: int, decide: Decision) -> int:
     """Follow a child to its end, and return its wait status.
 
     decide: called before each marked system call. It returns None to let it happen, the number of an error to let it
@@ -168,7 +173,7 @@ def _registers(pid: int) -> ctypes.Array[ctypes.c_ulong]:
     return registers
 
 
-def _decided(pid: int, decide: Callable[[Call], int | None]) -> int | None:
+def _decided(pid: int, decide: Decision) -> int | None:
     """What is decided on the call that a child is about to make. One that is to fail is replaced by none."""
     registers = _registers(pid)
     error = decide(Call(pid, int(registers[_ORIG_RAX]), registers))
@@ -178,7 +183,7 @@ def _decided(pid: int, decide: Callable[[Call], int | None]) -> int | None:
     return error
 
 
-def kill_before(count: int) -> Callable[[Call], int | None]:
+def kill_before(count: int) -> Decision:
     """A decision that kills the child before the `count`-th marked system call that changes a file, from 1."""
     seen: list[str] = []
     add = collect(seen)
@@ -193,12 +198,32 @@ def kill_before(count: int) -> Callable[[Call], int | None]:
     return decide
 
 
-def collect(calls: list[str]) -> Callable[[Call], None]:
+def collect(calls: list[str]) -> Decision:
     """A decision that lets all happen, and collects the system calls that change a file or folder."""
 
     def decide(call: Call) -> None:
         path = call.path
         if path is not None and path.parts[1] not in ("dev", "proc"):
             calls.append(f"{call.name} {path}")
+
+    return decide
+
+
+def full_from(count: int, folder: str, error: int = errno.ENOSPC, until: int = 1 << 30) -> Decision:
+    """A decision that lets calls fail that need space below a folder of this name, from the `count`-th on.
+
+    until: the last of these calls that fails.
+    """
+    seen = 0
+
+    def decide(call: Call) -> int | None:
+        nonlocal seen
+        if call.number not in NEED_SPACE:
+            return None
+        path = call.path
+        if path is None or folder not in path.parts:
+            return None
+        seen += 1
+        return error if count <= seen <= until else None
 
     return decide

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.errors import ConfigError, DiskError, space, writing
 
 logger = logging.getLogger("trlx_like")
 
@@ -111,9 +111,10 @@ class RunFiles:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a+b", buffering=0)
         except OSError as error:
-            raise self._refusal(f"{error}.") from error
+            raise self._refusal(f"{error}. {space(self.path, len(json.dumps(HEADER)))}") from error
         try:
-            self._take(file)
+            with writing(self.path, len(json.dumps(HEADER))):
+                self._take(file)
         except BaseException:
             file.close()
             raise
@@ -128,7 +129,7 @@ class RunFiles:
         """Give the folder back."""
         assert self._file is not None
         self._ended.set()
-        with suppress(CheckpointError):  # a full disk: the lock ends all the same
+        with suppress(DiskError):  # a full disk: the lock ends all the same
             self._forget_missing()
             self._write({"ended": os.getpid()})
         _held.discard(self._file)
@@ -196,11 +197,10 @@ class RunFiles:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         assert self._file is not None
-        try:
-            self._file.write(json.dumps(row).encode() + b"\n")
+        content = json.dumps(row).encode() + b"\n"
+        with writing(self.path, len(content)):
+            self._file.write(content)
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be written: {error}.") from error
 
     def _note_made(self, names: list[str]) -> None:
         if names:

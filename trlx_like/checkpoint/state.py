@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from trlx_like.checkpoint.tree import load_tree, save_tree
+from trlx_like.checkpoint.tree import load_tree, save_tree, tree_bytes
 from trlx_like.errors import CheckpointError
 
 FOLDER = "state"
@@ -100,6 +100,7 @@ class TrainState:
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
         self.meta = dict(meta or {})
         self.items: dict[str, Registered] = {}
+        self.sizes: dict[str, int] = {}  # bytes of each item, as this process last saved it
 
     def register(self, name: str, item: Stateful, *, local: bool = False, small: bool = True) -> None:
         """Register an item, which is then saved under a name. Items are restored in the order of registration.
@@ -156,8 +157,10 @@ class TrainState:
         Raises:
             CheckpointError: If an item cannot be saved, with its name.
         """
+        states = {name: kept.item.state_dict() for name, kept in self.items.items()}
+        self.sizes = {name: tree_bytes(state) for name, state in states.items()}
         for name, kept in self.items.items():
-            state = kept.item.state_dict()
+            state = states.pop(name)
             if kept.local or main:
                 place = _place(directory, name, kept.local, rank)
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ found at the next save are left over from a killed process, and are cleaned up.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -23,15 +22,15 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from trlx_like.checkpoint.manifest import MANIFEST, flush_folder, seal_folder, verify_folder
-from trlx_like.errors import CheckpointError
+from trlx_like.errors import DISK, CheckpointError, space
 
 logger = logging.getLogger("trlx_like")
 
 _WRITING, _OLD, _REMOVED = ".trlx_like-writing-", ".trlx_like-old-", ".trlx_like-removed-"
 _INTACT = ".intact"  # a file that is deleted from the unfinished folder when a process fails
+_RUST = re.compile(r"\(os error (\d+)\)$")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP = re.compile(r"checkpoint_(\d+)", re.ASCII)
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 
 
 class CheckpointStore:
@@ -65,9 +64,10 @@ class CheckpointStore:
         self.main = main
         self.barrier = barrier
         self.owns = owns or (lambda name: (self.directory / name / MANIFEST).exists())
+        self._needed: Callable[[], int] = lambda: 0
 
     @contextmanager
-    def publish(self, name: str) -> Iterator[Path]:
+    def publish(self, name: str, needed: Callable[[], int] = lambda: 0) -> Iterator[Path]:
         """Publish a checkpoint: yield a folder for all processes to write into, then rename it to `directory/name`.
 
         A previous folder of that name is replaced. If anything fails on any process, the new folder is removed and the
@@ -78,6 +78,7 @@ class CheckpointStore:
 
         Args:
             name: The name of the checkpoint.
+            needed: Returns its size in bytes for the error of a disk that refuses; 0 if it is not known.
 
         Yields:
             The folder to write into.
@@ -88,6 +89,7 @@ class CheckpointStore:
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{name!r} cannot name a checkpoint: use only letters, digits, . _ -.")
         final, folder = self.directory / name, self.directory / f"{_WRITING}{name}"
+        self._needed = needed
         failure = self._attempt(final, self._begin, folder, final) if self.main else None
         self.barrier()
         if not self.main:
@@ -96,7 +98,7 @@ class CheckpointStore:
             try:
                 yield folder
             except Exception as error:
-                failure = _refused(error, final) if _from_disk(error) else error
+                failure = self._refused(error, final) if _from_disk(error) else error
                 with suppress(OSError):
                     (folder / _INTACT).unlink()
             except BaseException:
@@ -195,17 +197,24 @@ class CheckpointStore:
         try:
             action(*args)
         except OSError as error:
-            return _refused(error, final)
+            return self._refused(error, final)
         except Exception as error:
             return error
         return None
+
+    def _refused(self, error: Exception, final: Path) -> CheckpointError:
+        """Make the error for a disk that refuses: where, why, the bytes, and that nothing is lost."""
+        why = f"{final} cannot be written: {str(error).rstrip('.')}. {space(self.directory, self._needed())}"
+        refused = CheckpointError(f"{why} Earlier checkpoints are as they were.")
+        refused.__cause__ = error
+        return refused
 
     def _begin(self, folder: Path, final: Path) -> None:
         """Make the folder to write into."""
         if os.path.lexists(final) and not self.owns(final.name):
             raise CheckpointError(f"{final} is there already and is no checkpoint of this run: move it away.")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._clean()
+        self.clean()
         folder.mkdir()
         (folder / _INTACT).touch()
 
@@ -244,7 +253,7 @@ class CheckpointStore:
             except OSError as error:
                 logger.warning("The old checkpoint %s cannot be removed: %s", path, error)
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
         """Remove what killed saves left, and restore a checkpoint that was set aside for one that never came."""
         for path in sorted(self.directory.glob(".trlx_like-*")):
             final = self.directory / path.name.removeprefix(_OLD)
@@ -283,15 +292,13 @@ def _join(folder: Path) -> None:
 
 
 def _from_disk(error: Exception) -> bool:
-    """Return True for errors of the disk, False for those of the network or of the code that writes."""
-    return isinstance(error, SafetensorError) or (isinstance(error, OSError) and error.errno in _DISK)
-
-
-def _refused(error: Exception, final: Path) -> CheckpointError:
-    """Make the error for a disk that refuses: where, why, and that nothing is lost."""
-    refused = CheckpointError(f"{final} cannot be written: {error}. Earlier checkpoints are as they were.")
-    refused.__cause__ = error
-    return refused
+    """Return True for errors of the disk or caused by them, False for those of the network or of the code."""
+    if isinstance(error, SafetensorError) or (isinstance(error, OSError) and error.errno in DISK):
+        return True
+    number = _RUST.search(str(error))  # tokenizers raises a plain Exception
+    if number is not None and int(number[1]) in DISK:
+        return True
+    return isinstance(error.__cause__, Exception) and _from_disk(error.__cause__)
 
 
 def _set_aside(final: Path) -> Path:

@@ -68,6 +68,15 @@ def save_tree(tree: Any, path: Path) -> None:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
 
 
+def tree_bytes(tree: Any) -> int:
+    """Return the number of bytes that the tensors and arrays of a nested state hold."""
+    if isinstance(tree, dict):
+        return sum(map(tree_bytes, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return sum(map(tree_bytes, tree))
+    return int(tree.nbytes) if isinstance(tree, (Tensor, np.ndarray)) else 0
+
+
 def load_tree(path: Path) -> Any:
     """Read the nested state that `save_tree` wrote.
 

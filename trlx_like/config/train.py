@@ -70,6 +70,8 @@ class TrainConfig(Section):
     """Checkpoint to continue from; auto: the newest one in `checkpoint_dir`, if any; null: start anew."""
     force_resume: OfStart[bool] = False
     """Resume even if options or data have changed that a resume refuses to change."""
+    on_checkpoint_error: Applied[Literal["stop", "continue"]] = "stop"
+    """Response to a disk that refuses a checkpoint; continue: warn, and try again at the next interval."""
     rollout_logging_dir: Applied[PathText | None] = None
     """Folder for the prompts, responses and scores of every round as text files; null: write none."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.config import RewardFnConfig
+from trlx_like.errors import writing
 from trlx_like.rewards.arguments import Columns, is_picture
 from trlx_like.rewards.call import run_calls
 from trlx_like.rewards.limits import Deadline, check_alarm
@@ -201,7 +202,8 @@ class RewardRunner:
         if found and self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
             lines = [self._line(fault, call, rows, batch.step) for fault, (call, rows) in found.items()]
-            with (self.directory / FAULTS_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            path = self.directory / FAULTS_FILE
+            with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write("".join(lines))
         if found and self.options.on_error != "raise":
             first = next(iter(found))

@@ -11,9 +11,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from trlx_like.errors import DiskError, writing
 from trlx_like.tracking.base import RunInfo, Tracker
 from trlx_like.tracking.folder import read_row
 from trlx_like.tracking.values import plain
@@ -33,15 +36,17 @@ class JsonlTracker(Tracker):
     """
 
     def __init__(self, run: RunInfo) -> None:
-        run.directory.mkdir(parents=True, exist_ok=True)
-        if run.resume_step is None:
-            _move_aside(run.directory)
-            last_row = None
-        else:
-            last_row, *_ = (_keep_until(run.directory / name, run.resume_step) for name in FILES)
+        last_row = None
+        with writing(run.directory):
+            run.directory.mkdir(parents=True, exist_ok=True)
+            if run.resume_step is None:
+                _move_aside(run.directory)
+            else:
+                last_row, *_ = (_keep_until(run.directory / name, run.resume_step) for name in FILES)
+            opened = [(run.directory / name).open("ab", buffering=0) for name in FILES]
+        self._metrics, self._samples, self._ledger = opened
         elapsed = (last_row or {}).get("time/elapsed", 0.0)
         self._start = time.monotonic() - (elapsed if isinstance(elapsed, float | int) else 0.0)
-        self._metrics, self._samples, self._ledger = ((run.directory / name).open("ab") for name in FILES)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         elapsed = round(time.monotonic() - self._start, 3)
@@ -61,11 +66,19 @@ class JsonlTracker(Tracker):
             pass
 
 
-def _write(file: BinaryIO, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write(file: FileIO, rows: Sequence[Mapping[str, Any]]) -> None:
     lines = "".join(json.dumps(plain(row), ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows)
     # Half of a surrogate pair has no UTF-8; as a backslash escape it is good JSON.
-    file.write(lines.encode("utf-8", "backslashreplace"))
-    file.flush()
+    content = lines.encode("utf-8", "backslashreplace")
+    before, left = file.seek(0, os.SEEK_END), memoryview(content)
+    try:
+        with writing(Path(str(file.name)), len(content)):
+            while left:
+                left = left[file.write(left) :]
+    except DiskError:
+        with suppress(OSError):
+            file.truncate(before)  # no half of a line
+        raise
 
 
 def _move_aside(directory: Path) -> None:

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import DataError
+from trlx_like.errors import DataError, DiskError, writing
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.base import RunInfo, Tracker
 from trlx_like.tracking.curves import Curve, charts, duration, frontier, goals, phases, read_curves
@@ -124,4 +124,8 @@ class ReportTracker(Tracker):
         self._directory = run.directory
 
     def close(self) -> None:
-        logger.info("Report: %s", write_report(self._directory))
+        try:
+            with writing(self._directory / "report.html"):
+                logger.info("Report: %s", write_report(self._directory))
+        except DiskError as error:  # it can be made again; another error may be on its way
+            logger.warning("%s", error)

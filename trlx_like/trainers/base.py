@@ -20,7 +20,15 @@ from torch import Tensor
 from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.errors import DivergenceError, NonFiniteError, RewardError, SamplerError, TrlxError
+from trlx_like.errors import (
+    CheckpointError,
+    DiskError,
+    DivergenceError,
+    NonFiniteError,
+    RewardError,
+    SamplerError,
+    TrlxError,
+)
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.callbacks import Callback, call
@@ -36,6 +44,8 @@ from trlx_like.trainers.verbs import Verbs
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
 
 logger = logging.getLogger(__name__)
+
+BEST = "best_checkpoint"
 
 E = TypeVar("E", bound=Experience)
 
@@ -225,8 +235,10 @@ class BaseRLTrainer(Verbs[E]):
         self._log({**metrics, **self.clock.lap()})
         self.divergence_watch.watch(metrics)
         stop = self._stopping or (self.run.stop_request.code if self.world.size == 1 else 0)
-        if step % train.checkpoint_interval == 0 or self.finished or stop:
+        if self.finished or stop:
             self.save()
+        elif step % train.checkpoint_interval == 0:
+            self._saved()
         if stop:
             raise Interrupted(stop)
 
@@ -237,8 +249,9 @@ class BaseRLTrainer(Verbs[E]):
         with isolated_rng(seed), self.clock("evaluate"), torch.no_grad():
             metrics = self.evaluate()
         if metrics:
-            if self.run.folder.is_best(self.progress, metrics) and self.progress.step:
-                self.save(self.run.folder.directory / "best_checkpoint")
+            before = self.progress.best
+            if self.run.folder.is_best(self.progress, metrics) and self.progress.step and not self._saved(BEST):
+                self.progress.best = before
             self._call("on_evaluate", metrics)
         return metrics
 
@@ -263,6 +276,21 @@ class BaseRLTrainer(Verbs[E]):
             raise NonFiniteError(f"No checkpoint of step {self.progress.step} is written: {name} is not finite.")
         path = self.run.folder.save(self.state, self.save_pretrained, self.progress.step, directory)
         self._call("on_save", path)
+
+    def _saved(self, name: str | None = None) -> bool:
+        """Save the run, and return whether that succeeded. If not, raise or warn, as `train.on_checkpoint_error` says.
+
+        Args:
+            name: The name of the checkpoint in the run folder; None for `checkpoint_<step>`.
+        """
+        try:
+            self.save(None if name is None else self.run.folder.directory / name)
+        except (CheckpointError, DiskError) as error:
+            if self.config.train.on_checkpoint_error == "stop":
+                raise
+            logger.warning("%s Training continues; the next checkpoint is tried in its turn.", error)
+            return False
+        return True
 
     def _save_before_end(self) -> None:
         """Save the run before an error ends it. If that fails too, log it, so that the first error is shown."""

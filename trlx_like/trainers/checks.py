@@ -57,3 +57,25 @@ def refuse_removed_hooks(trainer_class: type) -> None:
     for name, advice in REMOVED_HOOKS.items():
         if hasattr(trainer_class, name):
             raise ConfigError(f"{trainer_class.__name__}.{name} is not called any more: {advice}.")
+
+
+def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
+    """Return the metric by which checkpoints are compared, the highest one of a sweep.
+
+    Args:
+        metrics: The metrics of an evaluation.
+        name: `train.best_metric`; None takes reward/mean, or metrics/reward without it.
+
+    Returns:
+        The value; None if `name` is None and the evaluation has neither metric.
+
+    Raises:
+        ConfigError: If the evaluation does not report the metric `name`.
+    """
+    for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
+        values = [v for key, v in metrics.items() if key == wanted or key.startswith(f"{wanted}@")]
+        if values:
+            return max(values)
+    if name is not None:
+        raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
+    return None

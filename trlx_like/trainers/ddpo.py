@@ -315,9 +315,11 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             directory: The folder.
             merged: Write the whole pipeline, with the LoRA merged into its weights.
         """
-        if self.world.main:
-            self.model.save(Path(directory), whole=merged)
-        self.world.barrier()
+        try:
+            if self.world.main:
+                self.model.save(Path(directory), whole=merged)
+        finally:  # the others wait, also if this fails
+            self.world.barrier()
 
     # Checks.
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from trlx_like.errors import writing
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import Trajectories, as_pictures
 from trlx_like.tracking import EVALUATION, IMAGE, TRAINING
@@ -109,15 +110,17 @@ def show(run: Run, table: str, name: str, rows: Sequence[Row], step: int) -> Non
         return
     run.folder.files.claim([FOLDER])
     directory, folder = run.folder.directory, Path(FOLDER) / name
-    (directory / folder).mkdir(parents=True, exist_ok=True)
-    for place, row in enumerate(rows):
-        picture = Picture(directory, (folder / f"{place:03d}.png").as_posix())
-        row[IMAGE].save(picture.file)
-        row[IMAGE] = picture
+    with writing(directory / folder):
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+        for place, row in enumerate(rows):
+            picture = Picture(directory, (folder / f"{place:03d}.png").as_posix())
+            row[IMAGE].save(picture.file)
+            row[IMAGE] = picture
     together = (directory / folder).with_suffix(".png")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     all_of_them = table_grid(columns, [[row.get(name) for name in columns] for row in rows])
     assert all_of_them is not None
-    all_of_them.save(together)
+    with writing(together):
+        all_of_them.save(together)
     logger.info("Images: %s", together)
     run.log_table(table, rows, step)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.data import Experience
-from trlx_like.errors import NonFiniteError
+from trlx_like.errors import NonFiniteError, writing
 from trlx_like.trainers.context import Metrics, Row, Run
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,8 @@ class Guard:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.run.world.main:
             self.run.folder.directory.mkdir(parents=True, exist_ok=True)
-            with (self.run.folder.directory / NONFINITE_FILE).open("a", encoding="utf-8") as lines:
+            file = self.run.folder.directory / NONFINITE_FILE
+            with writing(file), file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(_plain(record)) + "\n")
 
 

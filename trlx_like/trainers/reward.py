@@ -135,10 +135,12 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             merged: Write the whole model, with an adapter merged into it. False writes the adapter and the head
                 alone, for `add_and_load_reward_modeling_adapter`.
         """
-        if self.world.main:
-            save_model(self.model.lm, Path(directory), merged)
-            self.tokenizer.save_pretrained(directory)
-        self.world.barrier()
+        try:
+            if self.world.main:
+                save_model(self.model.lm, Path(directory), merged)
+                self.tokenizer.save_pretrained(directory)
+        finally:  # the others wait, also if this fails
+            self.world.barrier()
 
     def _encoded(self, name: str) -> list[Preference]:
         method = self.method

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trlx_like.errors import RewardError
+from trlx_like.errors import RewardError, writing
 from trlx_like.functional.reward_range import dominant
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.runner import Scores
@@ -225,7 +225,7 @@ class Rollouts:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         first = len(self.samples) == len(rewards)  # a resumed run makes its round again
-        with file.open("w" if first else "a", encoding="utf-8") as lines:
+        with writing(file), file.open("w" if first else "a", encoding="utf-8") as lines:
             for row, reward in enumerate(rewards):
                 parts = {f"reward/{name}": column[row] for name, column in samples.components.items()}
                 line = {"prompt": samples.prompts[row], "output": samples.outputs[row], "reward": reward, **parts}

@@ -21,10 +21,11 @@ from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.config import TRLConfig
 from trlx_like.config.resume import Change
 from trlx_like.distributed import World
-from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.errors import CheckpointError, writing
 from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 from trlx_like.tracking.jsonl import FILES
+from trlx_like.trainers.checks import watched
 from trlx_like.trainers.provenance import FILE as RECORD, changes_since, checked, made_with
 
 logger = logging.getLogger(__name__)
@@ -195,14 +196,17 @@ class RunFolder:
         Args:
             step: Optimiser steps done.
         """
+        self.world.barrier()  # all have read the checkpoint, which may be under a hidden name that is cleaned up
         if self.world.main:
             file, new = (self.directory / name for name in ("config.yml", "config.yml.tmp"))
-            self.files.claim([new.name])
-            self.config.dump_yaml(new)
-            if not self.resumed:
-                self._make_room(file, new)
-            self.files.claim(names_of(self.config))
-            os.replace(new, file)
+            with writing(file):
+                self.files.claim([new.name])
+                self.config.dump_yaml(new)
+                if not self.resumed:
+                    self._make_room(file, new)
+                self.files.claim(names_of(self.config))
+                os.replace(new, file)
+                self.checkpoints().clean()  # a killed run may have nothing left to save
         self.note(
             {
                 "event": "resumed" if self.source else "continued" if self.resumed else "started",
@@ -257,26 +261,54 @@ class RunFolder:
             export: Writes the model as plain Hugging Face files into a given folder.
             step: Optimiser steps done; they name the folder.
             path: Folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
+
+        Raises:
+            CheckpointError: If it was not written, on every process.
         """
         width = len(str(self.config.train.total_steps))
         place = Path(path) if path is not None else self.directory / f"checkpoint_{step:0{width}d}"
         inside = place.parent.absolute() == self.directory.absolute()
+
+        def needed() -> int:
+            return sum(state.sizes.values()) + state.sizes.get("model", 0)  # the export has the weights again
+
+        def write() -> None:
+            with self.checkpoints(None if inside else place.parent).publish(place.name, needed) as folder:
+                self._all_or_none(lambda: self._write_state(state, folder), place)
+                export(folder / "hf_model")
+
         with self.held() if inside else nullcontext():
             if inside:
-                self.world.on_main(lambda: self.files.claim([place.name]))
-            with self.checkpoints(None if inside else place.parent).publish(place.name) as folder:
-                state.save(folder, self.world.rank, self.world.main)
-                if self.world.main:
-                    (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
-                export(folder / "hf_model")
+                self.world.on_main(lambda: self._claim(place))
+            self._all_or_none(write, place)
         self.saved = place
         self._say("Saved %s.", place)
         return place
 
+    def _claim(self, place: Path) -> None:
+        with writing(place):
+            self.files.claim([place.name])
+
+    def _write_state(self, state: TrainState, folder: Path) -> None:
+        state.save(folder, self.world.rank, self.world.main)
+        if self.world.main:
+            (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
+
+    def _all_or_none(self, action: Callable[[], None], place: Path) -> None:
+        """Run an action on every process, and raise on all of them if it fails on one."""
+        failure: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            failure = error
+        if any(self.world.gather([failure is not None])):
+            raise failure or CheckpointError(f"{place} was not written: another process failed, its message says why.")
+
     def note(self, event: Mapping[str, Any]) -> None:
         """Append what happened to history.jsonl, from the main process."""
         if self.world.main:
-            with (self.directory / HISTORY_FILE).open("a", encoding="utf-8") as lines:
+            file = self.directory / HISTORY_FILE
+            with writing(file), file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(event) + "\n")
 
     def _say(self, message: str, place: Path) -> None:
@@ -314,25 +346,3 @@ def names_of(config: TRLConfig) -> list[str]:
     others = (HISTORY_FILE, "nonfinite_steps.jsonl", FAULTS_FILE, OUTPUT_FILE)
     best = ["best_checkpoint"] * config.train.save_best
     return [*logs, *(f"{name}.tmp" for name in logs), *others, *best]
-
-
-def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
-    """Return the metric by which checkpoints are compared, the highest one of a sweep.
-
-    Args:
-        metrics: The metrics of an evaluation.
-        name: `train.best_metric`; None takes reward/mean, or metrics/reward without it.
-
-    Returns:
-        The value; None if `name` is None and the evaluation has neither metric.
-
-    Raises:
-        ConfigError: If the evaluation does not report the metric `name`.
-    """
-    for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
-        values = [v for key, v in metrics.items() if key == wanted or key.startswith(f"{wanted}@")]
-        if values:
-            return max(values)
-    if name is not None:
-        raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
-    return None

@@ -316,9 +316,11 @@ class TextTrainer(BaseRLTrainer[E]):
             merged: Merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
         """
         check_folder(self.model.lm, Path(directory), merged)
-        if self.world.main:
-            save_policy(self.model, self.tokenizer, Path(directory), merged=merged, heads_class=self.heads_kind)
-        self.world.barrier()
+        try:
+            if self.world.main:
+                save_policy(self.model, self.tokenizer, Path(directory), merged=merged, heads_class=self.heads_kind)
+        finally:  # the others wait, also if this fails
+            self.world.barrier()
 
     # Checks.
 

@@ -17,7 +17,8 @@ from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.registry import _Entry
 from trlx_like.tracking import RunInfo, Tracker
 from trlx_like.tracking.base import TRACKERS
-from trlx_like.trainers.run import Progress, watched
+from trlx_like.trainers.checks import watched
+from trlx_like.trainers.run import Progress
 
 NAN = float("nan")
 
