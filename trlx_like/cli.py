@@ -2,8 +2,9 @@
 
 Exit codes: 0 success; 1 an error in this library (a traceback), a run that diverged, or a process that died or hung;
 2 an error that the user can correct (one sentence); 3 a run that stopped itself because its sampler and its learner
-disagree; 4 `audit` or `ledger` found something; 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM. Modules
-that need torch are imported inside the commands, so that help and errors in a YAML file appear at once.
+disagree; 4 `audit`, `ledger` or `reproduce` found something; 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and
+SIGTERM. Modules that need torch are imported inside the commands, so that help and errors in a YAML file appear at
+once.
 """
 
 from __future__ import annotations
@@ -285,6 +286,22 @@ def generate(
     options |= {} if beta is None else {"beta": beta}
     rows = [prompt for prompt in prompts for _ in range(number)]
     typer.echo("\n\n".join(continued(weights_of(model), rows, options, seed)))
+
+
+@app.command("reproduce")
+def reproduce_(
+    run: records.RunArgument,
+    step: Annotated[int | None, typer.Option(help="Step to run to; by default the last one.")] = None,
+) -> None:
+    """Run a run again from its folder, and compare metrics and checkpoints bit by bit.
+
+    Exits with 0 if they are equal. Otherwise prints the first difference, and exits with 4.
+    """
+    from trlx_like.reproduce import reproduce
+
+    sentence, equal = reproduce(run, step)
+    typer.echo(sentence)
+    raise typer.Exit(0 if equal else records.FINDINGS)
 
 
 for command in (records.report, records.audit, records.ledger):

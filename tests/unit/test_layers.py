@@ -50,9 +50,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_check": EVERYTHING - {"cli"} | {"check"},
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
+    "reproduce": EVERYTHING - {"cli"},
     "command_group": GROUND,
     "cli": EVERYTHING - {"cli"}
-    | {"check", "command_group", "continuation", "deep_check", "doctor", "records", "__init__"},
+    | {"check", "command_group", "continuation", "deep_check", "doctor", "records", "reproduce", "__init__"},
     "__main__": {"cli"},
 }
 
