@@ -97,8 +97,10 @@ def writing(path: Path, needed: int = 0) -> Iterator[None]:
 
 def space(path: Path, needed: int) -> str:
     """Return a sentence with the bytes that are needed, if that is known, and those that are free on the disk."""
-    place = path.absolute()
-    while not place.is_dir():
-        place = place.parent
     want = f"About {needed:,} bytes are needed, and" if needed else "On its disk"
-    return f"{want} {shutil.disk_usage(place).free:,} bytes are free."
+    for place in path.absolute().parents:
+        try:
+            return f"{want} {shutil.disk_usage(place).free:,} bytes are free."
+        except OSError:  # it does not exist yet, or may not be looked at
+            continue
+    return ""

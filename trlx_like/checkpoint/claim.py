@@ -115,15 +115,18 @@ class RunFiles:
         try:
             with writing(self.path, len(json.dumps(HEADER))):
                 self._take(file)
-        except BaseException:
+            self._file = file
+            _held.add(file)
+            self._ended = threading.Event()
+            threading.Thread(target=_beat, args=(self.path, self._ended), daemon=True).start()
+            self._write({"run": {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}})
+            self._forget_missing()
+        except BaseException:  # such as a full disk: the folder is not held then
+            self._ended.set()
+            _held.discard(file)
+            self._file = None
             file.close()
             raise
-        self._file = file
-        _held.add(file)
-        self._ended = threading.Event()
-        threading.Thread(target=_beat, args=(self.path, self._ended), daemon=True).start()
-        self._write({"run": {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}})
-        self._forget_missing()
 
     def close(self) -> None:
         """Give the folder back."""

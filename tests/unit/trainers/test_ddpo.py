@@ -292,7 +292,7 @@ def test_another_pipeline_under_an_adapter_is_refused(tmp_path: Path) -> None:
     other = tiny_pipelines.sd()
     with torch.no_grad():
         other.unet.conv_in.weight.add_(1.0)
-    trainer = make(NAME, tmp_path, **{**changes, "model.model_path": other})
+    trainer = make(NAME, tmp_path, **{**changes, "model.model_path": other, "train.force_resume": True})
     with pytest.raises(Exception, match="what the adapter is for is not the model that the run began with"):
         trainer.load(tmp_path)
 

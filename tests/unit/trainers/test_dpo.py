@@ -216,10 +216,11 @@ def test_a_resumed_run_wants_the_same_pairs(tmp_path: Path) -> None:
     """Their log-probabilities under the reference are in the checkpoint; other pairs would go unread."""
     make("DPOTrainer", tmp_path, **{"train.total_steps": 2}).learn()
     others = [*PREFERENCES[:-1], ("abcdefg", "h", "x y")]
-    resumed = make("DPOTrainer", tmp_path, preferences=others, **{"train.resume_from_checkpoint": "auto"})
+    forced = {"train.resume_from_checkpoint": "auto", "train.force_resume": True}
+    resumed = make("DPOTrainer", tmp_path, preferences=others, **forced)
     with pytest.raises(DataError, match=r"preferences: the resumed run had 5 pairs, which are not the 5 given now"):
         resumed.learn()
-    resumed = make("DPOTrainer", tmp_path, eval_preferences=others, **{"train.resume_from_checkpoint": "auto"})
+    resumed = make("DPOTrainer", tmp_path, eval_preferences=others, **forced)
     with pytest.raises(DataError, match=r"eval_preferences: the resumed run had 0 pairs, which are not the 5 given"):
         resumed.learn()
 
