@@ -178,7 +178,7 @@ LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 scalars = (
     st.none()
     | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
+    | st.integers(1 - 2**63, 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(LETTERS, max_size=8)
 )
