@@ -1,5 +1,4 @@
 """Example programs and their tasks. Start them with `python examples/NAME.py`, or `python -m examples.NAME`.
 
-Run folders are created below the current folder. Most configurations name files relative to the repository's root, so
-start the programs there.
+They start in any folder, and create their run folders below it.
 """

@@ -27,13 +27,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, PreTrainedTokenizerFast
 
 import trlx_like
-from trlx_like import TRLConfig
+from examples import configurations
 
 STRENGTHS = {"fig": 0.6, "pineapple": -0.6, "plum": -1.8, "blueberry": 1.8, "apple": -1.2, "orange": 0.0, "pear": 1.2}
 PROMPT = "best: "
 VERDICTS = 150
 """Number of verdicts on each pair of words. The spacing of .6 is then four to five standard errors."""
-CONFIG = Path(__file__).parents[1] / "configs" / "dpo_bradley_terry.yml"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -94,7 +93,7 @@ def learn(seed: int, directory: Path, loss: str = "sigmoid") -> tuple[dict[str, 
     torch.manual_seed(seed)
     lm = AutoModelForCausalLM.from_config(model_config())
     reference = copy.deepcopy(lm)
-    config = TRLConfig.load_yaml(CONFIG).evolve(
+    config = configurations.load("dpo_bradley_terry").evolve(
         method={"loss_type": loss}, train={"seed": seed, "checkpoint_dir": str(directory)}
     )
     rows = preferences(seed)

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs from any
 import torch
 
 import trlx_like
+from examples import configurations
 from examples.randomwalks.seeds import Stopwatch, measured
 
 if TYPE_CHECKING:
@@ -41,11 +42,10 @@ LONGEST = 32
 EOS, UNKNOWN = "<eos>", "<unk>"
 TOKENS = [*"0123456789+- =:", EOS, UNKNOWN]
 DIRECTORY = Path("runs/countdown")
-CONFIGS = Path(__file__).parents[1] / "configs"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": ("grpo_countdown.yml", {}),
-    "rloo": ("rloo_countdown.yml", {}),
-    "reinforce++": ("rloo_countdown.yml", {"baseline": "batch", "loss_type": "dapo"}),
+    "grpo": ("grpo_countdown", {}),
+    "rloo": ("rloo_countdown", {}),
+    "reinforce++": ("rloo_countdown", {"baseline": "batch", "loss_type": "dapo"}),
 }
 """The configuration file of each method, and the method's options to change in it."""
 
@@ -187,7 +187,7 @@ def train_start(directory: Path) -> str:
     """Return the path of the model that imitates, trained first if the folder lacks it."""
     model = directory / "hf_model"
     if not (model / "model.safetensors").exists():
-        config = trlx_like.TRLConfig.load_yaml(CONFIGS / "sft_countdown.yml")
+        config = configurations.load("sft_countdown")
         trlx_like.train(config.evolve(train={"checkpoint_dir": str(directory)})).save_pretrained(model)
     return str(model)
 
@@ -203,7 +203,7 @@ def run(method: str, seed: int, directory: Path) -> tuple[list[float], float]:
     file, options = METHODS[method]
     folder = directory / method / f"seed{seed}"
     train = {"seed": seed, "checkpoint_dir": str(folder), "resume_from_checkpoint": None}
-    config = trlx_like.TRLConfig.load_yaml(CONFIGS / file)
+    config = configurations.load(file)
     watch = Stopwatch()
     trlx_like.train(config.evolve(model={"model_path": model}, method=options, train=train))
     return measured(folder, "reward/mean"), watch.lap()

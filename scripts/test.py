@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ VARIABLES = {
     "GRADIO_ANALYTICS_ENABLED": "False",
 }
 
+MEMORY = 4 * 2**30  # bytes; what failed tests leave behind and the running ones hold is far less
 # The other folders start processes, train, or run whole examples and pages.
 QUICK = ["tests/unit", "tests/compat", "tests/scripts"]
 
@@ -40,17 +42,28 @@ def main(arguments: list[str]) -> int:
     python = Environment().ensure(TEST_EXTRAS)
     settings = ["-m", "slow or not slow"] if options.slow else []
     if not chosen and (os.cpu_count() or 1) >= 2:
-        settings += ["-n", "2"]
+        settings += ["-n", "2", "--dist", "loadfile"]  # what the tests of a file share is made once
+    variables = {**VARIABLES, **in_memory()}
     if options.quick or options.measure:
         folders = QUICK if options.quick and not chosen else []
         selection = "--quick" if options.quick else "--measure"
-        return run([python, "-m", "pytest", "-p", "tests.quick", selection, *settings, *folders, *chosen], **VARIABLES)
+        return run([python, "-m", "pytest", "-p", "tests.quick", selection, *settings, *folders, *chosen], **variables)
     run([python, "-m", "coverage", "erase"])
-    code = run([python, "-m", "coverage", "run", "-m", "pytest", *settings, *chosen], **VARIABLES)
+    code = run([python, "-m", "coverage", "run", "-m", "pytest", *settings, *chosen], **variables)
     covered = report_coverage(python, everything_ran=not chosen)
     if find_chromium() is None:
         say(MISSING)
     return code or (0 if covered else 1)
+
+
+def in_memory() -> dict[str, str]:
+    """Variables that let the tests' folders lie in memory, where there is room: they wait for a disk most of the time.
+
+    Every checkpoint is synchronised to the disk, a few milliseconds a file, and tests write thousands.
+    """
+    place = Path("/dev/shm")
+    roomy = os.access(place, os.W_OK) and shutil.disk_usage(place).free > MEMORY
+    return {"PYTEST_DEBUG_TEMPROOT": str(place)} if roomy else {}
 
 
 def report_coverage(python: Path, everything_ran: bool) -> bool:

@@ -18,11 +18,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+from examples import configurations
 from examples.maze import tabular
 from examples.maze.task import REWARD_UNIT, SKILL, Walk, default_data, default_maze, rewards
 from examples.play import Episode, Result, cloning, main, play_trained
 
-CONFIG = Path(__file__).parents[2] / "configs" / "ilql_maze.yml"
 BETA = 80  # for rewards in units of ten moves
 PLAYS = 4
 
@@ -35,7 +35,7 @@ def episodes() -> list[Episode]:
 
 def run(seed: int, directory: Path) -> list[Result]:
     """Run behaviour cloning and ILQL under one seed."""
-    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    config = configurations.load("ilql_maze")
     data = default_data()
     results = []
     guided = {f"ILQL, beta {beta}": {"beta": beta} for beta in (0, BETA)}
@@ -47,7 +47,7 @@ def run(seed: int, directory: Path) -> list[Result]:
 
 def bounds() -> dict[str, float]:
     """Return the exact scores of policies that need no network, by name."""
-    maze, method = default_maze(), trlx_like.TRLConfig.load_yaml(CONFIG).method
+    maze, method = default_maze(), configurations.load("ilql_maze").method
     assert isinstance(method, trlx_like.ILQLConfig)
     table = tabular.solve(maze, default_data(), method.gamma, method.tau)
     return {

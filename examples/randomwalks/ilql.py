@@ -15,10 +15,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+from examples import configurations
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
 from examples.randomwalks.task import default_task, metric_fn
 
-CONFIG = Path(__file__).parents[2] / "configs" / "ilql_randomwalks.yml"
 BETA = 100
 
 
@@ -32,7 +32,7 @@ def run(seed: int, directory: Path) -> Result:
 def train_ilql(directory: Path, seed: int, steps: int = 150, **method: Any) -> Any:
     """Train ILQL with evaluations at one beta, and return the trainer. method: options of ILQL to change."""
     task = default_task()
-    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
+    config = configurations.load("ilql_randomwalks").evolve(
         method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}, **method},
         scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
         train={

@@ -15,11 +15,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+from examples import configurations
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
 from examples.randomwalks.start import train_start
 from examples.randomwalks.task import default_task, metric_fn, reward_fn
-
-CONFIG = Path(__file__).parents[2] / "configs" / "ppo_randomwalks.yml"
 
 
 def run(seed: int, directory: Path) -> Result:
@@ -37,7 +36,7 @@ def train_ppo(
 ) -> None:
     """Train PPO from the model in a folder. method: options of PPO to change."""
     task = default_task()
-    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    config = configurations.load("ppo_randomwalks")
     config = config.evolve(
         model={"model_path": str(model)},
         method=method,

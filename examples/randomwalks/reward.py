@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 import trlx_like
+from examples import configurations
 from examples.randomwalks.task import RandomWalks, default_task
 from trlx_like.rewards.models import RewardModel
 
-CONFIG = Path(__file__).parents[2] / "configs" / "reward_randomwalks.yml"
 LOG_ODDS = 5.0
 HELD_OUT = 300
 """How many of the 1000 walks are used in held-out pairs only."""
@@ -68,7 +68,7 @@ def pairs(task: RandomWalks, walks: Sequence[str], count: int, noisy: bool) -> l
 def run(seed: int, directory: Path) -> dict[str, Any]:
     """Train a reward model; return its metrics, and the correlation of reward and optimality on held-out walks."""
     started = time.process_time()
-    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    config = configurations.load("reward_randomwalks")
     trainer = trlx_like.train(config.evolve(train={"checkpoint_dir": str(directory), "seed": seed}))
     walks = held_out()
     prompts, outputs = [walk[0] for walk in walks], [walk[1:] for walk in walks]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any
 import torch
 
 import trlx_like
-from examples.randomwalks.ppo import CONFIG
+from examples import configurations
 from examples.randomwalks.reward import run
 from examples.randomwalks.seeds import WALKS
 from examples.randomwalks.start import train_start
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[float, bool]] = {
 def tune(start: Path, reward: Path, directory: Path, seed: int, kl: float, edges_only: bool) -> dict[str, Any]:
     """Train PPO from `start` on the reward model in `reward`; return the last metrics."""
     task = default_task()
-    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(
+    config = configurations.load("ppo_randomwalks").evolve(
         model={"model_path": str(start)},
         method={"init_kl_coef": kl},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},

@@ -16,10 +16,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+from examples import configurations
 from examples.randomwalks.seeds import WALKS, Stopwatch
 from examples.randomwalks.task import default_task, metric_fn
 
-CONFIG = Path(__file__).parents[2] / "configs" / "sft_randomwalks.yml"
 DIRECTORY = Path("runs/randomwalks/start")
 
 
@@ -31,7 +31,7 @@ def train_start(
     samples: the walks to imitate; by default random walks. model: a folder to start from instead of random weights.
     train: options of the section `train` to change.
     """
-    config = trlx_like.TRLConfig.load_yaml(CONFIG).evolve(train={"checkpoint_dir": str(directory), **train})
+    config = configurations.load("sft_randomwalks").evolve(train={"checkpoint_dir": str(directory), **train})
     if model is not None:
         config = config.evolve(model={"model_path": str(model)})
     task = default_task()

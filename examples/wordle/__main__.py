@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any
 
 import numpy as np
 
-import trlx_like
+from examples import configurations
 from examples.play import Episode, Result, cloning, main, play_trained
 from examples.wordle.task import SMART, Game, default_data, default_wordle
 
-CONFIG = Path(__file__).parents[2] / "configs" / "ilql_wordle.yml"
 BETA = 4
 PLAYS = 2
 
@@ -36,7 +35,7 @@ def episodes() -> list[Episode]:
 
 def run(seed: int, directory: Path) -> list[Result]:
     """Run behaviour cloning and ILQL under one seed."""
-    config = trlx_like.TRLConfig.load_yaml(CONFIG)
+    config = configurations.load("ilql_wordle")
     data = default_data()
     results = []
     cloned = {"BC": {}, "BC, greedy": {"do_sample": False}}

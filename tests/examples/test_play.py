@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from examples import configurations
 from examples.maze import task
-from examples.maze.__main__ import CONFIG
 from examples.play import Episode, Score, cloning, play_trained
-from trlx_like import TRLConfig
 
 
 def test_the_mean_and_its_standard_error() -> None:
@@ -20,7 +19,7 @@ def test_the_mean_and_its_standard_error() -> None:
 
 
 def test_cloning_differs_in_the_method_only() -> None:
-    ilql = TRLConfig.load_yaml(CONFIG)
+    ilql = configurations.load("ilql_maze")
     clone = cloning(ilql)
     assert (clone.train.trainer, clone.method.name) == ("SFTTrainer", "SFTConfig")
     assert clone.method.to_dict()["gen_kwargs"] == {"max_new_tokens": 1}
@@ -32,7 +31,7 @@ def test_cloning_differs_in_the_method_only() -> None:
 def test_a_policy_is_trained_and_plays(tmp_path: Path) -> None:
     data, maze = task.default_data(), task.default_maze()
     changes = {"total_steps": 2, "checkpoint_dir": str(tmp_path), "eval_interval": 2, "resume_from_checkpoint": None}
-    config = TRLConfig.load_yaml(CONFIG).evolve(train=changes)
+    config = configurations.load("ilql_maze").evolve(train=changes)
 
     def episodes() -> list[Episode]:
         return [task.Walk(maze, cell) for cell in maze.starts[:2]]
