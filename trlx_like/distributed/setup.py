@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from trlx_like.config import BackendConfig
+from trlx_like.config import TRLConfig
+from trlx_like.distributed.launched import check_launcher, check_state
 from trlx_like.distributed.orphans import watch_launcher
 from trlx_like.errors import ConfigError
 
@@ -20,15 +21,18 @@ MARGIN = 60.0
 """Seconds by which collective operations wait longer than `backend.timeout`."""
 
 
-def make_accelerator(backend: BackendConfig) -> Accelerator:
+def make_accelerator(config: TRLConfig) -> Accelerator:
     """Make the Accelerator of this process from the section `backend`.
 
     Without a GPU the CPU is requested explicitly. Otherwise accelerate would treat each of several processes as the
     only one.
 
     Raises:
-        ConfigError: If `backend.mixed_precision` is not available.
+        ConfigError: If `backend.mixed_precision` is not available, or the launcher asks for what the configuration does
+            not say.
     """
+    backend = config.backend
+    check_launcher(config)
     watch_launcher()
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
@@ -39,6 +43,7 @@ def make_accelerator(backend: BackendConfig) -> Accelerator:
         )
     except ValueError as error:  # accelerate remembers the first number format of a process
         raise ConfigError(f"backend.mixed_precision ({backend.mixed_precision!r}): {error}") from error
+    check_state(config, accelerator.state)
     if on_cpu and accelerator.mixed_precision == "fp16":
         # accelerate would silently train in the number format of the weights.
         logger.warning(

@@ -41,12 +41,12 @@ class Run:
 
     Raises:
         ConfigError: If `train.batch_size` is not a multiple of the number of processes, or `backend.mixed_precision`
-            is not available.
+            is not available, or the launcher asks for what the configuration does not say.
     """
 
     def __init__(self, config: TRLConfig, name: str, given: Mapping[str, Any] | None = None) -> None:
         self.config = config
-        self.accelerator = make_accelerator(config.backend)
+        self.accelerator = make_accelerator(config)
         self.device: torch.device = self.accelerator.device
         self.world = World(self.accelerator)
         self.local_batch_size = self.world.part(config.train.batch_size, "train.batch_size")

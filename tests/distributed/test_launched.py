@@ -1,0 +1,129 @@
+"""What a launcher asks for is followed or refused, with the names of both sides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+from tests.contract.recipes import GENERATION, PROMPTS, ingredients, make
+from tests.distributed.ranks import on_ranks
+from tests.tiny import save_tiny
+from trlx_like.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REFUSED = {
+    "bf16": ({"ACCELERATE_MIXED_PRECISION": "bf16"}, r"backend.mixed_precision \('no'\): the launcher asks for 'bf16'"),
+    "fsdp": ({"ACCELERATE_USE_FSDP": "true"}, r"FSDP \(ACCELERATE_USE_FSDP\), and backend.kind: ddp"),
+    "deepspeed": ({"ACCELERATE_USE_DEEPSPEED": "True"}, r"DeepSpeed \(ACCELERATE_USE_DEEPSPEED\), and backend.kind"),
+    "megatron": ({"ACCELERATE_USE_MEGATRON_LM": "1"}, r"Megatron-LM \(ACCELERATE_USE_MEGATRON_LM\), which trlx_like"),
+    "compiler": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, r"dynamo_backend INDUCTOR \(ACCELERATE_DYNAMO_BACKEND\)"),
+    "accumulation": (
+        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+        r"train.minibatch_size \(None\).* 4 gradient_acc",
+    ),
+    "processes": (
+        {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"},
+        "asked for several processes .* has started one.*--num-processes",
+    ),
+}
+NOTHING = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+
+
+@pytest.mark.parametrize(("variables", "words"), REFUSED.values(), ids=list(REFUSED))
+def test_a_setting_that_the_configuration_does_not_follow_is_refused(
+    variables: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=words):
+        make("SFTTrainer", tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_launcher_that_asks_for_nothing_else_is_let_through(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trlx_like.distributed.launched import check_launcher
+
+    config, _ = ingredients("SFTTrainer", tmp_path, **{"backend.mixed_precision": precision})
+    check_launcher(config, {**NOTHING, "ACCELERATE_MIXED_PRECISION": precision})
+    check_launcher(config, NOTHING)
+
+
+def with_own_accelerator(rank: int, folder: Path, arguments: dict[str, Any]) -> str:
+    Accelerator(cpu=True, **arguments)
+    with pytest.raises(ConfigError) as refused:
+        make("SFTTrainer", folder)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}, "(ACCELERATE_USE_FSDP), and backend.kind"),
+        ({"dynamo_backend": "eager"}, "an Accelerator with the dynamo_backend"),
+        ({"mixed_precision": "bf16"}, "backend.mixed_precision ('no')"),
+    ],
+    ids=["fsdp", "compiler", "precision"],
+)
+def test_plugins_of_an_accelerator_that_the_program_made_are_refused(
+    arguments: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    assert words in on_ranks(with_own_accelerator, tmp_path, arguments, processes=1)[0]
+
+
+def alone(rank: int, folder: Path) -> str:
+    os.environ["WORLD_SIZE"] = "1"
+    Accelerator(cpu=True)  # it has seen one process
+    os.environ["WORLD_SIZE"] = "2"
+    with pytest.raises(ConfigError) as refused:
+        make("SFTTrainer", folder)
+    return str(refused.value)
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(tmp_path: Path) -> None:
+    assert on_ranks(alone, tmp_path, processes=1)[0].startswith("The launcher started 2 processes, and this one knows")
+
+
+LAUNCHES = {
+    "fsdp": ("fsdp.yml", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "ACCELERATE_USE_FSDP"),
+    "bf16": ("bf16.yml", {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"}, "ACCELERATE_MIXED_PRECISION"),
+    "one of two": ("cpu.yml", {"distributed_type": "MULTI_CPU"}, "asked for several processes"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings", "words"), LAUNCHES.values(), ids=list(LAUNCHES))
+def test_accelerate_launch_ends_with_the_exit_code_of_a_mistake(
+    name: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    launcher = {"compute_environment": "LOCAL_MACHINE", "use_cpu": name != "fsdp.yml", "num_processes": 2}
+    launcher |= {"num_machines": 1, "machine_rank": 0, "mixed_precision": "no", **settings}
+    (tmp_path / name).write_text(yaml.safe_dump(launcher))
+    config = {
+        "model": {"model_path": save_tiny(tmp_path / "model")},
+        "method": {"name": "SFTConfig", "gen_kwargs": GENERATION},
+        "train": {"trainer": "SFTTrainer", "seq_length": 20, "batch_size": 2, "total_steps": 1, "epochs": 1},
+    }
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(config))
+    (tmp_path / "run.py").write_text(f"import trlx_like\ntrlx_like.train('config.yml', samples={PROMPTS!r})\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", name, "run.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert run.returncode, run.stdout
+    assert "trlx_like.errors.ConfigError" in run.stderr and words in run.stderr, run.stderr
+    assert not (tmp_path / "ckpts").exists()

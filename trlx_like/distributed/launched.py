@@ -1,0 +1,120 @@
+"""What a launcher asks for in environment variables: it is what the configuration says, or it is refused.
+
+`accelerate launch` hands its YAML and options to a program as variables, and a program that does not read them trains
+in another way than its user believes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trlx_like.config import TRLConfig
+from trlx_like.errors import ConfigError
+
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Variables in which launchers give the number of processes."""
+
+UNSUPPORTED = {
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
+}
+PLUGINS = {"fsdp_plugin": "FSDP", "deepspeed_plugins": "DeepSpeed", "megatron_lm_plugin": "Megatron-LM"} | {
+    "torch_tp_plugin": "tensor parallelism",
+    "parallelism_config": "a parallelism_config",
+}
+"""Attributes of accelerate's state that a program has set which made an Accelerator of its own."""
+
+
+def check_launcher(config: TRLConfig, environment: Mapping[str, str] | None = None) -> None:
+    """Compare what the launcher asks for with the configuration, before anything is started.
+
+    Args:
+        config: The complete configuration.
+        environment: The environment variables; None: those of this process.
+
+    Raises:
+        ConfigError: For the first difference. It names the option and the launcher's setting.
+    """
+    for sentence in _differences(config, os.environ if environment is None else environment):
+        raise ConfigError(sentence)
+
+
+def check_state(config: TRLConfig, state: Any, environment: Mapping[str, str] | None = None) -> None:
+    """Check that accelerate has started what was asked for.
+
+    Args:
+        config: The complete configuration.
+        state: `Accelerator.state`. It has the plugins of an Accelerator that the program made before.
+        environment: The environment variables; None: those of this process.
+
+    Raises:
+        ConfigError: If fewer processes know of each other than were started, or a plugin is set.
+    """
+    wanted = _processes(os.environ if environment is None else environment)
+    if wanted != state.num_processes:
+        raise ConfigError(
+            f"The launcher started {wanted} processes, and this one knows of {state.num_processes}. Make no "
+            "Accelerator of your own before train, and set ACCELERATE_USE_CPU=true for several processes without GPUs."
+        )
+    for attribute, name in PLUGINS.items():
+        if getattr(state, attribute, None) is not None:
+            raise ConfigError(
+                f"The program made an Accelerator with {name} ({attribute}), and {_kind(config)} does not follow it. "
+                "Leave it out."
+            )
+    compiler = getattr(getattr(state, "dynamo_plugin", None), "backend", "NO")
+    if str(getattr(compiler, "value", compiler)).upper() != "NO":
+        raise ConfigError(f"The program made an Accelerator with the dynamo_backend {compiler}: {_NO_COMPILER}")
+
+
+_NO_COMPILER = "trainers do not compile their models. Leave it out."
+
+
+def _differences(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each setting of the launcher that the configuration does not follow."""
+    precision, own = given.get("ACCELERATE_MIXED_PRECISION", "no").lower(), config.backend.mixed_precision
+    if precision not in ("no", own):  # "no" is also what the launcher sets when nothing was asked for
+        yield (
+            f"backend.mixed_precision ({own!r}): the launcher asks for {precision!r} (mixed_precision, "
+            "ACCELERATE_MIXED_PRECISION). Set both to the same."
+        )
+    for variable, name in {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}.items():
+        if _on(given, variable):
+            yield (
+                f"The launcher, or an Accelerator that the program made, asks for {name} ({variable}), and "
+                f"{_kind(config)} does not shard the model. Leave it out; distributed_type: MULTI_GPU starts processes."
+            )
+    for variable, name in UNSUPPORTED.items():
+        if _on(given, variable):
+            yield f"The launcher asks for {name} ({variable}), which trlx_like does not have. Leave it out."
+    compiler = given.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if compiler.upper() != "NO":
+        yield f"The launcher asks for the dynamo_backend {compiler} (ACCELERATE_DYNAMO_BACKEND): {_NO_COMPILER}"
+    steps = given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps != "1":
+        yield (
+            f"train.minibatch_size ({config.train.minibatch_size}): the launcher asks for {steps} "
+            "gradient_accumulation_steps (ACCELERATE_GRADIENT_ACCUMULATION_STEPS). Leave them out: train.batch_size is "
+            "over all processes, and minibatch_size says how much of it goes through the model at once."
+        )
+    if _processes(given) == 1 and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
+        yield (
+            "accelerate launch was asked for several processes (MASTER_ADDR is set) and has started one, as it does "
+            "with --cpu and with distributed_type: MULTI_CPU without mpirun. Use distributed_type: MULTI_GPU with "
+            "use_cpu: true (configs/accelerate/cpu2.yaml), torchrun, or trlx-like train --num-processes."
+        )
+
+
+def _kind(config: TRLConfig) -> str:
+    return "backend.kind: ddp"
+
+
+def _on(given: Mapping[str, str], variable: str) -> bool:
+    return given.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+def _processes(given: Mapping[str, str]) -> int:
+    """Return the number of processes that the launcher says it has started."""
+    return next((int(given[name]) for name in SIZES if given.get(name, "").isdecimal()), 1)
