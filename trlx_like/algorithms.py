@@ -60,7 +60,6 @@ def _text(path: str, lr: float, **train: Any) -> dict[str, dict[str, Any]]:
     common = {"seq_length": 1024, "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100}
     return {
         "model": {"model_path": path},
-        "tokenizer": {"tokenizer_path": "gpt2"},
         "optimizer": {"name": "adamw", "kwargs": adam},
         # trlX's way to write a constant rate.
         "scheduler": {"name": "cosine_annealing", "kwargs": {"T_max": 1e12, "eta_min": lr}},

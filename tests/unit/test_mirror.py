@@ -29,7 +29,6 @@ ELSEWHERE = {
     "meeting": "tests/distributed/test_heartbeat.py",
     "models/export": "tests/contract/test_export.py",
     "models/sources": "tests/faults/test_hostile.py",
-    "models/tokenizer": "tests/unit/models/test_loading.py",
     "records": "tests/unit/tracking/test_ledger.py",
     "pipelines/files": "tests/unit/pipelines/test_sources.py",
     "pipelines/rows": "tests/unit/pipelines/test_sources.py",

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.activations import NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
-from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
+from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import arch_type, disable_dropout, load_model, load_tokenizer, no_progress_bars
@@ -139,34 +139,6 @@ def test_an_encoder_decoder_has_to_be_asked_for(tmp_path: Path) -> None:
     assert arch_type(str(tmp_path)) == "seq2seq" and arch_type(save_tiny(tmp_path / "causal")) == "causal"
     with pytest.raises(ConfigError, match=r"model\.model_path \('/nowhere/at/all'\): there is no such folder"):
         arch_type("/nowhere/at/all")
-
-
-def test_a_tokenizer_from_the_folder_of_the_model(tmp_path: Path) -> None:
-    path = save_tiny(tmp_path)
-    tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), path)
-    assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
-    assert tokenizer.pad_token_id == 1 and tokenizer("ab").input_ids == [2, 3]
-
-
-def test_a_tokenizer_without_pad_token_pads_with_its_eos() -> None:
-    tokenizer = tiny_tokenizer(pad=False)
-    assert load_tokenizer(TokenizerConfig(tokenizer_path=tokenizer), "unused") is tokenizer
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0
-
-
-def test_a_tokenizer_made_by_a_function() -> None:
-    assert load_tokenizer(TokenizerConfig(tokenizer_path="tests.tiny:tiny_tokenizer"), "unused").pad_token_id == 1
-
-
-def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.tokenizer_path is missing"):
-        load_tokenizer(TokenizerConfig(), tiny_config())
-    with pytest.raises(ConfigError, match=rf"model\.model_path \('{tmp_path}'\) cannot be loaded as a tokenizer"):
-        load_tokenizer(TokenizerConfig(), str(tmp_path))
-    tokenizer = tiny_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="has no EOS token"):
-        load_tokenizer(TokenizerConfig(tokenizer_path=tokenizer), "unused")
 
 
 def test_no_bars_and_what_the_user_set_comes_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
