@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,50 @@ from tests.contract.recipes import RECIPES, make, scenarios
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, rows, run_until_stopped, state_of
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
+EVERY_SECOND = {"train.checkpoint_interval": 2}
+
+
+Run = Callable[..., tuple[Any, Path]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Make a run that is not stopped, once for all tests with the same options; return its trainer and folder."""
+
+    @cache
+    def made(name: str, *changes: tuple[str, Any]) -> tuple[Any, Path]:
+        folder = tmp_path_factory.mktemp("whole")
+        trainer = make(name, folder, **dict(changes))
+        trainer.learn()
+        return trainer, folder
+
+    return lambda name, **changes: made(name, *changes.items())
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_stopped_at_every_step(name: str, whole: Run, tmp_path: Path) -> None:
+    """A run that is stopped after each of its steps, by as many processes as it has steps."""
+    expected, folder = whole(name)
+    steps = expected.progress.step
+    assert steps >= 5
+    for step in range(1, steps):
+        stopped = make(name, tmp_path, **AUTO, callbacks=[StopAfter(step)])  # "auto" without a checkpoint starts
+        run_until_stopped(stopped)
+        assert stopped.progress.step == step
+    resumed = make(name, tmp_path, **AUTO)
+    resumed.learn()
+    assert_same_run(resumed, expected, tmp_path, folder)
 
 
 @pytest.mark.parametrize(("name", "changes"), scenarios().values(), ids=scenarios())
-def test_stopped_at_any_step(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """A recipe as it is stops at each of its steps in turn; a variant stops once, in the middle of its run."""
-    whole = make(name, tmp_path / "whole", **changes, **AUTO)  # "auto" without a checkpoint is a fresh start
-    whole.learn()
-    steps = whole.progress.step
-    assert steps >= 5
-    for step in [steps // 2] if changes else range(1, steps):
-        folder = tmp_path / str(step)
-        run_until_stopped(make(name, folder, **changes, callbacks=[StopAfter(step)]))
-        resumed = make(name, folder, **changes, **AUTO)
-        resumed.learn()
-        assert_same_run(resumed, whole, folder, tmp_path / "whole")
+def test_stopped_once(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """A recipe and its variants, stopped in the middle."""
+    expected = make(name, tmp_path / "whole", **changes, **AUTO)
+    expected.learn()
+    run_until_stopped(make(name, tmp_path / "run", **changes, callbacks=[StopAfter(expected.progress.step // 2)]))
+    resumed = make(name, tmp_path / "run", **changes, **AUTO)
+    resumed.learn()
+    assert_same_run(resumed, expected, tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
@@ -63,22 +94,19 @@ def test_a_finished_run_has_nothing_to_resume(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_from_the_path_of_a_checkpoint_into_another_folder(name: str, tmp_path: Path) -> None:
-    whole = make(name, tmp_path / "whole", **{"train.checkpoint_interval": 2})
-    whole.learn()
-    start = tmp_path / "whole" / "checkpoint_002"
+def test_from_the_path_of_a_checkpoint_into_another_folder(name: str, whole: Run, tmp_path: Path) -> None:
+    expected, folder = whole(name, **EVERY_SECOND)
+    start = folder / "checkpoint_002"
     branch = make(name, tmp_path / "branch", **{"train.resume_from_checkpoint": str(start)})
     branch.learn()
-    assert_same(state_of(branch), state_of(whole), "state")
-    expected = [row for row in rows(tmp_path / "whole") if row["step"] > 2]
-    assert_same(rows(tmp_path / "branch"), expected, "metrics.jsonl")
+    assert_same(state_of(branch), state_of(expected), "state")
+    assert_same(rows(tmp_path / "branch"), [row for row in rows(folder) if row["step"] > 2], "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_loading_by_hand_and_learning_on(name: str, tmp_path: Path) -> None:
-    whole = make(name, tmp_path / "whole", **{"train.checkpoint_interval": 2})
-    whole.learn()
+def test_loading_by_hand_and_learning_on(name: str, whole: Run, tmp_path: Path) -> None:
+    expected, folder = whole(name, **EVERY_SECOND)
     loaded = make(name, tmp_path / "loaded")
-    loaded.load(tmp_path / "whole" / "checkpoint_002")
+    loaded.load(folder / "checkpoint_002")
     loaded.learn()
-    assert_same(state_of(loaded), state_of(whole), "state")
+    assert_same(state_of(loaded), state_of(expected), "state")
