@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import torch
 from trlx_like.tracking.jsonl import FILES
 from trlx_like.trainers.callbacks import Callback
 from trlx_like.trainers.interrupt import Interrupted
+
+Whole = Callable[..., tuple[Any, Path]]
+"""The fixture `whole`: called with a recipe's name and options, it returns the run's trainer and folder."""
 
 
 class StopAfter(Callback):

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.recipes import RECIPES, make, scenarios
-from tests.contract.runs import StopAfter, assert_same, assert_same_run, rows, run_until_stopped, state_of
+from tests.contract.runs import StopAfter, Whole, assert_same, assert_same_run, rows, run_until_stopped, state_of
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 EVERY_SECOND = {"train.checkpoint_interval": 2}
 
 
-Run = Callable[..., tuple[Any, Path]]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Make a run that is not stopped, once for all tests with the same options; return its trainer and folder."""
-
-    @cache
-    def made(name: str, *changes: tuple[str, Any]) -> tuple[Any, Path]:
-        folder = tmp_path_factory.mktemp("whole")
-        trainer = make(name, folder, **dict(changes))
-        trainer.learn()
-        return trainer, folder
-
-    return lambda name, **changes: made(name, *changes.items())
-
-
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_stopped_at_every_step(name: str, whole: Run, tmp_path: Path) -> None:
+def test_stopped_at_every_step(name: str, whole: Whole, tmp_path: Path) -> None:
     """A run that is stopped after each of its steps, by as many processes as it has steps."""
     expected, folder = whole(name)
     steps = expected.progress.step
@@ -94,7 +75,7 @@ def test_a_finished_run_has_nothing_to_resume(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_from_the_path_of_a_checkpoint_into_another_folder(name: str, whole: Run, tmp_path: Path) -> None:
+def test_from_the_path_of_a_checkpoint_into_another_folder(name: str, whole: Whole, tmp_path: Path) -> None:
     expected, folder = whole(name, **EVERY_SECOND)
     start = folder / "checkpoint_002"
     branch = make(name, tmp_path / "branch", **{"train.resume_from_checkpoint": str(start)})
@@ -104,7 +85,7 @@ def test_from_the_path_of_a_checkpoint_into_another_folder(name: str, whole: Run
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_loading_by_hand_and_learning_on(name: str, whole: Run, tmp_path: Path) -> None:
+def test_loading_by_hand_and_learning_on(name: str, whole: Whole, tmp_path: Path) -> None:
     expected, folder = whole(name, **EVERY_SECOND)
     loaded = make(name, tmp_path / "loaded")
     loaded.load(folder / "checkpoint_002")

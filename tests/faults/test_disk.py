@@ -204,7 +204,7 @@ def test_two_processes_go_on_together(tmp_path: Path) -> None:
 
 
 @watching
-@pytest.mark.parametrize("name", ["DDPOTrainer", "PPOTrainer"])
+@pytest.mark.parametrize("name", [pytest.param("DDPOTrainer", marks=pytest.mark.slow), "SFTTrainer"])
 def test_a_disk_that_is_full_from_some_write_on(name: str, tmp_path: Path) -> None:
     """The run ends with a sentence, and is resumed when there is space. `python -m tests.faults` draws more points."""
     expected = kills.whole(name, tmp_path / "whole", 1)

@@ -82,7 +82,8 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# SIGINT takes the same way; `test_fresh_processes_on_the_command_line` sends it in every run of the tests.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on(number: int, whole: tuple[str, Path], tmp_path: Path) -> None:
     name, expected = whole
     process = start(name, tmp_path, ROUND | AUTO)
@@ -198,7 +199,7 @@ def test_fresh_processes_on_the_command_line(tmp_path: Path) -> None:
         "model": {"model_path": save_tiny(tmp_path / "model", **NO_DROPOUT)},
         "method": {"name": "PPOConfig", "num_rollouts": 4, "chunk_size": 2, "gen_kwargs": GENERATION},
         "train": {
-            **{"trainer": "PPOTrainer", "seq_length": 20, "batch_size": 2, "total_steps": 60, "epochs": 100},
+            **{"trainer": "PPOTrainer", "seq_length": 20, "batch_size": 2, "total_steps": 30, "epochs": 100},
             **{"eval_interval": 7, "resume_from_checkpoint": "auto", "checkpoint_dir": "run"},
         },
         "data": {"prompts": PROMPTS, "reward_fn": f"{tmp_path / 'reward.py'}:reward"},
