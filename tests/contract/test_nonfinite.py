@@ -71,14 +71,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "nonfinite_steps.jsonl").read_text().splitlines()]
 
 
-HALF = {"model.model_extra_configs": {"dtype": "bfloat16"}}
+HALF = {"model.dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.model is None])
 def test_16_bit_weights_are_trained_as_an_adapter_or_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"model.model_extra_configs.dtype \('bfloat16'\).*backend.mixed_precision: bf16"
-    ):
+    with pytest.raises(ConfigError, match=r"model.dtype \('bfloat16'\).*backend.mixed_precision: bf16"):
         make(name, tmp_path, **HALF)
     if "adapter" in RECIPES[name].variants and name in ("PPOTrainer", "SFTTrainer"):
         trainer = make(name, tmp_path, **{**OPTIONS, **RECIPES[name].variants["adapter"], **HALF})

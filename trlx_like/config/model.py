@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.problems import Accepts
+from trlx_like.config.problems import Accepts, Problem
 from trlx_like.config.resume import Applied, OfData, OfReference, OfWeights, OnResume
 from trlx_like.config.section import Section
 
@@ -82,8 +82,34 @@ class ModelConfig(Section):
         ]
     ] = None
     """Adapter (such as LoRA) to train instead of the model's own weights, as options of peft; null: no adapter."""
+    dtype: OfWeights[Literal["float32", "bfloat16", "float16", "auto"]] = "float32"
+    """Number format of the weights; auto: that of the files. Weights that are trained themselves need float32."""
+    quantization: OfWeights[Literal["nf4", "int8"] | None] = None
+    """Format of the frozen linear layers beside an adapter, by bitsandbytes: nf4 (4 bits) or int8; null: dtype."""
     model_extra_configs: OfWeights[dict[str, Any]] = {}
     """More keyword arguments for `from_pretrained` or `from_config` of the model."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        for name in ("dtype", "torch_dtype"):
+            if name in self.model_extra_configs:
+                yield Problem(("model", "model_extra_configs", name), "has an option of its own: model.dtype.")
+        if self.model_arch_type == "diffusion" and self.dtype == "auto":
+            yield Problem(("model", "dtype"), "'auto' is for language models; name the format.")
+        if self.quantization is None:
+            return
+        if self.model_arch_type == "diffusion":
+            yield Problem(("model", "quantization"), f"{self.quantization!r} is for language models.")
+        kind = self.peft_config.get("peft_type") if isinstance(self.peft_config, Mapping) else None
+        if kind is not None and kind.upper() != "LORA":
+            yield Problem(
+                ("model", "quantization"),
+                f"{self.quantization!r} goes with an adapter of peft_type LORA, not {kind}.",
+            )
+        if "quantization_config" in self.model_extra_configs:
+            yield Problem(
+                ("model", "quantization"),
+                "is set, and so is model.model_extra_configs.quantization_config; leave one out.",
+            )
 
     def unused_options(self) -> list[str]:
         both = self.peft_config is not None and self.changed("num_layers_unfrozen")

@@ -23,6 +23,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import install_hint
+from trlx_like.models.formats import is_quantized
 from trlx_like.models.merging import adapted_weights, has_adapter, shared_weights
 from trlx_like.registry import nearest
 
@@ -234,10 +235,13 @@ def leave_out_frozen(model: nn.Module, part: nn.Module) -> None:
     """
     known = {id(value) for value in part.parameters() if not value.requires_grad}
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in known}
+    # Layers of bitsandbytes add their scales, which are no parameters.
+    quantized = tuple(f"{name}." for name, module in model.named_modules() if is_quantized(module))
 
     def drop(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
         for name in list(state):
-            if name.removeprefix(prefix) in frozen:
+            own = name.removeprefix(prefix)
+            if own in frozen or own.startswith(quantized):
                 del state[name]
 
     def ignore(module: nn.Module, keys: Any) -> None:

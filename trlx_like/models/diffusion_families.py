@@ -208,6 +208,8 @@ def load_pipeline(config: ModelConfig) -> Any:
     if is_python_name(path):
         path = import_name(path, "model.model_path")()
     if isinstance(path, DiffusionPipeline):
+        if config.changed("dtype"):
+            raise ConfigError(f"model.dtype ({config.dtype!r}): a pipeline in memory is used as it is; convert it.")
         return _checked(path)
     if not isinstance(path, str):
         raise ConfigError(
@@ -216,7 +218,9 @@ def load_pipeline(config: ModelConfig) -> Any:
     inspect_pipeline(config)
     try:
         with no_bars():
-            pipeline = DiffusionPipeline.from_pretrained(path, **config.model_extra_configs)
+            pipeline = DiffusionPipeline.from_pretrained(
+                path, torch_dtype=getattr(torch, config.dtype), **config.model_extra_configs
+            )
     except UNLOADABLE as error:
         raise cannot_load("model.model_path", repr(path), error, "model.model_extra_configs") from error
     return _checked(pipeline, repr(path))

@@ -22,6 +22,13 @@ from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
 from trlx_like.models.causality import require_causal
 from trlx_like.models.finite import require_finite
+from trlx_like.models.formats import (
+    check_formats,
+    check_in_memory,
+    load_options,
+    prepare_quantized,
+    require_adapter,
+)
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter, merged
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
@@ -30,9 +37,11 @@ MODEL = "model.model_path"
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raise ConfigError for an adapter configuration that cannot be trained, before a model is loaded."""
+    """Raise ConfigError for an adapter or a number format that cannot be trained, before a model is loaded."""
     if config.peft_config is not None:
         read_adapter(config.peft_config)
+    if config.model_arch_type != "diffusion":
+        check_formats(config)
 
 
 def load_trained_model(config: ModelConfig) -> PreTrainedModel:
@@ -48,8 +57,9 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
         The model.
 
     Raises:
-        ConfigError: If it cannot be loaded, or is of another kind than `model.model_arch_type`.
+        ConfigError: If it cannot be loaded or trained, or is of another kind than `model.model_arch_type`.
     """
+    check_model(config)
     path = config.model_path
     if is_python_name(path):
         path = import_name(path, MODEL)()
@@ -58,11 +68,12 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
         add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
     elif has_adapter(lm):
         train_adapter(lm)
+    require_adapter(lm, has_adapter(lm))
     return lm
 
 
 def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTrainedModel:
-    """Load a language model in float32, unless `model.model_extra_configs` says otherwise.
+    """Load a language model in the format that `model.dtype` and `model.quantization` say.
 
     Args:
         path: A folder or hub name of a model or of an adapter, a `PretrainedConfig` (random weights), a model (used as
@@ -77,7 +88,6 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTraine
         ConfigError: If it cannot be loaded, lacks weights, has NaN or infinite ones, is not causal, or is of another
             kind than `model.model_arch_type`.
     """
-    check_model(config)
     if is_python_name(path):
         path = import_name(path, option)()
     path = unwrapped(path)
@@ -85,20 +95,22 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTraine
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
         check_has_lm_head(path)
+        check_in_memory(path, config)
         lm = path
     else:
         if isinstance(path, str) and Path(path).is_dir():
             inspect_model(path, config, option)  # before memory is filled with what turns out to be random
         lm = _loaded(path, config, option)
+        prepare_quantized(lm, config)
     require_finite(lm, place)
     if config.model_arch_type == "causal":
         require_causal(lm, place)
     return fuse_gelu(lm)
 
 
-def _loaded(path: Any, config: ModelConfig, option: str, **more: Any) -> PreTrainedModel:
+def _loaded(path: Any, config: ModelConfig, option: str, quantized: bool = True, **more: Any) -> PreTrainedModel:
     """Load a model, or make one of a configuration; `more` goes to `from_pretrained`."""
-    extra = {"dtype": torch.float32, **UNTRUSTED, **config.model_extra_configs, **more}
+    extra = {**UNTRUSTED, **load_options(config, path, quantized), **more}
     kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
     lm: PreTrainedModel
     try:
@@ -157,12 +169,22 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
         except UNLOADABLE:
             return None
     local = {"local_files_only": True}
-    if base_of(path) is None and "quantization_config" not in extra:
-        return _loaded(path, config, option, device_map="meta", **local).config
+    if base_of(path) is None and not _quantized(path, extra):  # layers of bitsandbytes take no headers
+        return _loaded(path, config, option, quantized=False, device_map="meta", **local).config
     try:
         return _read_config(path, {**extra, **local}, option)
     except UNLOADABLE as error:
         raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
+
+
+def _quantized(path: str, extra: Mapping[str, Any]) -> bool:
+    """Tell whether a model is quantized in its files, or by further arguments of `from_pretrained`."""
+    if "quantization_config" in extra:
+        return True
+    try:
+        return hasattr(AutoConfig.from_pretrained(path, **{**extra, "local_files_only": True}), "quantization_config")
+    except UNLOADABLE:
+        return False  # the loading itself says what is wrong
 
 
 def check_complete(found: Mapping[str, Any], place: str, may_differ: bool = False, new: tuple[str, ...] = ()) -> None:

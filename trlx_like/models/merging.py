@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from trlx_like.models.formats import forget_quantization, is_quantized, plain_layer
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -35,7 +38,11 @@ def merged(lm: Model) -> Model:
             for owner, own in _held(module):
                 if owner._parameters[own] in shared:
                     owner._parameters[own] = nn.Parameter(owner._parameters[own].detach().clone())
-            whole.set_submodule(name, _merge(module))
+            whole.set_submodule(name, _merge(_plain(module, lm)))
+    for name, module in list(whole.named_modules()):
+        if is_quantized(module):
+            whole.set_submodule(name, plain_layer(module, cast(Any, lm).dtype))
+    forget_quantization(whole)
     if shared and not shared_weights(whole):
         whole.config.get_text_config().tie_word_embeddings = whole.config.tie_word_embeddings = False
     whole._hf_peft_config_loaded = False
@@ -64,7 +71,9 @@ def plain_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         inside = f"{path}." if _adapts(module) else ""
         if inside:
-            own = dict(_merge(copy.deepcopy(module)).named_parameters())
+            own = dict(_merge(_plain(copy.deepcopy(module), lm)).named_parameters())
+        elif is_quantized(module):
+            own = dict(plain_layer(module, cast(Any, lm).dtype).named_parameters())
         else:
             own = {name: weight for name, weight in module.named_parameters(recurse=False) if weight not in seen}
             seen.update(own.values())
@@ -84,10 +93,10 @@ def mismerged_weights(lm: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     """
     for path, module in lm.named_modules() if has_adapter(lm) else ():
         if _adapts(module) and hasattr(module, "get_base_layer"):
-            once, twice = copy.deepcopy(module), copy.deepcopy(module)
+            never, once, twice = (_plain(copy.deepcopy(module), lm) for _ in range(3))
             twice.get_base_layer().load_state_dict(_merge(once).state_dict())
             for cause, own in (
-                ("without the adapter", module.get_base_layer()),
+                ("without the adapter", never.get_base_layer()),
                 ("with the adapter twice", _merge(twice)),
             ):
                 yield from ((f"{path}.{name}", cause, weight.detach()) for name, weight in own.named_parameters())
@@ -117,6 +126,20 @@ def _adapts(module: nn.Module) -> bool:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+
+
+def _plain(module: Any, lm: nn.Module) -> Any:
+    """Give an adapter layer on quantized weights the weights that it computes with, in place, and return it.
+
+    peft would quantize the merged weights again, and lose most of the adapter.
+    """
+    layer = module.get_base_layer() if hasattr(module, "get_base_layer") else module
+    if is_quantized(layer):
+        from peft.tuners.lora import Linear
+
+        module.base_layer = plain_layer(layer, cast(Any, lm).dtype)
+        module.__class__, module.fan_in_fan_out = Linear, isinstance(module.base_layer, Conv1D)
+    return module
 
 
 def _merge(module: Any) -> nn.Module:

@@ -20,10 +20,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
 from trlx_like.models.finite import require_finite
+from trlx_like.models.formats import (
+    check_formats,
+    check_in_memory,
+    load_options,
+    prepare_quantized,
+    require_adapter,
+)
 from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import check_complete
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
@@ -64,7 +72,8 @@ class RewardNetwork(nn.Module):
         if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
             logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
             return logits[:, 0].float()
-        rewards: Tensor = score(last_states(self.lm, ids, mask))[:, 0].float()
+        states = last_states(self.lm, ids, mask)
+        rewards: Tensor = score(states.to(next(score.parameters()).dtype))[:, 0].float()
         return rewards
 
 
@@ -85,31 +94,43 @@ def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     return hidden[torch.arange(len(ids), device=ids.device), last]
 
 
-def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.model_path", **extra: Any) -> Any:
-    """Load a classifier with one label, in float32 unless `extra` says otherwise.
+def load_reward_model(
+    path: Any,
+    *,
+    trained: bool = False,
+    option: str = "model.model_path",
+    config: ModelConfig | None = None,
+    **extra: Any,
+) -> Any:
+    """Load a classifier with one label, in float32 unless `config` or `extra` says otherwise.
 
     Args:
         path: A folder or hub name (of a language model too, which gets a new head), a `PretrainedConfig` (random
             weights), a classifier (used as it is), or `module:function` that returns one of these.
         trained: Refuse models without a trained head.
         option: The name of the option in errors.
+        config: The section `model` with the number formats of a model that is to be trained; None: of another one.
         extra: Passed to `from_pretrained`.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: If it cannot be loaded or is no reward model.
+        ConfigError: If it cannot be loaded or trained, or is no reward model.
     """
     if is_python_name(path):
         path = import_name(path, option)()
-    extra = {"dtype": torch.float32, **UNTRUSTED, **extra}
+    headers = {"dtype": torch.float32, **UNTRUSTED, **extra}
+    if config is not None:
+        check_formats(config)
+        headers |= load_options(config, path, quantized=False)
+        extra = {**load_options(config, path), **extra}
     try:
         with no_progress_bars():
             if isinstance(path, str) and Path(path).is_dir():
                 # By its headers first, before memory is filled with what turns out to be random.
-                _load(path, trained, option, {**extra, "device_map": "meta"})
-            model = _load(path, trained, option, extra)
+                _load(path, trained, option, {**headers, "device_map": "meta"})
+            model = _load(path, trained, option, {**headers, **extra})
     except UNLOADABLE as error:
         raise _unloadable(option, path, error) from error
     if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
@@ -119,16 +140,18 @@ def load_reward_model(path: Any, *, trained: bool = False, option: str = "model.
         )
     if model.config.is_encoder_decoder:
         raise ConfigError(f"{option}: {type(model).__name__} has an encoder and a decoder; use a model with one.")
+    if config is not None:
+        check_in_memory(model, config) if isinstance(path, PreTrainedModel) else prepare_quantized(model, config)
+        require_adapter(model, config.peft_config is not None)
     require_finite(model, f"{option} ({type(model).__name__ if isinstance(path, PreTrainedModel) else str(path)!r})")
     return model
 
 
-def inspect_reward_model(path: Any, **extra: Any) -> PretrainedConfig | None:
+def inspect_reward_model(options: ModelConfig) -> PretrainedConfig | None:
     """Check a reward model, or the model that it starts from, by its configuration and the headers of its files.
 
     Args:
-        path: As in `load_reward_model`.
-        extra: Passed to `from_pretrained`.
+        options: The section `model`.
 
     Returns:
         The configuration of the model; None if that is not known, because a function makes the model or it is not on
@@ -137,13 +160,14 @@ def inspect_reward_model(path: Any, **extra: Any) -> PretrainedConfig | None:
     Raises:
         ConfigError: As `load_reward_model`, for what can be known without the weights.
     """
+    path = options.model_path
     if isinstance(path, PreTrainedModel | PretrainedConfig):
         found: PretrainedConfig = path.config if isinstance(path, PreTrainedModel) else path
         return found
     if not isinstance(path, str) or is_python_name(path):
         return None
     check_place(path, "model.model_path")
-    extra = {**UNTRUSTED, **extra, "local_files_only": True}
+    extra = {**UNTRUSTED, **load_options(options, path, quantized=False), "local_files_only": True}
     if not Path(path).is_dir():
         try:
             AutoConfig.from_pretrained(path, **extra)
@@ -210,6 +234,8 @@ def add_reward_adapter(lm: PreTrainedModel, given: Any, path: Any) -> None:
         ConfigError: See `read_adapter` and `add_adapter`.
     """
     config = read_adapter(given)
+    if hasattr(lm, "score"):
+        lm.score.float()  # it is trained, and computes in its own format
     config.task_type = "SEQ_CLS"
     config.modules_to_save = [*(config.modules_to_save or []), "score" if hasattr(lm, "score") else "classifier"]
     add_adapter(lm, config, path if isinstance(path, str) and not is_python_name(path) else None)

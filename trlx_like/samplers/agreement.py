@@ -39,7 +39,8 @@ class Agreement:
 
     def tolerance(self, model: nn.Module, sampler: torch.dtype | None = None) -> float:
         """Return how far the mean ratio may be from 1, by the coarsest number format that takes part."""
-        formats = {parameter.dtype for parameter in model.parameters()}
+        # Weights of 4 bits are stored as uint8, and computed with in the format of the other weights.
+        formats = {parameter.dtype for parameter in model.parameters()} - {torch.uint8}
         return tolerance({*formats, *(f for f in (MIXED.get(self.mixed_precision), sampler) if f is not None)})
 
     @torch.no_grad()

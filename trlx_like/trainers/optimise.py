@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trlx_like.data import Experience
 from trlx_like.distributed import GradientAccumulator
 from trlx_like.errors import ConfigError
+from trlx_like.models.formats import refused_half
 from trlx_like.optim import make_optimizer, make_scheduler
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.guard import UPDATE, Guard
@@ -149,13 +150,7 @@ class Optimisation:
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
-            name = str(half).removeprefix("torch.")
-            raise ConfigError(
-                f"model.model_extra_configs.dtype ({name!r}): weights that are trained need float32, or small updates "
-                f"are lost to rounding. Leave it out and set backend.mixed_precision: "
-                f"{'bf16' if half is torch.bfloat16 else 'fp16'}, which computes in {name} with float32 weights; or "
-                "train an adapter (model.peft_config) on weights that stay as they are."
-            )
+            raise ConfigError(refused_half(str(half).removeprefix("torch.")))
         self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self.gradients = GradientAccumulator(run.world, trained, train.max_grad_norm)

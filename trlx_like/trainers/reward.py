@@ -82,7 +82,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def inspect_models(self) -> None:
         """Check the model by the headers of its files; weights are not read."""
-        found = inspect_reward_model(self.config.model.model_path, **self.config.model.model_extra_configs)
+        found = inspect_reward_model(self.config.model)
         if found is not None:
             check_fit(found, self.config.train.seq_length, self.tokenizer)
 
@@ -90,7 +90,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.read_inputs(tokenizer)
         options = self.config.model
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
-            lm = load_reward_model(options.model_path, **options.model_extra_configs)
+            lm = load_reward_model(options.model_path, config=options)
         check_fit(lm.config, self.config.train.seq_length, self.tokenizer)
         self.tokenizer = with_own_pad_token(self.tokenizer, lm)
         if options.peft_config is not None:

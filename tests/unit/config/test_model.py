@@ -64,11 +64,11 @@ def test_a_real_config_and_dtype_are_written_as_words(tmp_path: Path) -> None:
     import torch
     from transformers import GPT2Config
 
-    extra = {"dtype": torch.bfloat16, "path": Path("a"), "size": (1, 2)}
+    extra = {"format": torch.bfloat16, "path": Path("a"), "size": (1, 2)}
     config = TRLConfig(
         method=PPOConfig(), train=TRAIN, model=ModelConfig(model_path=GPT2Config(), model_extra_configs=extra)
     )
     config.dump_yaml(tmp_path / "x.yml")
     written = yaml.safe_load((tmp_path / "x.yml").read_text())["model"]
     assert written["model_path"] == "<object GPT2Config>"
-    assert written["model_extra_configs"] == {"dtype": "bfloat16", "path": "a", "size": [1, 2]}
+    assert written["model_extra_configs"] == {"format": "bfloat16", "path": "a", "size": [1, 2]}

@@ -85,7 +85,7 @@ def test_a_folder(tmp_path: Path, family: str) -> None:
 def test_a_folder_in_half_precision_is_loaded_in_float32_unless_told(tmp_path: Path) -> None:
     tiny_lm().bfloat16().save_pretrained(tmp_path)
     assert load(str(tmp_path)).dtype == torch.float32
-    assert load(str(tmp_path), model_extra_configs={"dtype": "bfloat16"}).dtype == torch.bfloat16
+    assert load(str(tmp_path), dtype="bfloat16").dtype == torch.bfloat16
 
 
 def test_a_config_a_model_and_a_function() -> None:

@@ -24,10 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.s
 NAME = "DDPOTrainer"
 SMALL_LORA = {"model.peft_config": {**LORA, "r": 2}}
 BF16, FP16 = ({"backend.mixed_precision": name} for name in ("bf16", "fp16"))
-LOADED = {
-    name: {"model.model_extra_configs": {"torch_dtype": dtype}}
-    for name, dtype in {"bf16": torch.bfloat16, "fp16": torch.float16}.items()
-}
+LOADED = {name: {"model.dtype": dtype} for name, dtype in {"bf16": "bfloat16", "fp16": "float16"}.items()}
 HALF = {
     "bf16": BF16,
     "fp16": FP16,
