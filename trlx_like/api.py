@@ -33,7 +33,7 @@ def train(
     reward_fn: Any = None,
     prompts: Sequence[Any] | None = None,
     *,
-    eval_prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
     metric_fn: Callable[..., Any] | None = None,
     samples: Sequence[Any] | None = None,
     rewards: Sequence[Any] | None = None,
@@ -61,6 +61,7 @@ def train(
             too; the rewards of a list are added up with `reward.weights`.
         prompts: strings, messages, or dicts that have either under "prompt" and further keys for the reward function.
         eval_prompts: prompts for evaluation, in the same forms; if left out, the first `train.batch_size` prompts.
+            A mapping from names to prompts is several sets, whose metrics are also reported as `<metric>@<name>`.
         metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
         samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
         rewards: for each sample one number, or a list with one number per output, or per token of the outputs.
@@ -200,8 +201,9 @@ def make_trainer(
     given = {name: value for name, value in data.items() if value is not None}
     _refuse_unused(trainer_class, given)
     require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})
-    if data.get("eval_prompts") is None and given.get("prompts") is not None and not callable(given["prompts"]):
-        given["eval_prompts"] = given["prompts"][: config.train.batch_size]
+    prompts = given.get("prompts")
+    if data.get("eval_prompts") is None and not (prompts is None or callable(prompts) or isinstance(prompts, Mapping)):
+        given["eval_prompts"] = prompts[: config.train.batch_size]
     for key in config.unused_options():
         logger.info("%s is set but does nothing with this configuration.", key)
     made: BaseRLTrainer[Any] = trainer_class(

@@ -43,7 +43,6 @@ ELSEWHERE = {
     "tracking/folder": "tests/unit/tracking/test_report.py",
     "tracking/signals": "tests/unit/tracking/test_audit.py",
     "tracking/values": "tests/unit/tracking/test_base.py",
-    "trainers/by_hand": "tests/unit/trainers/test_base.py",
     "trainers/callbacks": "tests/contract/test_attributes.py",
     "trainers/checks": "tests/unit/trainers/test_base.py",
     "trainers/context": "tests/unit/trainers/test_base.py",

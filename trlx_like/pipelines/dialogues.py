@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
@@ -16,13 +16,13 @@ from trlx_like.pipelines.rows import Message, checked_rows, is_messages
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 
-__all__ = ["Dialogue", "encode_dialogues", "pack"]
+__all__ = ["Dialogue", "encode_dialogues"]
 
 
 def encode_dialogues(
     samples: Sequence[Any],
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
+    max_length: int | None,
     rewards: Sequence[SampleReward] | None = None,
     *,
     seq2seq: bool = False,
@@ -38,7 +38,7 @@ def encode_dialogues(
             "completion"), or with "messages" (and "tools").
         tokenizer: The tokenizer of the model.
         max_length: Longest sample in tokens. A longer one is cut on the tokenizer's truncation side, with a warning;
-            `Dialogue.lost` counts its lost tokens.
+            `Dialogue.lost` counts its lost tokens. None cuts no sample.
         rewards: One entry per sample, see `place_rewards`. Rewards of outputs that are cut at the end go to the last
             token that is left.
         seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, and `max_length`
@@ -58,31 +58,15 @@ def encode_dialogues(
     for row, reward in enumerate(rewards or []):
         dialogues[row].rewards = place_rewards(reward, dialogues[row].is_output, row)
     shorten = _cut_pair if seq2seq else _cut
-    cut = [shorten(dialogue, max_length, encoder) for dialogue in dialogues]
+    cut = [shorten(dialogue, max_length or len(dialogue), encoder) for dialogue in dialogues]
     Truncation.of(dialogue.lost for dialogue in cut).warn("samples", f"train.seq_length ({max_length} tokens)")
     for row, dialogue in enumerate(cut):
         if not any(dialogue.is_output):
             raise DataError(
                 f"samples[{row}]: no output is left within train.seq_length ({max_length} tokens); "
-                f"{'it is empty' if len(dialogues[row]) <= max_length else 'shorten its prompt'}."
+                f"{'it is empty' if len(dialogues[row]) <= (max_length or math.inf) else 'shorten its prompt'}."
             )
     return cut
-
-
-def pack(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
-    """Distribute dialogues over rows of at most `max_length` tokens, by best fit, the longest dialogues first."""
-    rows: list[list[Dialogue]] = []
-    space: list[tuple[int, int]] = []  # (tokens left, row), sorted
-    for dialogue in sorted(dialogues, key=len, reverse=True):
-        at = bisect_left(space, (len(dialogue), 0))
-        if at == len(space):
-            rows.append([])
-            left, row = max_length, len(rows) - 1
-        else:
-            left, row = space.pop(at)
-        rows[row].append(dialogue)
-        insort(space, (left - len(dialogue), row))
-    return rows
 
 
 def _conversations(

@@ -54,15 +54,34 @@ def unusable_text(value: Any) -> str | None:
 
 
 def checked_rows(rows: Any, name: str) -> list[Any]:
-    """Return rows as a list. Raise DataError for text in place of a list, an empty list, and unusable text."""
-    if isinstance(rows, str):
-        raise DataError(f"{name} is a string; give a list of them.")
+    """Return rows as a list. Raise DataError for text or a dict in its place, an empty list, and unusable text."""
+    if isinstance(rows, str | Mapping):
+        raise DataError(f"{name} is a {'string' if isinstance(rows, str) else 'dict'}; give a list of rows.")
     if not (listed := list(rows)):
         raise DataError(f"{name} is empty; give at least one.")
     for number, row in enumerate(listed):
         if why := unusable_text(row):
             raise DataError(f"{name}[{number}]: {why}.")
     return listed
+
+
+def joined_sets(rows: Any) -> tuple[Any, list[str]]:
+    """Join several evaluation sets, which are given by name, into one.
+
+    Args:
+        rows: The rows of one set, or a mapping from the name of each set to its rows.
+
+    Returns:
+        The rows of all sets, and the name of the set that each row is in; no names if there is one set only.
+
+    Raises:
+        DataError: If there is no set, or one of them is empty or is no list.
+    """
+    if not isinstance(rows, Mapping):
+        return rows, []
+    sets = {str(name): checked_rows(part, f"eval_prompts[{name!r}]") for name, part in rows.items()}
+    joined = [row for part in sets.values() for row in part]
+    return joined, [name for name, part in sets.items() for _ in part]
 
 
 def split_prompt(value: Any, place: str, reserved: Sequence[str], *, chat: bool) -> tuple[Any, dict[str, Any]]:

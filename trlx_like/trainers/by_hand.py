@@ -12,11 +12,17 @@ from trlx_like.data import Completion
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import Message, encode_prompt
 from trlx_like.pipelines.prompts import PromptBatch
+from trlx_like.pipelines.rows import is_messages
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.text import TextSampler
 
 Query = str | Tensor | Sequence[Message]
 """A prompt: text, token ids [P], or chat messages."""
+
+
+def is_one_query(queries: Any) -> bool:
+    """Return whether a value is one query and not several: text, a tensor [P], or a list of chat messages."""
+    return isinstance(queries, str) or (isinstance(queries, Tensor) and queries.dim() == 1) or is_messages(queries)
 
 
 class ByHand:
@@ -40,20 +46,24 @@ class ByHand:
         if isinstance(query, str):
             return TextEncoder(self.tokenizer, seq2seq=self.seq2seq).opening([query])[0]
         if not isinstance(query, Tensor):
+            if not is_messages(query):
+                raise DataError(f"A query must be text, a tensor of token ids or a list of messages, not {query!r}.")
             return encode_prompt(query, self.tokenizer, place="the query", **self.chat_options).ids
         ids: list[int] = query.reshape(-1).tolist()
         return ids
 
-    def generate(self, queries: Sequence[Query], options: Mapping[str, Any]) -> list[Tensor]:
+    def generate(self, queries: Any, options: Mapping[str, Any]) -> Any:
         """Sample one response to each query.
 
         Args:
-            queries: Prompts as text, chat messages, or token ids [P].
+            queries: Prompts as text, chat messages, or token ids [P]; or one of them alone.
             options: Generation options.
 
         Returns:
-            The token ids [R] of each response, in the order of the queries.
+            The token ids [R] of each response, in the order of the queries; a tensor [1, R] for one query alone.
         """
+        if is_one_query(queries):
+            return self.generate([queries], options)[0][None]
         batch = PromptBatch([self.ids(query) for query in queries], [{} for _ in queries])
         return [element.response for element in self.sampler.sample(batch, options).completion.split()]
 
@@ -66,18 +76,21 @@ class ByHand:
 
         Args:
             queries: Prompts as text, chat messages, or token ids [P].
-            responses: Token ids [R] of the response to each query.
+            responses: Token ids [R] or [1, R] of the response to each query.
 
         Returns:
             The batch, in which every token of a response is real.
 
         Raises:
-            DataError: If a response is empty.
+            DataError: If a response is empty, or several in one tensor.
         """
         rows: list[Completion] = []
         for query, response in zip(queries, responses, strict=True):
-            if not len(response):
+            ids = response.cpu().reshape(-1)
+            if response.shape[-1:] != ids.shape:
+                raise DataError(f"step: responses[{len(rows)}] has the shape {list(response.shape)}; give [R] each.")
+            if not len(ids):
                 raise DataError(f"step: responses[{len(rows)}] is empty.")
-            prompt, ids = torch.tensor(self.ids(query)), response.cpu()
+            prompt = torch.tensor(self.ids(query))
             rows.append(Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool()))
         return Completion.collate(rows)

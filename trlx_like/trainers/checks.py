@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def require_method(name: str, config: TRLConfig, method_class: type[MethodConfig]) -> None:
@@ -43,20 +46,55 @@ def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -
             raise ConfigError(f"{config.train.trainer} needs {name}: pass {ways} or set {keys}.")
 
 
-REMOVED_HOOKS = {
+HOOKS = {
+    # of earlier versions
     "check_sampler": "trainer.agreement does this",
     "counted": "return counts by name from units",
     "counts": "return counts by name from units",
     "make_generator": "override make_engine",
     "observe": "override record",
+    # of trlX
+    "create_train_dataloader": "rounds are batched from trainer.store; override round_batches",
+    "get_arch": "override heads, or build for another model",
+    "make_experience_seq2seq": "override make_experience, which model.model_arch_type: seq2seq calls too",
+    "post_backward_callback": "override after_step, which is called after each optimizer step",
+    "post_epoch_callback": "override make_experience, which is called in each round",
+    "prepare_learning": "override build",
+    "setup_model": "override build",
+    "setup_optimizer": "register an optimizer and set optimizer.name",
+    "setup_rollout_logging": "set train.rollout_logging_dir",
+    "setup_scheduler": "register a scheduler and set scheduler.name",
+    # of TRL
+    "batched_forward_pass": "override record",
+    "compute_loss": "override loss",
+    "compute_rewards": "override add_experience",
+    "dpo_loss": "override loss",
+    "get_batch_loss_metrics": "override loss",
+    "record_step_stats": "metrics are logged by the loop; override after_step to add some",
+    "train_minibatch": "override loss",
 }
+"""Methods that subclasses of other libraries' trainers override, and that nothing here calls."""
+
+BY_HAND = ("decode", "generate", "generate_eval")
 
 
 def refuse_removed_hooks(trainer_class: type) -> None:
-    """Raise a ConfigError if a subclass overrides a hook that is no longer called, and say what to write instead."""
-    for name, advice in REMOVED_HOOKS.items():
+    """Check that what a subclass overrides is called, so that its code does not silently stand idle.
+
+    Raises:
+        ConfigError: If it has a hook that is not called; the error says what to write instead.
+    """
+    for name, advice in HOOKS.items():
         if hasattr(trainer_class, name):
-            raise ConfigError(f"{trainer_class.__name__}.{name} is not called any more: {advice}.")
+            raise ConfigError(f"{trainer_class.__name__}.{name} is not called by the loop: {advice}.")
+    for name in BY_HAND:
+        owner = next((cls for cls in trainer_class.__mro__ if name in vars(cls)), trainer_class)
+        if not owner.__module__.startswith("trlx_like.") and any(hasattr(cls, name) for cls in owner.__mro__[1:]):
+            logger.warning(
+                "%s.%s is called by your code only; rollouts and evaluation sample with what make_engine returns.",
+                owner.__name__,
+                name,
+            )
 
 
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
@@ -73,8 +111,9 @@ def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
         ConfigError: If the evaluation does not report the metric `name`.
     """
     for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
-        values = [v for key, v in metrics.items() if key == wanted or key.startswith(f"{wanted}@")]
-        if values:
+        if wanted in metrics:
+            return metrics[wanted]
+        if values := [value for key, value in metrics.items() if key.startswith(f"{wanted}@")]:
             return max(values)
     if name is not None:
         raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")

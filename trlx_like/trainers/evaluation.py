@@ -25,6 +25,7 @@ def evaluate_text(
     reward_fn: Callable[..., Any] | None = None,
     metric_fn: Callable[..., Any] | None = None,
     reference: Mapping[str, Sequence[str]] | None = None,
+    sets: Sequence[str] = (),
 ) -> Metrics:
     """Generate responses to the evaluation prompts, score them, and log the samples as one table.
 
@@ -37,10 +38,12 @@ def evaluate_text(
         reward_fn: Scores the samples; None for no rewards.
         metric_fn: Measures the samples; None for no metrics.
         reference: Responses of another model, as `texts` returns them, to show in the same table.
+        sets: The name of the evaluation set that each prompt is in, if there are several.
 
     Returns:
         `reward/mean`, `reward/std`, `reward/<name>/mean` for each of several reward functions, `metrics/<name>` and
-        `generation/length`. In a sweep each name ends in the options, such as `@temperature=0.7`.
+        `generation/length`. In a sweep each name ends in the options, such as `@temperature=0.7`. With several sets
+        these are over all of them, and for each set there are the same names with its own behind them: `@<set>`.
     """
     metrics: Metrics = {}
     table: list[Row] = []
@@ -51,16 +54,19 @@ def evaluate_text(
         if len(others) == len(shown):  # else they are of other prompts
             pairs = zip(shown, others, strict=True)
             shown = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
+        if sets:
+            shown = [{"set": name, **row} for name, row in zip(sets, shown, strict=True)]
         rows = run.world.join(shown)
         metrics |= means(rows, suffix)
-        metrics[f"generation/length{suffix}"] = statistics.fmean(row["length"] for row in rows)
+        for name in dict.fromkeys(row["set"] for row in rows if "set" in row):
+            metrics |= means([row for row in rows if row["set"] == name], f"@{name}{suffix}")
         table += [{"sweep": suffix.lstrip("@"), **row} if suffix else row for row in rows]
     run.log_table(EVALUATION, table, run.progress.step)
     return metrics
 
 
 def means(rows: Sequence[Row], suffix: str = "") -> Metrics:
-    """Average the rewards and metrics of samples; samples without a value are left out of its mean.
+    """Average the rewards, metrics and lengths of samples; samples without a value are left out of its mean.
 
     Args:
         rows: The scored samples.
@@ -68,6 +74,8 @@ def means(rows: Sequence[Row], suffix: str = "") -> Metrics:
     """
     metrics = {}
     names = dict.fromkeys(name for row in rows for name in row)
+    if "length" in names:
+        metrics[f"generation/length{suffix}"] = statistics.fmean(row["length"] for row in rows)
     for name in [name for name in names if name == "reward" or name.startswith(("reward/", "metrics/"))]:
         values = [row[name] for row in rows if row.get(name) is not None]
         metric = f"{name}/mean" if name.startswith("reward") else name

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.data import Completion, padded
-from trlx_like.errors import DataError
+from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.kl import adaptive_kl_coef, kl_k3, kl_penalty
 from trlx_like.functional.masked import masked_sum, whiten
 from trlx_like.functional.policy_gradient import (
@@ -217,7 +217,14 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
 
         Raises:
             DataError: If the numbers of queries, responses and scores differ, or a response is empty.
+            ConfigError: If training is complete: `train.total_steps` or `train.epochs` (rounds) is reached.
         """
+        if self.finished:
+            done, rounds = self.progress.step, self.progress.round
+            raise ConfigError(
+                f"step: training is complete after {done} steps (train.total_steps: {self.config.train.total_steps}) "
+                f"and {rounds} rounds (train.epochs: {self.config.train.epochs}); end the loop when trainer.finished."
+            )
         if not len(queries) == len(responses) == len(scores):
             raise DataError(
                 f"step: {len(queries)} queries, {len(responses)} responses and {len(scores)} scores must be as many."
@@ -230,7 +237,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         steps: list[Metrics] = []
         for of_step in self.optimize_round():
             steps.append(of_step)
-            if not self.progress.in_round:
+            if self.finished or not self.progress.in_round:
                 break
         self.end_round()
         names = dict.fromkeys(name for of_step in steps for name in of_step)  # a step that was dropped lacks some

@@ -100,7 +100,7 @@ def table(changes: list[Change], force: bool = False) -> str:
 def rows_digest(rows: Any) -> str:
     """Return a digest of rows of data. Of values that JSON does not know, the type counts."""
     total = hashlib.sha256()
-    for row in rows:
+    for row in rows.items() if isinstance(rows, Mapping) else rows:
         total.update(json.dumps(row, default=_described, skipkeys=True).encode() + b"\n")
     return f"{len(rows)} rows, {total.hexdigest()[:16]}"
 

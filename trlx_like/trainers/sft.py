@@ -19,7 +19,9 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
 from trlx_like.models import LanguagePolicy, keeps_packed_apart
-from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
+from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.formatting import formatted
+from trlx_like.pipelines.packing import fill_blocks, fit_best
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.text import TextTrainer
@@ -81,16 +83,16 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
 
     def read_data(self) -> None:
-        longest = self.config.train.seq_length
+        longest = None if self.method.packing else self.config.train.seq_length
         samples = self._formatted(self.data["samples"])
         self.dialogues = encode_dialogues(
             samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options
         )
 
     def make_experience(self) -> Metrics:
-        dialogues, longest = self.dialogues, self.config.train.seq_length
-        rows = pack(dialogues, longest) if self.method.packing else [[dialogue] for dialogue in dialogues]
-        elements = [_element(row, self.method.packing, self.seq2seq) for row in self.world.share(rows)]
+        dialogues = self.dialogues
+        rows = self._packed() if self.method.packing else [[dialogue] for dialogue in dialogues]
+        elements = [_element(row, bool(self.method.packing), self.seq2seq) for row in self.world.share(rows)]
         self.push_to_store(elements)
         trained = self.world.sum([sum(float(element.target.sum()) for element in elements)])[0]
         sizes = {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
@@ -105,11 +107,16 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def after_step(self, metrics: Metrics) -> None:
         metrics["perplexity"] = math.exp(min(metrics["losses/total_loss"], MOST_NATS))
 
+    def _packed(self) -> list[list[Dialogue]]:
+        """Put the samples into rows of `train.seq_length` tokens."""
+        fill = fill_blocks if self.method.packing == "blocks" else fit_best
+        return fill(self.dialogues, self.config.train.seq_length)
+
     def _formatted(self, samples: Sequence[Any]) -> Sequence[Any]:
         function = self.method.formatting_func
         if isinstance(function, str):
             function = import_name(function, "method.formatting_func")
-        return samples if function is None else [function(sample) for sample in samples]
+        return samples if function is None else formatted(samples, function)
 
 
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:

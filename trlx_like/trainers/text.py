@@ -34,6 +34,7 @@ from trlx_like.models import (
 from trlx_like.models.export import save_policy
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
+from trlx_like.pipelines.rows import joined_sets
 from trlx_like.samplers.engines import ENGINES, Engine
 from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
@@ -215,7 +216,8 @@ class TextTrainer(BaseRLTrainer[E]):
         kind |= {"template": self.chat_options} if self.chat_options else {}
         for name, add in (("prompts", self.add_prompt_pipeline), ("eval_prompts", self.add_eval_pipeline)):
             if name in self.data:
-                add(pipeline(self.data[name], self.max_prompt_length, self.tokenizer, **kind))
+                rows = joined_sets(self.data[name])[0] if name == "eval_prompts" else self.data[name]
+                add(pipeline(rows, self.max_prompt_length, self.tokenizer, **kind))
 
     def take_prompts(self, count: int) -> PromptBatch:
         """Take the next `count` prompts of the training data, and return this process's share."""
@@ -249,7 +251,11 @@ class TextTrainer(BaseRLTrainer[E]):
         self.sync_sampler()
         functions = {"reward_fn": self.reward_fn, "metric_fn": self.metric_fn}
         options, batches = self.method.gen_kwargs, self.eval_batches()
-        return evaluate_text(self.run, self.scoring, self.sampler, batches, options, **functions, reference=reference)
+        sets = joined_sets(self.data.get("eval_prompts"))[1]
+        sets = self.world.share(sets) if len(sets) == len(self.eval_pipeline) else []
+        return evaluate_text(
+            self.run, self.scoring, self.sampler, batches, options, **functions, reference=reference, sets=sets
+        )
 
     @torch.no_grad()
     def score_batch(self, batch: C, size: int | None, **outputs: Any) -> Iterator[tuple[Tensor, C, PolicyOutput]]:
@@ -272,21 +278,21 @@ class TextTrainer(BaseRLTrainer[E]):
     # Generating by hand.
 
     @torch.no_grad()
-    def generate(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
+    def generate(self, queries: Query | Sequence[Query], **gen_kwargs: Any) -> Any:
         """Sample a response to each query with the generation options of training.
 
         Args:
-            queries: Prompts as text, chat messages, or token ids [P].
+            queries: Prompts as text, chat messages, or token ids [P]; or one of them alone.
             gen_kwargs: Generation options that override the configured ones.
 
         Returns:
-            The token ids [R] of the response to each query.
+            A list of the token ids [R] of the response to each query; a tensor [1, R] for one query alone.
         """
         self.sync_sampler()
         return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
 
     @torch.no_grad()
-    def generate_eval(self, queries: Sequence[Query], **gen_kwargs: Any) -> list[Tensor]:
+    def generate_eval(self, queries: Query | Sequence[Query], **gen_kwargs: Any) -> Any:
         """Sample a response to each query with the generation options of evaluation; otherwise like `generate`.
 
         If an option has a list of values to sweep over, the first value is used.

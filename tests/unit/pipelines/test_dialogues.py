@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import gradients, sharp_lm
 from tests.unit.pipelines.test_tokens import with_bos
 from trlx_like.errors import DataError
 from trlx_like.models import LanguagePolicy, keeps_packed_apart
-from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues, pack
+from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.packing import fit_best
 from trlx_like.trainers.sft import SFTExperience, _element
 
 EOS, A, B, C, D = 0, 2, 3, 4, 5
@@ -109,25 +108,6 @@ def of_length(length: int, start: int = 0) -> Dialogue:
     return Dialogue([2 + (start + n) % 28 for n in range(length)], [n > 0 for n in range(length)])
 
 
-def test_pack_golden() -> None:
-    # Room for 6. Longest first: 5 opens a row, 4 another; 2 fills the second; 1 fills the first; 3 opens a third.
-    rows = pack([of_length(n) for n in (2, 5, 1, 4, 3)], 6)
-    assert [[len(d) for d in row] for row in rows] == [[5, 1], [4, 2], [3]]
-    assert pack([], 6) == []
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(st.integers(1, 9), max_size=20), st.integers(9, 15))
-def test_pack_loses_nothing_and_keeps_to_its_room(lengths: list[int], room: int) -> None:
-    dialogues = [of_length(length, start) for start, length in enumerate(lengths)]
-    rows = pack(dialogues, room)
-    assert all(0 < sum(map(len, row)) <= room for row in rows)
-    assert Counter(id(d) for row in rows for d in row) == Counter(map(id, dialogues))
-    # No two rows would fit into one, or one of them would not have been opened.
-    sizes = sorted(sum(map(len, row)) for row in rows)
-    assert len(sizes) < 2 or sizes[0] + sizes[1] > room
-
-
 def scored(policy: LanguagePolicy, batch: SFTExperience) -> list[float]:
     """Log-probabilities of the tokens that are learnt, sorted, since packing changes their order."""
     logprobs = policy(batch).logprobs
@@ -149,7 +129,7 @@ def test_families_that_mix_packed_samples_are_found(family: str) -> None:
 def test_packed_samples_are_scored_as_they_are_alone(family: str, attention: str) -> None:
     samples = ["abcdef", ["gh", "ijkl"], "mn", ["o", "p", "qr", "stu"], "vwxyzab", ["", "b"]]
     dialogues = encode_dialogues(samples, tiny_tokenizer(), 14)
-    rows = pack(dialogues, 14)
+    rows = fit_best(dialogues, 14)
     assert max(map(len, rows)) > 1 and len({sum(map(len, row)) for row in rows}) > 1
     lm = sharp_lm(family)
     lm.set_attn_implementation(attention)

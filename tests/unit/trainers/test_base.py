@@ -20,7 +20,9 @@ from trlx_like import BaseRLTrainer, Callback, LossOutput, TRLConfig
 from trlx_like.config import METHODS, MethodConfig, register_method
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
+from trlx_like.trainers.checks import refuse_removed_hooks
 from trlx_like.trainers.optimise import Units
+from trlx_like.trainers.ppo import PPOTrainer
 
 
 class LineConfig(MethodConfig):
@@ -388,5 +390,30 @@ def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None
         def counts(self, batch: Points) -> dict[str, float]:
             return {}
 
-    with pytest.raises(ConfigError, match="Older.counts is not called any more: return counts by name from units"):
+    with pytest.raises(ConfigError, match="Older.counts is not called by the loop: return counts by name from units"):
         line(tmp_path, kind=Older)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *("get_arch", "setup_model", "setup_optimizer", "setup_scheduler", "setup_rollout_logging"),
+        *("create_train_dataloader", "prepare_learning", "post_backward_callback", "post_epoch_callback"),
+        *("make_experience_seq2seq", "compute_rewards", "compute_loss"),
+    ],
+)
+def test_hooks_of_trlx_and_trl_are_refused(hook: str, tmp_path: Path) -> None:
+    kind = type("Theirs", (LineTrainer,), {hook: lambda self, *args: None})
+    with pytest.raises(ConfigError, match=rf"Theirs\.{hook} is not called by the loop: [a-z]"):
+        line(tmp_path, kind=kind)
+
+
+def test_what_only_a_loop_by_hand_calls_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(PPOTrainer):
+        def generate(self, queries: Any, **gen_kwargs: Any) -> Any:
+            return super().generate(queries, **gen_kwargs)
+
+    for kind, expected in ((PPOTrainer, []), (Mine, ["Mine.generate is called by your code only"])):
+        caplog.clear()
+        refuse_removed_hooks(kind)
+        assert [text.partition(";")[0] for text in caplog.messages] == expected

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.recipes import GENERATION, PROMPTS, count_letters, lengths, make
 from tests.contract.runs import rows
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, DataError
 from trlx_like.trainers.evaluation import combinations
 
 ONE_STEP = {"train.total_steps": 1, "train.eval_interval": 1}
@@ -68,6 +68,35 @@ def test_a_sweep_has_a_metric_and_rows_for_each_setting(tmp_path: Path) -> None:
     assert trainer.progress.best == best
     assert trainer.max_prompt_length == 20 - 4
     assert {len(response) for response in trainer.generate_eval(["ab"] * 4)} == {1}  # the first of each sweep
+
+
+@pytest.mark.parametrize("name", ["SFTTrainer", "OnlineDPOTrainer"])
+def test_several_sets_have_metrics_of_their_own(name: str, tmp_path: Path) -> None:
+    """Rewards 1 and 2 in one set and 6 in another: means 1.5 and 6, and 3 over all."""
+
+    def reward(prompts: Sequence[str], **_: Any) -> list[float]:
+        return [{"ab": 1.0, "the cats": 2.0, "b": 6.0}.get(prompt, 0.0) for prompt in prompts]
+
+    sets = {"easy": ["ab", "the cats"], "hard": ["b"]}
+    make(name, tmp_path, eval_prompts=sets, reward_fn=reward, judge=None, **ONE_STEP).learn()
+    first = rows(tmp_path)[0]
+    assert [first[f"reward/mean{suffix}"] for suffix in ("", "@easy", "@hard")] == [3.0, 1.5, 6.0]
+    assert first["reward/std@easy"] == 0.5 and first["generation/length@hard"] > 0
+    table = [row for row in rows(tmp_path, "samples.jsonl") if row["step"] == 0 and row["table"] == "samples"]
+    assert [(row["set"], row["prompt"]) for row in table] == [("easy", "ab"), ("easy", "the cats"), ("hard", "b")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eval_prompts": {"easy": []}}, r"eval_prompts\['easy'\] is empty"),
+        ({"eval_prompts": {"easy": "ab"}}, r"eval_prompts\['easy'\] is a string; give a list"),
+        ({"prompts": {"easy": ["ab"]}}, "prompts is a dict; give a list of rows"),
+    ],
+)
+def test_sets_that_are_none(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        make("PPOTrainer", tmp_path, **arguments)
 
 
 def test_samples_that_the_reward_abstains_from_do_not_count(tmp_path: Path) -> None:

@@ -387,3 +387,10 @@ def test_the_options_of_trl() -> None:
         True,
     )
     assert method.gen_kwargs == {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "do_sample": True}
+
+
+def test_options_that_are_not_named_keep_their_defaults() -> None:
+    named = OnlineDPOConfig(gen_kwargs={"max_new_tokens": 24}, gen_experience_kwargs={"temperature": 0.5})
+    assert named.gen_kwargs["max_new_tokens"] == 24 and named.gen_kwargs["temperature"] == 0.9
+    assert named.experience_kwargs["max_new_tokens"] == 64 and named.experience_kwargs["temperature"] == 0.5
+    assert OnlineDPOConfig().gen_experience_kwargs is None

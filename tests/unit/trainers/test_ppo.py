@@ -261,7 +261,12 @@ def test_the_loop_by_hand_learns_a_bandit(tmp_path: Path) -> None:
     """One token, 1 for an "a" and 0 for anything else."""
     options = {"max_new_tokens": 1, "temperature": 1.0}
     changes = {"method.gen_kwargs": options, "optimizer.kwargs": {"lr": 0.01}, "train.batch_size": 16}
-    trainer = make("PPOTrainer", tmp_path, **changes, **{"method.init_kl_coef": 0.01})
+    trainer = make(
+        "PPOTrainer",
+        tmp_path,
+        **changes,
+        **{"method.init_kl_coef": 0.01, "train.total_steps": 160, "train.epochs": 40},
+    )
     wanted = trainer.tokenizer.convert_tokens_to_ids("a")
     queries = ["ab"] * 32
     history = []
@@ -273,7 +278,7 @@ def test_the_loop_by_hand_learns_a_bandit(tmp_path: Path) -> None:
         history.append(np.mean(scores))
     assert history[0] < 0.3 and history[-1] > 0.9
     assert stats["policy/kl"] > 1 and stats["policy/approx_kl"] >= 0
-    assert trainer.progress.round == 40 and trainer.progress.step == 40 * 2 * 2
+    assert trainer.progress.round == 40 and trainer.progress.step == 40 * 2 * 2 and trainer.finished
     assert trainer.decode(responses).count("a") > 28
 
 

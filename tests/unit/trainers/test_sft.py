@@ -131,6 +131,26 @@ def test_a_formatting_function_makes_the_text(tmp_path: Path) -> None:
     assert given[0] == {"question": "ab", "answer": "cd"}
 
 
+@pytest.mark.parametrize("packing", [True, "bins", "blocks"])
+def test_packing_learns_all_of_a_long_document(packing: Any, tmp_path: Path) -> None:
+    """75 letters and EOS do not fit into rows of 20; 75 tokens are learned, and those of the other texts."""
+    changes = {"method.packing": packing}
+    trainer = make("SFTTrainer", tmp_path, samples=["abc" * 25, *TEXTS], **changes)
+    made = trainer.make_experience()
+    assert made["data/tokens"] == 75 + sum(map(len, TEXTS))
+    assert "data/cut_rows" not in made
+    assert made["data/rows"] == 6  # of 76 + 4 of context, 28 and 4 of the ends: 108 tokens and more
+    alone = make("SFTTrainer", tmp_path, samples=["abc" * 25], **changes)
+    first = batch_of(alone)
+    assert first.target.sum() == 75 and first.response.shape[1] < 20
+    assert int(first.inputs()["position_ids"].max()) < 20
+
+
+def test_packed_rows_need_two_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train.seq_length: 1 leaves a packed row nothing to predict"):
+        make("SFTTrainer", tmp_path, **{"method.packing": "blocks", "train.seq_length": 1})
+
+
 def test_what_it_says_about_its_data(tmp_path: Path) -> None:
     trainer = make("SFTTrainer", tmp_path, samples=TEXTS)
     assert trainer.make_experience() == {"data/samples": 4.0, "data/rows": 4.0, "data/tokens": 24.0}

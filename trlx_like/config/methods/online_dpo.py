@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
 from trlx_like.config.problems import Accepts, Problem
@@ -49,6 +49,12 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     """Penalty subtracted from the score of a response that was cut at max_new_tokens; null: none."""
     disable_dropout: Applied[bool] = True
     """Switch dropout off in training."""
+
+    @field_validator("gen_kwargs", "gen_experience_kwargs")
+    @classmethod
+    def _with_defaults(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Add the defaults of options that are not given, so that naming one does not change the temperature."""
+        return given if given is None else {**default_gen_kwargs(), **given}
 
     def beta_of(self, epoch: int) -> float:
         """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from trlx_like.config.method import TextMethodConfig
-from trlx_like.config.problems import Accepts
+from trlx_like.config.method import Sections, TextMethodConfig
+from trlx_like.config.problems import Accepts, Problem
 from trlx_like.config.resume import OfData
 
 
@@ -20,8 +21,9 @@ def _function(value: Any) -> Any:
 class SFTConfig(TextMethodConfig):
     """Fine-tune on given text by next-token prediction (supervised fine-tuning)."""
 
-    packing: OfData[bool] = False
-    """Put several samples into one row of `train.seq_length` tokens; each attends only to itself."""
+    packing: OfData[bool | Literal["bins", "blocks"]] = False
+    """Fill rows of `train.seq_length` tokens with samples, each attending to itself only. bins (or true): best fit,
+    splitting only samples longer than a row; blocks: in order, splitting the samples at the end of a row."""
     formatting_func: OfData[
         Annotated[
             Any,
@@ -31,3 +33,7 @@ class SFTConfig(TextMethodConfig):
         ]
     ] = None
     """Function (or "module:function") that makes the text to train on from a sample; null: samples are texts."""
+
+    def conflicts_with(self, config: Sections) -> Iterable[Problem]:
+        if self.packing and config.train.seq_length < 2:
+            yield Problem(("train", "seq_length"), "1 leaves a packed row nothing to predict; use at least 2.")

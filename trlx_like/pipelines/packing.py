@@ -1,0 +1,79 @@
+"""Packing: several samples in one row of tokens. No token is lost, since a sample that does not fit is split."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from trlx_like.pipelines.tokens import Dialogue
+
+
+def fit_best(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
+    """Put samples into rows where they fit best, the longest first. A sample is split only if no row could hold it.
+
+    Args:
+        dialogues: The samples.
+        max_length: The tokens of a row, at least 2.
+
+    Returns:
+        The samples, or pieces of samples as `piece` makes them, in each row.
+    """
+    rows: list[list[Dialogue]] = []
+    space: list[tuple[int, int]] = []  # (tokens left, row), sorted
+    pieces = [
+        part
+        for dialogue in dialogues
+        for start in range(0, max(len(dialogue) - 1, 1), max_length - 1)
+        if any((part := piece(dialogue, start, max_length)).is_output)
+    ]
+    for part in sorted(pieces, key=len, reverse=True):
+        at = bisect_left(space, (len(part), 0))
+        if at == len(space):
+            rows.append([])
+            left, row = max_length, len(rows) - 1
+        else:
+            left, row = space.pop(at)
+        rows[row].append(part)
+        insort(space, (left - len(part), row))
+    return rows
+
+
+def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
+    """Put samples into rows in their order, and split those that reach the end of a row.
+
+    Args:
+        dialogues: The samples.
+        max_length: The tokens of a row, at least 2.
+
+    Returns:
+        The samples, or pieces of samples as `piece` makes them, in each row. At most one token of a row is left free,
+        except in the last row. Rows that have nothing to learn are left out.
+    """
+    rows: list[list[Dialogue]] = [[]]
+    left = max_length
+    for dialogue in dialogues:
+        start = 0
+        while start < len(dialogue) - 1:
+            if left < 2:  # the first token of a piece is not learned
+                rows.append([])
+                left = max_length
+            part = piece(dialogue, start, left)
+            rows[-1].append(part)
+            left -= len(part)
+            start += len(part) - 1
+    return [row for row in rows if any(any(part.is_output) for part in row)]
+
+
+def piece(dialogue: Dialogue, start: int, longest: int) -> Dialogue:
+    """Return a piece of a sample.
+
+    The first token of a piece is not learned, since nothing precedes it. Therefore the next piece begins with the last
+    token of this one, and every output is learned exactly once.
+
+    Args:
+        dialogue: The sample.
+        start: Its first token in the piece.
+        longest: The most tokens of the piece.
+    """
+    end = start + longest
+    return Dialogue(dialogue.ids[start:end], [False, *dialogue.is_output[start + 1 : end]])
