@@ -159,7 +159,8 @@ class _Mutator(ast.NodeTransformer):
                 self._function = ".".join(self._names)
             if isinstance(value, list):
                 new = [self.visit(item) if isinstance(item, ast.AST) else item for item in value]
-                setattr(node, name, [item for item in new if item is not None])
+                pairs = zip(new, value, strict=True)  # a key of None stands for the ** in {**values}
+                setattr(node, name, [item for item, old in pairs if item is not None or old is None])
             elif isinstance(value, ast.AST):
                 setattr(node, name, self.visit(value))
             if outermost:
@@ -229,6 +230,8 @@ class Runner:
         A mutant inside a function takes the place of its code after the tests were collected. Any other has to be
         there when the module is imported, and the tests are collected with it.
         """
+        for mutant in mutants:
+            mutated(self.source, mutant.number, self.file)  # one that cannot be made would look like a kill
         failed = self._session([None, *(mutant for mutant in mutants if mutant.function)], None)
         if failed[None]:
             raise SystemExit(f"{self.file}: {failed[None]} fails without a mutant.")
@@ -327,8 +330,12 @@ class _Loop:
             try:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(self.limit), int(self.limit) + 1))
                 signal.alarm(int(4 * self.limit))
-                if mutant is not None and self.replace:
-                    self.runner.replace(mutant)
+                try:
+                    if mutant is not None and self.replace:
+                        self.runner.replace(mutant)
+                except ValueError:  # it has other free variables; `survivors` tries it in an import
+                    os.write(writer, json.dumps({"failed": None}).encode())
+                    return {}
                 with contextlib.suppress(session.Failed, session.Interrupted):
                     run_tests(session)
                 os.write(writer, json.dumps({"failed": self.failed, "seconds": self.seconds}).encode())

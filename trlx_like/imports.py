@@ -98,5 +98,5 @@ def _file_name(path: Path) -> str:
 
 
 def _is_from(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
+    file = getattr(module, "__file__", None)  # of thousands of modules, so text is compared before paths
+    return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import assert_same
+from trlx_like.checkpoint.tree import load_tree
 from trlx_like.errors import ConfigError, NonFiniteError
 from trlx_like.trainers.base import LossOutput
 from trlx_like.trainers.callbacks import Callback
@@ -78,36 +80,64 @@ HALF = {"model.dtype": "bfloat16"}
 def test_16_bit_weights_are_trained_as_an_adapter_or_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.dtype \('bfloat16'\).*backend.mixed_precision: bf16"):
         make(name, tmp_path, **HALF)
-    if "adapter" in RECIPES[name].variants and name in ("PPOTrainer", "SFTTrainer"):
+    if "adapter" in RECIPES[name].variants and name in ("PPOTrainer", "RewardTrainer", "SFTTrainer"):
         trainer = make(name, tmp_path, **{**OPTIONS, **RECIPES[name].variants["adapter"], **HALF})
         trainer.learn()
-        kinds = {p.requires_grad: p.dtype for p in trainer.model.parameters()}
-        assert kinds[True] == torch.float32 and math.isfinite(trainer.last_metrics["losses/total_loss"])
+        kinds = {(p.requires_grad, p.dtype) for p in trainer.model.parameters()}
+        assert {(True, torch.float32), (False, torch.bfloat16)} <= kinds and (True, torch.bfloat16) not in kinds
+        assert math.isfinite(trainer.last_metrics["losses/total_loss"])
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient", "update", "moment"])
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_a_step_that_is_not_finite_changes_nothing(name: str, kind: str, tmp_path: Path) -> None:
-    weights = Weights()
-    trainer = make(name, tmp_path, **OPTIONS, callbacks=[weights])
-    spoil(trainer, kind, range(BAD_STEP, BAD_STEP + 1))
+KINDS = ("loss", "gradient", "update", "moment")
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A run in which one step of each kind was not finite, in the order of `KINDS`: steps 2, 4, 6 and 8.
+
+    first: name of the first trained parameter. saved: the weights of its last checkpoint.
+    """
+
+    watched: Weights
+    rows: list[dict[str, Any]]
+    trainer: Any
+    first: str
+    saved: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Spoiled:
+    folder, weights = tmp_path_factory.mktemp("run"), Weights()
+    changes = {**OPTIONS, "train.total_steps": 2 * len(KINDS) + 1, "train.checkpoint_interval": 100}
+    trainer = make(request.param, folder, **changes, callbacks=[weights])
+    first = next(name for name, p in trainer.model.named_parameters() if p.requires_grad)
+    for place, kind in enumerate(KINDS):
+        spoil(trainer, kind, range(2 * place + 2, 2 * place + 3))
     trainer.learn()
-    before, after, later = weights.seen[BAD_STEP - 2 : BAD_STEP + 1]
+    (checkpoint,) = folder.glob("checkpoint_*")
+    return Spoiled(weights, records(folder), trainer, first, load_tree(checkpoint / "state" / "shared" / "model"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_not_finite_changes_nothing(run: Spoiled, kind: str) -> None:
+    bad = 2 * KINDS.index(kind) + 2
+    before, after, later = run.watched.seen[bad - 2 : bad + 1]
     assert_same(after, before)
     assert any(not torch.equal(later[key], value) for key, value in after.items())
-    assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
-    assert ["train/nonfinite_steps" in metrics for metrics in weights.metrics] == [False, True, False, False]
-    (record,) = records(tmp_path)
-    assert record["step"] == BAD_STEP
-    first = next(name for name, p in trainer.model.named_parameters() if p.requires_grad)
-    assert record["parameter"] == (None if kind == "moment" else first)
+    for state in (run.trainer.model.state_dict(), run.saved):
+        assert state and all(bool(value.isfinite().all()) for value in state.values())
+    counted = ["train/nonfinite_steps" in metrics for metrics in run.watched.metrics]
+    assert counted == [step % 2 == 0 for step in range(1, 2 * len(KINDS) + 2)]
+    assert [row["step"] for row in run.rows] == [2, 4, 6, 8]
+    record = run.rows[KINDS.index(kind)]
+    assert record["parameter"] == (None if kind == "moment" else run.first)
     if kind in ("update", "moment"):
         assert record["not_finite"] == ["the weights or the optimizer's state after the step"]
         return
     assert record["losses/total_loss" if kind == "loss" else "grad_norm"] in ("nan", "inf")
     assert (record["micro_batch"], record["rank"], record["bad_sample"]) == (0, 0, 0)
     assert record["samples"] and all(any(isinstance(v, str) for v in row.values()) for row in record["samples"])
-    if trainer.method.name.lower() not in ("sftconfig", "rftconfig", "dpoconfig", "rewardconfig"):
+    if run.trainer.method.name.lower() not in ("sftconfig", "rftconfig", "dpoconfig", "rewardconfig"):
         assert {"scores", "rewards"} & set(record["samples"][0])
 
 

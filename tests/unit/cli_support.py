@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
+from typer.main import get_command
 
 from tests.tiny import save_tiny
 from trlx_like.cli import app
+
+COMMAND = get_command(app)  # typer's own runner reads the signatures of all commands in each call
 
 REWARDS = """\
 import signal
@@ -32,7 +35,7 @@ TOKENS = {"max_new_tokens": 4}
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(COMMAND, [str(word) for word in words])
 
 
 def said(code: int, *words: object) -> str:

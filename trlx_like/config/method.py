@@ -38,6 +38,11 @@ class MethodConfig(Section):
     name: OfWeights[str] = ""
     """Registered name of the method, such as PPOConfig; `trlx-like list methods` shows all."""
 
+    @property
+    def measures_kl(self) -> bool:
+        """Whether the trainer logs `policy/kl`, which `train.stop_kl` watches. Override it for a trainer that does."""
+        return False
+
     @model_validator(mode="before")
     @classmethod
     def _default_name(cls, values: Any) -> Any:

@@ -145,6 +145,12 @@ class TRLConfig(Section):
                 f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
             )
             yield Problem(("model", "model_arch_type"), problem)
+        if self.train.stop_kl is not None and not self.method.measures_kl:
+            yield Problem(
+                ("train", "stop_kl"),
+                f"{shown(self.train.stop_kl)} needs policy/kl, which {self.train.trainer} does not measure with this "
+                "configuration; leave it out.",
+            )
         generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts
         for key in ("gen_kwargs", "gen_experience_kwargs"):
             options = getattr(self.method, key, None)

@@ -73,13 +73,19 @@ class RolloutStore(Generic[E]):
         """Replace the elements by those that were saved.
 
         Raises:
-            CheckpointError: If the checkpoint has fields that this kind of experience does not have.
+            CheckpointError: If the checkpoint has fields that this kind of experience does not have, or lacks one that
+                is never None.
         """
         known = {column.name for column in fields(self.experience_class)}
         if unknown := sorted(set(state["columns"]) - known):
             raise CheckpointError(
                 f"the checkpoint's store has {', '.join(unknown)}, which {self.experience_class.__name__} does not "
                 f"have; its fields are {', '.join(sorted(known))}."
+            )
+        needed = [column.name for column in fields(self.experience_class) if "None" not in str(column.type)]
+        if state["count"] and (missing := [name for name in needed if name not in state["columns"]]):
+            raise CheckpointError(
+                f"the checkpoint's store lacks {', '.join(missing)}, which every {self.experience_class.__name__} has."
             )
         columns: dict[str, list[Any]] = {}
         for column in fields(self.experience_class):

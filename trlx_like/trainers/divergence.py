@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 
-from trlx_like.errors import CheckpointError, ConfigError, DivergenceError
+from trlx_like.errors import CheckpointError, DivergenceError
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.optimise import Optimisation
 
@@ -43,14 +43,8 @@ class DivergenceWatch:
 
         Raises:
             DivergenceError: At a sign, unless `train.on_divergence` is "warn".
-            ConfigError: If `train.stop_kl` is set, and the trainer does not measure the KL to a reference.
         """
         train, progress = self.run.config.train, self.run.progress
-        if train.stop_kl is not None and progress.position == 1 and "policy/kl" not in metrics:
-            raise ConfigError(
-                f"train.stop_kl ({train.stop_kl:g}): {train.trainer} does not measure policy/kl with this "
-                "configuration; leave it out."
-            )
         signs = self._signs(metrics)
         if math.isfinite(loss := metrics.get("losses/total_loss", math.nan)):
             progress.losses = [*progress.losses, loss][-LOSSES:]

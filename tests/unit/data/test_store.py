@@ -113,6 +113,18 @@ def test_loaded_elements_own_their_memory(tmp_path: Path) -> None:
     assert other.elements[1].logprobs.untyped_storage().nbytes() == 8
 
 
+def test_a_field_that_is_missing_is_refused_unless_it_may_be_none() -> None:
+    saved = numbered(2).state_dict()
+    saved["columns"].pop("goal", None)
+    store = numbered(1)
+    store.load_state_dict(saved)
+    assert [element.goal for element in store.elements] == [None, None]
+    del saved["columns"]["logprobs"]
+    with pytest.raises(CheckpointError, match="store lacks logprobs, which every Trace has"):
+        store.load_state_dict(saved)
+    assert len(store) == 2
+
+
 def test_fields_of_another_experience_are_refused() -> None:
     saved = numbered(2).state_dict()
     saved["columns"]["returns"] = saved["columns"]["score"]

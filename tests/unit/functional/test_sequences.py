@@ -37,11 +37,16 @@ def test_a_row_without_tokens_is_zero() -> None:
     assert sequence_means(values[:, :0], mask[:, :0]).tolist() == [0, 0]
 
 
+def test_each_row_is_averaged_over_its_own_tokens() -> None:
+    values = torch.tensor([[3.0, NAN, NAN], [1.0, 2.0, 6.0]])
+    assert sequence_means(values, values.isfinite()).tolist() == [3, 3]
+
+
 def test_policy_weights_golden() -> None:
-    # exp((ln(0.5 / 0.5) + ln(0.25 / 0.5)) / 2) = sqrt(1/2); a row without tokens.
-    logprobs = torch.tensor([[0.5, 0.25, NAN], [NAN, NAN, NAN]]).log()
-    collision = torch.full((2, 3), 0.5).log()
-    assert_values(policy_weights(logprobs, collision, logprobs.isfinite()), [0.7071068, 1])
+    # exp((ln(0.5 / 0.5) + ln(0.25 / 0.5)) / 2) = sqrt(1/2); a row without tokens; one with one: 0.25 / 0.5.
+    logprobs = torch.tensor([[0.5, 0.25, NAN], [NAN, NAN, NAN], [0.25, NAN, NAN]]).log()
+    collision = torch.full((3, 3), 0.5).log()
+    assert_values(policy_weights(logprobs, collision, logprobs.isfinite()), [0.7071068, 1, 0.5])
 
 
 @given(batches(1), LAYOUTS, st.integers(0, 5), st.floats(0, 1))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import make
+from tests.contract.recipes import RECIPES, make
 from trlx_like.errors import CheckpointError, ConfigError, DivergenceError
 from trlx_like.trainers.base import LossOutput
 from trlx_like.trainers.divergence import FEWEST_LOSSES
@@ -55,9 +55,20 @@ def test_losses_of_policy_gradients_are_near_0_and_no_sign(tmp_path: Path) -> No
     assert trainer.progress.losses[-1] == 0.9
 
 
-def test_a_kl_that_is_not_measured_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.stop_kl \(1\): SFTTrainer does not measure policy/kl"):
-        make("SFTTrainer", tmp_path, **{"train.stop_kl": 1.0}).learn()
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_a_kl_that_is_not_measured_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
+    """What the configuration says of a trainer is what it logs, with and without a weight of the KL."""
+    with_kl = {"method.beta": 0.1} if name in ("GRPOTrainer", "RLOOTrainer") else {}
+    for changes in [with_kl, {"method.beta": 0.0}][: 1 + bool(with_kl)]:
+        options = {**changes, "train.total_steps": 1}
+        try:
+            trainer = make(name, tmp_path, **options, **{"train.stop_kl": 1e9})
+        except ConfigError as error:
+            assert f"train.stop_kl: 1000000000.0 needs policy/kl, which {name} does not measure with this" in str(error)
+            trainer = make(name, tmp_path, **options)
+            assert "policy/kl" not in trainer.learn()
+        else:
+            assert "policy/kl" in trainer.learn()
 
 
 def spike(trainer: Any, step: int, times: int) -> None:

@@ -52,6 +52,10 @@ class GroupMethodConfig(OnlineTextMethodConfig):
         """Return the `max_new_tokens` of rollouts."""
         return longest_response(self.experience_kwargs)
 
+    @property
+    def measures_kl(self) -> bool:
+        return self.beta > 0
+
     def conflicts(self) -> Iterator[Problem]:
         found = list(super().conflicts())
         yield from found

@@ -60,6 +60,10 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
         """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""
         return self.beta[min(epoch, len(self.beta) - 1)] if isinstance(self.beta, list) else self.beta
 
+    @property
+    def measures_kl(self) -> bool:
+        return True
+
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         size = config.train.batch_size
         if self.num_prompts is not None and self.num_prompts < size:

@@ -76,6 +76,10 @@ class PPOConfig(OnlineTextMethodConfig):
     num_value_layers_unfrozen: OfWeights[int] = Field(default=0, ge=0)
     """Number of top layers that the value function has for itself; 0: only a head on the policy."""
 
+    @property
+    def measures_kl(self) -> bool:
+        return True
+
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
         if self.norm_reward and self.scale_reward is None:
