@@ -34,6 +34,7 @@ NOT_STATE = {
     ".rollouts.samples",  # of the round, for its metrics
     ".rollouts.faults",
     ".sampler.engine.lm",  # brought up to date before it is used
+    ".sampler.engine.version",  # the same
     ".rollouts.extreme",
     ".rollouts.warned",  # once in a process
     ".divergence_watch._warned",

@@ -95,16 +95,16 @@ class Faulty(CopyEngine):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.syncs = 0
+        self.policy, self.syncs = args[0], 0
 
     @torch.no_grad()
-    def sync_weights(self, lm: nn.Module) -> None:
+    def sync_weights(self, weights: Iterator[tuple[str, torch.Tensor]], version: int) -> None:
         held = dict(self.lm.named_parameters())
         before = {name: weight.clone() for name, weight in held.items()}
-        super().sync_weights(lm)
+        super().sync_weights(weights, version)
         self.syncs += 1
         if self.syncs == 3:
-            type(self).fault(lm, held, before)
+            type(self).fault(self.policy, held, before)
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +135,63 @@ def test_a_fault_is_caught_within_the_round(fault: str, tmp_path: Path) -> None:
     again.load(tmp_path / "faulty")
     assert_same(again.model.state_dict(), healthy.model.state_dict())
     assert (again.progress.round, again.progress.step) == (1, 4)
+
+
+class Behind(CopyEngine):
+    """Misses its third update, and cannot read its own weights: a server, for example."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.syncs = 0
+
+    def sync_weights(self, weights: Iterator[tuple[str, torch.Tensor]], version: int) -> None:
+        self.syncs += 1
+        if self.syncs != 3:
+            super().sync_weights(weights, version)
+
+    def digests(self) -> None:  # type: ignore[override]
+        return None
+
+
+def test_a_stale_version_is_found_without_checksums(tmp_path: Path) -> None:
+    ENGINES.register("behind")(Behind)
+    trainer = make("PPOTrainer", tmp_path, **ROUNDS, **{"sampler.engine": "behind"})
+    with pytest.raises(
+        SamplerError,
+        match=r"sampled with version 0 of the weights and the present one is 4: an update was missed\. Noth",
+    ):
+        trainer.learn()
+
+
+def test_an_engine_that_takes_a_module_is_refused_by_name(tmp_path: Path) -> None:
+    class Older(CopyEngine):
+        def sync_weights(self, lm: nn.Module) -> None:  # type: ignore[override]
+            return
+
+    ENGINES.register("older")(Older)
+    with pytest.raises(ConfigError, match=r"^sampler.engine \(older\): sync_weights must take \(weights, version\)"):
+        make("PPOTrainer", tmp_path, **{"sampler.engine": "older"})
+
+
+class Lost(CopyEngine):
+    """Cannot be reached on the second process, in the second round."""
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        if self.version > 0 and torch.distributed.get_rank():
+            raise SamplerError("sampler.engine (lost) does not answer.")
+        return super().generate(*args, **options)
+
+
+def _lost(rank: int, folder: Path) -> tuple[str, int]:
+    ENGINES.register("lost")(Lost)
+    trainer = make("PPOTrainer", folder, **ROUNDS, **{"sampler.engine": "lost", "train.batch_size": 4})
+    with pytest.raises(SamplerError) as stopped:
+        trainer.learn()
+    return str(stopped.value), trainer.progress.round
+
+
+def test_an_engine_that_fails_on_one_process_stops_all_of_them(tmp_path: Path) -> None:
+    assert on_ranks(_lost, tmp_path, timeout=60) == [("sampler.engine (lost) does not answer.", 1)] * 2
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -7,7 +7,7 @@ and its checks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -93,3 +93,16 @@ class OnlineTextMethodConfig(TextMethodConfig):
     def experience_kwargs(self) -> dict[str, Any]:
         """Return a copy of the options that rollouts are generated with."""
         return dict(self.gen_kwargs if self.gen_experience_kwargs is None else self.gen_experience_kwargs)
+
+
+class PolicyGradientMethodConfig(OnlineTextMethodConfig):
+    """Hold the options of a method whose loss weights the log-probabilities of sampled tokens by advantages."""
+
+    rollout_correction: Applied[Literal["none", "token", "sequence"]] = "none"
+    """Weight the policy loss by the learner's over the sampling engine's probability, of each token or sequence."""
+    rollout_correction_cap: Applied[float] = Field(default=2.0, ge=1)
+    """Largest weight of `rollout_correction`; larger ones are cut to it (truncated importance sampling)."""
+
+    def unused_options(self) -> list[str]:
+        unused = self.rollout_correction == "none" and self.changed("rollout_correction_cap")
+        return [*super().unused_options(), *(["rollout_correction_cap"] if unused else [])]

@@ -61,9 +61,10 @@ class Completion(Experience):
 
 @dataclass
 class Sampled(Completion):
-    """Hold completions that an engine has just sampled, with its log-probabilities if it reports them."""
+    """Hold completions that an engine has just sampled, with its log-probabilities and version if it reports them."""
 
     sampling_logprobs: Tensor | None = padded(default=None)  # [B, R] float32: of each token when it was sampled
+    version: Tensor | None = None  # [B] int64: of the weights that each completion was sampled with
 
     @property
     def drawn(self) -> Tensor | None:

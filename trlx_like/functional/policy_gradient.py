@@ -7,6 +7,8 @@ and an overflowed r has a NaN gradient even where the clipped branch, which has 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,34 @@ def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     Difference: log r is clamped to +-20, outside of which the gradient is 0.
     """
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def rollout_ratio(
+    logprobs: Tensor, sampling_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"]
+) -> Tensor:
+    """Compute how much likelier the learner finds what an engine sampled: pi(a|s) / mu(a|s), or its product over t.
+
+    The policy gradient of samples from mu is weighted by min(ratio, C), without gradient through the ratio. It is
+    unbiased but for the truncation at C, which bounds its variance.
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (truncated
+    importance sampling; per token). The product over a sequence is `rollout_is: sequence` of verl.
+
+    Args:
+        logprobs: Log-probabilities under the learner before its first step on the samples. [B, R]
+        sampling_logprobs: Log-probabilities that the engine sampled with. [B, R]
+        mask: True on response tokens. [B, R] bool
+        level: "token", or "sequence" for the product over the tokens of each response.
+
+    Returns:
+        The ratio of each token; of a sequence the same for all of its tokens. 1 on padding. [B, R]
+
+    Difference: log ratios are clamped to +-20, as in `probability_ratio`.
+    """
+    difference = torch.where(mask, logprobs - sampling_logprobs, 0)
+    if level == "sequence":
+        difference = torch.where(mask, difference.sum(dim=1, keepdim=True), 0)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def clipped_surrogate(

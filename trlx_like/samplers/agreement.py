@@ -7,6 +7,9 @@ be 1 up to rounding. If not, a SamplerError is raised before anything is learned
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import nn
 
@@ -18,6 +21,8 @@ from trlx_like.models import LanguagePolicy
 from trlx_like.samplers.canary import Canary, some_of, tolerance
 from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.text import TextSamples
+
+T = TypeVar("T")
 
 MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,9 +48,35 @@ class Agreement:
         formats = {parameter.dtype for parameter in model.parameters()} - {torch.uint8}
         return tolerance({*formats, *(f for f in (MIXED.get(self.mixed_precision), sampler) if f is not None)})
 
+    def together(self, action: Callable[[], T]) -> T:
+        """Call a function on every process, and raise its SamplerError on all processes if it raises one on some.
+
+        Args:
+            action: Uses an engine on this process alone.
+
+        Returns:
+            What the function returns.
+        """
+        fault: str | None = None
+        try:
+            done = action()
+        except SamplerError as error:
+            fault = str(error)
+        for found in self.world.gather([fault]):
+            if found is not None:
+                raise SamplerError(found)
+        return done
+
     @torch.no_grad()
     def check_round(
-        self, engine: Engine, policy: LanguagePolicy, samples: TextSamples | None, *, temperature: float, round_: int
+        self,
+        engine: Engine,
+        policy: LanguagePolicy,
+        samples: TextSamples | None,
+        *,
+        temperature: float,
+        round_: int,
+        version: int,
     ) -> None:
         """Compare an engine with the policy on what it has just sampled. Every process calls it.
 
@@ -55,11 +86,13 @@ class Agreement:
             samples: The first chunk of the round; None if this process has no samples of it.
             temperature: The temperature at which the tokens were drawn.
             round_: Number of the round, for the message.
+            version: The version that the engine has to have.
 
         Raises:
-            SamplerError: on all processes, if the weights differ on one, or if the ratio is too far from 1 on average.
+            SamplerError: on all processes, if weights or version differ on one, or if the ratio is too far from 1 on
+                average.
         """
-        fault = self.canary.weights(policy.lm, engine)
+        fault = self.canary.weights(policy.lm, engine) or _stale(samples, version)
         apart, tokens = (0.0, 0)
         if samples is not None:
             few = some_of(samples.completion, samples.sampling_logprobs)
@@ -107,6 +140,19 @@ class Agreement:
             f"sampler.engine ({self.engine}) {what}. Nothing of round {round_} was learned from. "
             f"{advice[0].upper()}{advice[1:]}; see docs/audit.md."
         )
+
+
+def _stale(samples: TextSamples | None, version: int) -> str | None:
+    """Describe completions of other versions than the present one; None if there are none."""
+    if samples is None or samples.version is None:
+        return None
+    others = [held for held in samples.version.tolist() if held != version]
+    if not others:
+        return None
+    return (
+        f"{len(others)} of {len(samples)} completions were sampled with version {others[0]} of the weights and the "
+        f"present one is {version}: an update was missed"
+    )
 
 
 def _distance(policy: LanguagePolicy, few: Sampled, temperature: float) -> tuple[float, int]:

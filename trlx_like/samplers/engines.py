@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from trlx_like.data import Sampled, padded_right
+from trlx_like.errors import ConfigError
 from trlx_like.functional.digest import Digest
 from trlx_like.functional.draw import draw
 from trlx_like.models.layout import decoder_start
@@ -47,8 +49,7 @@ class Engine(Protocol):
     own engine, as `MyEngine(lm, tokenizer, allowed, **sampler.kwargs)`:
 
     - `lm`: the policy's `PreTrainedModel`. It may be on the CPU still; it is moved to the training device later. With
-      LoRA the adapter layers are inside it: `trlx_like.models.plain_weights(lm)` iterates over the names and tensors
-      of the model with adapters merged.
+      LoRA the adapter layers are inside it.
     - `tokenizer`: the tokenizer of the run, to find stop strings.
     - `allowed`: None, or a table [V, V] bool: `allowed[previous, next]` is True if `next` may follow `previous`. An
       engine that cannot forbid tokens must raise `ConfigError` for a table.
@@ -71,7 +72,7 @@ class Engine(Protocol):
         Prompts are on the training device, and results must be there too. Processes call this independently of each
         other and a different number of times, so it must not wait for other processes.
 
-        The result is `trlx_like.data.Sampled(prompt, prompt_mask, response, mask, sampling_logprobs)`:
+        The result is `trlx_like.data.Sampled(prompt, prompt_mask, response, mask, sampling_logprobs, version)`:
 
         - `prompt`, `prompt_mask`: as they were given.
         - `response` [B, R] int64: padded on the right to the longest one. Each has at least one token, and ends
@@ -80,6 +81,8 @@ class Engine(Protocol):
         - `sampling_logprobs` [B, R] float32: the log-probability of each token when it was sampled, temperature
           and `allowed` applied. It is compared with the learner's in every round. It may be None for greedy
           decoding, and for options that change the distribution.
+        - `version` [B] int64: the version of the weights that each response was sampled with, as `sync_weights` got it.
+          A round with another version than the present one is refused. None if the engine generates with `lm` itself.
 
         Args:
             prompt: Prompt token ids, padded on the left. [B, P] int64
@@ -97,15 +100,19 @@ class Engine(Protocol):
         """
         ...
 
-    def sync_weights(self, lm: nn.Module) -> None:
+    def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load the present weights of the policy into the engine.
 
-        Called before every round of experience and every evaluation, on every process. Do nothing if the engine
-        generates with `lm` itself.
+        Called before every round of experience and every evaluation, on every process. An engine that reads the weights
+        on one process only has to exhaust the iterator on all. Do nothing if the engine generates with `lm` itself.
 
         Args:
-            lm: The policy's language model, as it was given to the constructor. Use
-                `trlx_like.models.plain_weights(lm)` for its weights with adapters merged.
+            weights: Every weight of the policy by its name in the model without an adapter, adapters merged, whole on
+                every process. A weight that layers share comes once. Each tensor is only valid until the next.
+            version: The number of optimizer steps that these weights have.
+
+        Raises:
+            SamplerError: If the weights cannot be delivered. It then stops all processes.
         """
         ...
 
@@ -117,9 +124,19 @@ class Engine(Protocol):
 
         Returns:
             For each weight, by its name in the model without an adapter, `trlx_like.functional.digest.digest(weight)`.
-            None: the engine generates with the trained model itself, so there is nothing to compare.
+            None: the engine generates with the trained model itself, so there is nothing to compare, or cannot read its
+            weights. Then the version and the log-probabilities are the judges. An engine may also leave the method out.
         """
         ...
+
+
+def check_engine(name: str, engine: Any) -> None:
+    """Raise ConfigError for an engine whose `sync_weights` does not take `weights` and `version`."""
+    if list(inspect.signature(engine.sync_weights).parameters)[:2] != ["weights", "version"]:
+        raise ConfigError(
+            f"sampler.engine ({name}): sync_weights must take (weights, version): pairs of name and tensor, adapters "
+            "merged, and the number of optimizer steps that they have."
+        )
 
 
 class AllowedTokens(LogitsProcessor):
@@ -214,7 +231,7 @@ class TransformersEngine:
         self.start = decoder_start(lm)
         self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
 
-    def sync_weights(self, lm: nn.Module) -> None:
+    def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Do nothing: the engine generates with the trained model itself."""
         return
 

@@ -7,16 +7,17 @@ policy's in every round, see `canary.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
 from trlx_like.functional.digest import Digest, digest
-from trlx_like.models import create_reference_model, has_adapter, merged, plain_weights
+from trlx_like.models import create_reference_model, has_adapter, merged
 from trlx_like.samplers.engines import TransformersEngine, register_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,19 +49,27 @@ class CopyEngine(TransformersEngine):
             raise ConfigError(f"sampler.kwargs.dtype ({dtype!r}) must be one of {', '.join(DTYPES)}.")
         copied = merged(lm) if has_adapter(lm) else create_reference_model(lm)
         super().__init__(copied.eval().requires_grad_(False), tokenizer, allowed)
+        self.version = -1
         self.dtype = None if dtype is None else DTYPES[dtype]
         for weight in self.lm.parameters() if self.dtype is not None else ():
             # Buffers keep their format: in half-precision rotary tables distant positions would become equal.
             weight.data = weight.data.to(self.dtype)
 
     @torch.no_grad()
-    def sync_weights(self, lm: nn.Module) -> None:
+    def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Copy the present weights of the policy, with adapters merged."""
+        self.version = version
         held = dict(self.lm.named_parameters())
-        for name, weight in plain_weights(lm):
+        for name, weight in weights:
             if held[name].device != weight.device:
                 self.lm.to(weight.device)  # type: ignore[arg-type]
             held[name].copy_(weight)
+
+    def generate_with(self, *args: Any, **options: Any) -> Sampled:
+        """Generate as the engine "transformers", and note the version of the weights."""
+        sampled = super().generate_with(*args, **options)
+        sampled.version = torch.full(sampled.response.shape[:1], self.version, device=sampled.response.device)
+        return sampled
 
     def digests(self) -> Mapping[str, Digest]:
         """Compute the checksum of each weight of the copy."""

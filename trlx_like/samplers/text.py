@@ -35,6 +35,7 @@ class TextSamples:
     metadata: list[dict[str, Any]]
     components: dict[str, list[Any]] = field(default_factory=dict)  # scores of each of several reward functions
     sampling_logprobs: Tensor | None = None  # [B, R] float32, see `Sampled`
+    version: Tensor | None = None  # [B] int64, see `Sampled`
 
     def __len__(self) -> int:
         """Return the number of responses."""
@@ -65,6 +66,7 @@ class TextSamples:
             pick(self.metadata),
             {name: pick(column) for name, column in self.components.items()},
             None if self.sampling_logprobs is None else self.sampling_logprobs[list(rows)],
+            None if self.version is None else self.version[list(rows)],
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -128,9 +130,9 @@ class TextSampler:
         made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])
         completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask)
         reasons = self.finish_reasons(completion, config)
-        return TextSamples(
-            completion, *self.decode(completion), reasons, prompts.metadata, sampling_logprobs=made.sampling_logprobs
-        )
+        texts = self.decode(completion)
+        drawn, version = made.sampling_logprobs, made.version
+        return TextSamples(completion, *texts, reasons, prompts.metadata, sampling_logprobs=drawn, version=version)
 
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
         """Generate for one batch of prompts."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trlx_like.config.methods.groups import GroupMethodConfig
-from trlx_like.data import Completion, padded
+from trlx_like.data import Completion, Sampled, padded
 from trlx_like.functional.group_advantages import group_stds, group_ties, overlong_punishment, token_weights
 from trlx_like.functional.kl import kl_k1, kl_k3
 from trlx_like.functional.masked import masked_sum, zero_padding
@@ -39,6 +39,7 @@ class GroupExperience(Completion):
     advantages: Tensor = padded()
     ref_logprobs: Tensor | None = padded(default=None)  # None without a reference
     scores: Tensor | None = None  # [B] float32
+    sampling_logprobs: Tensor | None = padded(default=None)  # None without `rollout_correction`
 
 
 @dataclass
@@ -100,12 +101,14 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
                 shown.add(samples, rewards)
                 part = self.table(rewards, samples.finished, samples.completion.mask.sum(dim=1).cpu())
                 groups = groups.extend(part)
-                responses += samples.completion.to("cpu")[part.kept.flatten()].split()
+                made = Sampled(**vars(samples.completion), sampling_logprobs=self.drawn(samples))
+                responses += made.to("cpu")[part.kept.flatten()].split()
             attempts += 1
             wanted = method.num_prompts - int(self.world.sum([float(groups.kept.any(dim=1).sum())])[0])
         batch = self.record(responses)
         batch.scores = groups.scores[groups.kept].float()
         batch.advantages = zero_padding(self.advantages(batch, groups.scores, groups.kept).float(), batch.mask)
+        batch.advantages, correction = self.corrected(batch)
         shown.log(**self.shown_columns(batch, groups.kept.flatten().tolist()))
         trained = groups.kept & (groups.finished | (not method.mask_truncated_completions))  # [P, G]
         self.rollouts.keep(trained.flatten().tolist())
@@ -113,7 +116,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         if not self.world.sum([len(self.store)])[0]:
             logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         drawn = {"rollout/sampling_attempts": float(attempts)}
-        return self.group_metrics(groups) | drawn | self.policy_metrics(batch)
+        return self.group_metrics(groups) | drawn | self.policy_metrics(batch) | correction
 
     def table(self, rewards: Sequence[Reward], finished: Sequence[bool], lengths: Tensor) -> Groups:
         """Arrange the scores of N responses as a table with a row for each prompt.
@@ -135,14 +138,15 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             kept = scored & ~group_ties(scores, scored)
         return Groups(scores, scored, kept, ended)
 
-    def record(self, responses: list[Completion]) -> GroupExperience:
+    def record(self, responses: list[Sampled]) -> GroupExperience:
         """Compute log-probabilities of responses under policy and reference; keep the order. The list may be empty."""
         if not responses:
             return self._nothing()
         recorded: dict[int, GroupExperience] = {}
-        batch, size = Completion.collate(responses), self.run.microbatch_size
+        batch, size = Sampled.collate(responses), self.run.microbatch_size
         for rows, part, out in self.score_batch(batch, size, reference=self.method.beta > 0):
-            known = GroupExperience(**vars(part), **_recorded(out.logprobs, out.ref_logprobs))
+            given = {name: value for name, value in vars(part).items() if name != "version"}
+            known = GroupExperience(**given, **_recorded(out.logprobs, out.ref_logprobs))
             recorded.update(zip(rows.tolist(), known.to("cpu").split(), strict=True))
         return GroupExperience.collate([recorded[row] for row in range(len(recorded))])
 

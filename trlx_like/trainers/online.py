@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from trlx_like.data import Experience
+from trlx_like.errors import ConfigError
+from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
+from trlx_like.trainers.context import Metrics
 from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
 from trlx_like.trainers.scoring import whole
@@ -76,7 +81,8 @@ class OnlineTextTrainer(TextTrainer[E]):
             self.sync_sampler()
 
         def sample(begin: int, size: int) -> TextSamples | None:
-            samples = self._sampled(size, None if given is None else given[begin : begin + size])
+            rows = None if given is None else given[begin : begin + size]
+            samples = self.agreement.together(lambda: self._sampled(size, rows))
             if begin == 0 and not more:
                 with self.clock("canary"):
                     self.agreement.check_round(
@@ -85,6 +91,7 @@ class OnlineTextTrainer(TextTrainer[E]):
                         samples,
                         temperature=self.sampling_temperature,
                         round_=self.progress.round + 1,
+                        version=self.progress.step,
                     )
             return samples
 
@@ -94,6 +101,45 @@ class OnlineTextTrainer(TextTrainer[E]):
             self.rollouts.add_text(samples, scores.rewards)
             yield samples, scores.rewards
         self.rollouts.check(may_be_empty=more)
+
+    def drawn(self, samples: TextSamples) -> Tensor | None:
+        """Return the log-probabilities [B, R] to correct the loss with; None without `rollout_correction`.
+
+        Raises:
+            ConfigError: If the engine does not report them.
+        """
+        if self.method.rollout_correction == "none":
+            return None
+        if samples.sampling_logprobs is None:
+            raise ConfigError(
+                f"method.rollout_correction ({self.method.rollout_correction!r}) needs the log-probabilities of the "
+                f"sampled tokens. sampler.engine ({self.config.sampler.engine}) does not report them, or the responses "
+                "were given by the caller."
+            )
+        return samples.sampling_logprobs
+
+    def corrected(self, batch: Any) -> tuple[Tensor, Metrics]:
+        """Weight the advantages of a round by truncated importance sampling, as `rollout_correction` says.
+
+        Every process calls it, even with an empty batch. The clipped loss is proportional to the advantage, so weighted
+        advantages are a weighted loss.
+
+        Args:
+            batch: Experience with advantages, old_logprobs and sampling_logprobs.
+
+        Returns:
+            The advantages [B, R], and the metrics of the ratio.
+        """
+        level, cap = self.method.rollout_correction, self.method.rollout_correction_cap
+        if level == "none":
+            return batch.advantages, {}
+        sampled = batch.old_logprobs if batch.sampling_logprobs is None else batch.sampling_logprobs
+        ratio = rollout_ratio(batch.old_logprobs, sampled, batch.mask, level)
+        metrics = {
+            "policy/rollout_ratio": self.world.statistics(ratio, batch.mask).mean,
+            "policy/rollout_ratio_capped": self.world.statistics((ratio > cap).to(ratio), batch.mask).mean,
+        }
+        return batch.advantages * ratio.clamp(max=cap), metrics
 
     def _sampled(self, size: int, given: Sequence[Use] | None) -> TextSamples | None:
         """Sample responses to this process's share of `size` prompts; None if the share is empty."""

@@ -48,6 +48,7 @@ class PPOExperience(Completion):
     scores: Tensor = padded()  # from the reward function, after `missing_eos_penalty` and `cliprange_reward`
     advantages: Tensor = padded()
     returns: Tensor = padded()
+    sampling_logprobs: Tensor | None = padded(default=None)  # None without `rollout_correction`
 
 
 _COMPUTED = ("old_logprobs", "old_values", "ref_logprobs", "kl", "advantages", "returns")
@@ -89,7 +90,8 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         shown = ShownSamples(self.run)
         for samples, rewards in self.scored_samples(self.method.num_rollouts, self.method.chunk_size):
             shown.add(samples, rewards)
-            rows, recorded = self.record(samples.completion, dense(rewards, samples.completion.mask), samples.finished)
+            scores = dense(rewards, samples.completion.mask)
+            rows, recorded = self.record(samples.completion, scores, samples.finished, self.drawn(samples))
             places += [len(elements) + row for row in rows]
             elements += recorded
         metrics = self.add_experience(elements)
@@ -99,7 +101,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return metrics
 
     def record(
-        self, completion: Completion, scores: Tensor, finished: Sequence[bool]
+        self, completion: Completion, scores: Tensor, finished: Sequence[bool], drawn: Tensor | None = None
     ) -> tuple[list[int], list[PPOExperience]]:
         """Compute log-probabilities, values and reference log-probabilities of responses.
 
@@ -107,6 +109,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             completion: The responses.
             scores: Reward of each token. [B, R]
             finished: Whether each response ended by itself, not at `max_new_tokens`.
+            drawn: Log-probabilities that the engine sampled with, for `rollout_correction`. [B, R]
 
         Returns:
             The row in the batch of each element, and the elements on the CPU, without advantages yet.
@@ -118,7 +121,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         if self.method.cliprange_reward is not None:
             scores = scores.clamp(-self.method.cliprange_reward, self.method.cliprange_reward)
         unknown = dict.fromkeys(_COMPUTED, torch.zeros_like(scores))
-        batch = PPOExperience(**vars(completion), **unknown, scores=scores)
+        batch = PPOExperience(**vars(completion), **unknown, scores=scores, sampling_logprobs=drawn)
         places: list[int] = []
         elements: list[PPOExperience] = []
         full_kl = self.method.kl_penalty == "full"
@@ -155,8 +158,9 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, method.gamma, method.lam)
         if method.whiten_advantages:
             batch.advantages = self._whitened(batch.advantages, mask)
+        batch.advantages, correction = self.corrected(batch)
         self.push_to_store(batch.split() if elements else [])
-        metrics = self._experience_metrics(batch, rewards)
+        metrics = {**self._experience_metrics(batch, rewards), **correction}
         if method.target is not None:
             kl, responses = metrics["policy/kl"], int(given.count)
             self.kl_coef = adaptive_kl_coef(self.kl_coef, kl, method.target, responses, method.horizon)
@@ -254,7 +258,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         rewards = [float(score) for score in scores]
         samples = TextSamples(completion, *self.sampler.decode(completion), reasons, [{} for _ in rewards])
         self.rollouts.add_text(samples, rewards)
-        return self.record(completion, dense(rewards, completion.mask), samples.finished)[1]
+        return self.record(completion, dense(rewards, completion.mask), samples.finished, self.drawn(samples))[1]
 
     def _penalty(self, out: PolicyOutput) -> Tensor:
         """Estimate the KL to the reference at each token with the estimator `method.kl_penalty`. [B, R]"""

@@ -29,13 +29,14 @@ from trlx_like.models import (
     load_model,
     load_tokenizer,
     load_trained_model,
+    plain_weights,
     vocabulary_size,
 )
 from trlx_like.models.export import save_policy
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.rows import joined_sets
-from trlx_like.samplers.engines import ENGINES, Engine
+from trlx_like.samplers.engines import ENGINES, Engine, check_engine
 from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.by_hand import ByHand, Query
@@ -138,12 +139,14 @@ class TextTrainer(BaseRLTrainer[E]):
             engine: Engine = ENGINES.get(name)(lm, self.tokenizer, self.model.allowed, **options)
         except TypeError as error:
             raise ConfigError(f"sampler.kwargs ({options}): {name}: {error}") from error
+        check_engine(name, engine)
         return engine
 
     def sync_sampler(self) -> None:
         """Copy the current weights of the policy to the engine."""
         with self.clock("sync"):
-            self.sampler.engine.sync_weights(self.model.lm)
+            weights, version = plain_weights(self.model.lm), self.progress.step
+            self.agreement.together(lambda: self.sampler.engine.sync_weights(weights, version))
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Make the heads on the policy's hidden states, by name. There are none by default.

@@ -202,3 +202,16 @@ def test_gradient_at_ratio_one_is_the_policy_gradient(batch: Batch) -> None:
     )
     (reinforce,) = torch.autograd.grad((-advantages * logprobs).sum(), weight)
     torch.testing.assert_close(surrogate, reinforce)
+
+
+def test_rollout_ratio_by_hand() -> None:
+    """Tokens: 0.5/0.25, 0.2/0.4, 0.9/0.9; 0.1/0.2, and padding that would overflow. Sequences: 2 * .5 * 1 and .5."""
+    learner = torch.tensor([[0.5, 0.2, 0.9], [0.1, 1.0, 1.0]], dtype=torch.float64).log()
+    engine = torch.tensor([[0.25, 0.4, 0.9], [0.2, 1e-300, 0.0]], dtype=torch.float64).log()
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    tokens = pg.rollout_ratio(learner, engine, mask, "token")
+    sequences = pg.rollout_ratio(learner, engine, mask, "sequence")
+    one = torch.ones((), dtype=torch.float64)
+    torch.testing.assert_close(tokens, torch.tensor([[2, 0.5, 1], [0.5, 1, 1]]).double(), rtol=1e-15, atol=0)
+    torch.testing.assert_close(sequences, torch.tensor([[1, 1, 1], [0.5, 1, 1]]).double(), rtol=1e-15, atol=0)
+    assert tokens.dtype == one.dtype and (tokens[~mask] == 1).all() and (sequences[~mask] == 1).all()

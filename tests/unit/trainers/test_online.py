@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,38 @@ def test_what_it_cannot_do_without(name: str, tmp_path: Path) -> None:
 def test_what_does_not_fit_the_model(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         make("PPOTrainer", tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("PPOTrainer", "token"), ("PPOTrainer", "sequence"), ("GRPOTrainer", "token"), ("RLOOTrainer", "sequence")],
+)
+def test_the_correction_weights_advantages_by_the_capped_ratio(name: str, level: str, tmp_path: Path) -> None:
+    """Against float64 in Python; the engine samples in bfloat16, so that its probabilities differ."""
+    engine = {"sampler.engine": "copy", "sampler.kwargs": {"dtype": "bfloat16"}}
+    cap = 1.0001
+    given = {"method.rollout_correction": level, "method.rollout_correction_cap": cap}
+    plain = make(name, tmp_path / "a", **engine)
+    assert "policy/rollout_ratio" not in plain.make_experience()
+    corrected = make(name, tmp_path / "b", **engine, **given)
+    metrics = corrected.make_experience()
+    ratios: list[float] = []
+    pairs = list(zip(plain.store.elements, corrected.store.elements, strict=True))
+    for before, after in pairs:
+        assert torch.equal(before.response, after.response) and before.sampling_logprobs is None
+        apart = (after.old_logprobs.double() - after.sampling_logprobs.double()).tolist()
+        apart = [math.fsum(apart)] * len(apart) if level == "sequence" else apart
+        own = [math.exp(difference) for difference in apart]
+        expected = before.advantages.double() * torch.tensor([min(ratio, cap) for ratio in own], dtype=torch.float64)
+        torch.testing.assert_close(after.advantages.double(), expected, rtol=2e-6, atol=1e-7)
+        ratios += own
+    assert max(ratios) > cap and min(ratios) < 1 / cap
+    assert metrics["policy/rollout_ratio"] == pytest.approx(math.fsum(ratios) / len(ratios), rel=1e-6)
+    assert metrics["policy/rollout_ratio_capped"] == pytest.approx(sum(r > cap for r in ratios) / len(ratios))
+    assert corrected.learn()["policy/rollout_ratio"] > 0
+
+
+def test_a_correction_needs_the_log_probabilities_of_the_engine(tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"method.rollout_correction": "token"})
+    with pytest.raises(ConfigError, match=r"^method.rollout_correction \('token'\) needs the log-probabilities of th"):
+        trainer.step(["ab"], trainer.generate(["ab"]), [1.0])

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trlx_like.config.generation import longest_response
-from trlx_like.config.method import OnlineTextMethodConfig
+from trlx_like.config.method import PolicyGradientMethodConfig
 from trlx_like.config.problems import Problem
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
-class GroupMethodConfig(OnlineTextMethodConfig):
+class GroupMethodConfig(PolicyGradientMethodConfig):
     """Options of policy gradients that compare the responses to a prompt and need no value function."""
 
     num_generations: OfRound[int] = Field(default=8, ge=1)
@@ -71,7 +71,8 @@ class GroupMethodConfig(OnlineTextMethodConfig):
             yield _problem("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
 
     def unused_options(self) -> list[str]:
-        return ["kl_in"] if not self.beta and self.changed("kl_in") else []
+        without_kl = ["kl_in"] if not self.beta and self.changed("kl_in") else []
+        return [*super().unused_options(), *without_kl]
 
 
 def _problem(name: str, text: Any) -> Problem:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trlx_like.config.method import OnlineTextMethodConfig
+from trlx_like.config.method import PolicyGradientMethodConfig
 from trlx_like.config.problems import Problem, shown
 from trlx_like.config.resume import Applied, OfRollouts, OfRound, OfState, OfWeights
 
@@ -18,7 +18,7 @@ def _none_if_off(value: Any) -> Any:
     return None if off else value
 
 
-class PPOConfig(OnlineTextMethodConfig):
+class PPOConfig(PolicyGradientMethodConfig):
     """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty to a reference model."""
 
     ppo_epochs: OfRound[int] = Field(default=4, ge=1)
@@ -92,4 +92,5 @@ class PPOConfig(OnlineTextMethodConfig):
     def unused_options(self) -> list[str]:
         without_target = ["horizon"] if self.target is None else []
         without_ref = ["ref_mean", "ref_std"] if self.scale_reward != "ref" else []
-        return [name for name in (*without_target, *without_ref) if self.changed(name)]
+        unused = [name for name in (*without_target, *without_ref) if self.changed(name)]
+        return [*super().unused_options(), *unused]
