@@ -17,7 +17,8 @@ _SHARED = {
     "api": "train",
     "config": "TRLConfig ModelConfig TokenizerConfig OptimizerConfig SchedulerConfig TrainConfig DataConfig "
     "SamplerConfig BackendConfig RewardFnConfig MethodConfig register_method register_trainer",
-    "models": "AutoModelForCausalLMWithValueHead AutoModelForSeq2SeqLMWithValueHead create_reference_model",
+    "models": "AutoModelForCausalLMWithValueHead AutoModelForSeq2SeqLMWithValueHead PreTrainedModelWrapper "
+    "create_reference_model",
     "models.diffusion_families": "register_diffusion_family",
     "pipelines.prompts": "register_datapipeline",
     "rewards.judges": "WinRate register_judge",

@@ -15,13 +15,11 @@ from trlx_like.models.loading import (
 from trlx_like.models.merging import has_adapter, merged, mismerged_weights, plain_weights
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint, create_reference_model
+from trlx_like.models.saved_heads import HEADS_FILE, read_heads
 from trlx_like.models.sources import check_fit, no_progress_bars
 from trlx_like.models.tokenizer import load_tokenizer
-from trlx_like.models.value_head import (
-    HEADS_FILE,
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-)
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from trlx_like.models.wrapper import PreTrainedModelWrapper
 
 __all__ = [
     "HEADS_FILE",
@@ -31,6 +29,7 @@ __all__ = [
     "ILQLHeads",
     "LanguagePolicy",
     "PolicyOutput",
+    "PreTrainedModelWrapper",
     "ValueHead",
     "arch_type",
     "check_fit",
@@ -50,6 +49,7 @@ __all__ = [
     "mismerged_weights",
     "no_progress_bars",
     "plain_weights",
+    "read_heads",
     "save_model",
     "vocabulary_size",
 ]

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from trlx_like.models.loading import save_model
 from trlx_like.models.policy import LanguagePolicy
-from trlx_like.models.value_head import HEADS_FILE
+from trlx_like.models.saved_heads import HEADS_FILE
 
 
 def save_policy(policy: LanguagePolicy, tokenizer: Any, directory: Path, *, merged: bool, heads_class: str) -> None:

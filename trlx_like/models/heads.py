@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import polyak
 
 
@@ -39,6 +40,43 @@ class ValueHead(nn.Module):
         """Predict the values of states, in float32: [..., H] -> [...]."""
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.layers(hidden.float())
+        return values.squeeze(-1)
+
+
+class SummaryHead(nn.Module):
+    """A linear layer that predicts one value per state: hidden states [..., H] -> values [...], as in TRL's models.
+
+    Args:
+        hidden_size: The width of the hidden states, H.
+        init_strategy: "normal" draws the weights from a normal distribution; None keeps torch's own initialisation.
+        initializer_range: The standard deviation of the normal distribution.
+        dropout: The dropout probability of the hidden states; None: no dropout.
+
+    Raises:
+        ConfigError: If the strategy is another one.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        init_strategy: str | None = None,
+        initializer_range: float = 0.2,
+        dropout: float | None = None,
+    ) -> None:
+        super().__init__()
+        if init_strategy not in (None, "normal"):
+            raise ConfigError(f"v_head_init_strategy ({init_strategy!r}) must be 'normal' or None.")
+        self.dropout = nn.Dropout(dropout or 0.0)
+        self.summary = nn.Linear(hidden_size, 1)
+        if init_strategy == "normal":
+            nn.init.normal_(self.summary.weight, std=initializer_range)
+            nn.init.zeros_(self.summary.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Predict the values of states, in float32: [..., H] -> [...]."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.summary(self.dropout(hidden.float()))
         return values.squeeze(-1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.models.adapters import AdapterWeights
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head, run_base
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.top_blocks import TopBlocks
+from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
 class Reference(Protocol):
@@ -217,15 +217,47 @@ class Fingerprint:
             )
 
 
-def create_reference_model(model: PreTrainedModel) -> PreTrainedModel:
+def create_reference_model(model: nn.Module, num_shared_layers: int | None = None, pattern: str | None = None) -> Any:
     """Copy a model, frozen and in evaluation mode, under the name that TRL uses.
 
     Args:
-        model: The model. It is not changed.
+        model: A language model, or one with heads (`PreTrainedModelWrapper`).
+        num_shared_layers: How many blocks from the bottom the copy shares with the model, which is frozen there: they
+            take no memory of their own. What is below them, such as the embeddings, is shared too. None: no sharing,
+            and the model is not changed.
+        pattern: Names the blocks, such as "transformer.h.{layer}", if they cannot be found by structure. Everything is
+            shared that the model holds before the first weight of block `num_shared_layers`.
 
     Returns:
         The copy.
+
+    Raises:
+        ConfigError: If the model has fewer blocks than are to be shared, no weight fits the pattern, or the model has
+            an adapter and blocks are to be shared.
     """
+    shared = [] if num_shared_layers is None else _freeze_shared(model, num_shared_layers, pattern)
     with torch.no_grad():
-        reference: PreTrainedModel = copy.deepcopy(model).eval().requires_grad_(False)
-    return reference
+        return copy.deepcopy(model, {id(weight): weight for weight in shared}).eval().requires_grad_(False)
+
+
+def _freeze_shared(model: nn.Module, count: int, pattern: str | None) -> list[Tensor]:
+    """Freeze what a model shares with its reference, and return these weights."""
+    lm: Any = getattr(model, "pretrained_model", model)
+    if has_adapter(lm):
+        raise ConfigError(
+            f"num_shared_layers ({count}): all blocks of a model with an adapter are frozen already; leave it out."
+        )
+    if pattern is None:
+        if not 0 <= count < len(blocks(lm)):
+            raise ConfigError(
+                f"num_shared_layers ({count}) must be at least 0 and below {len(blocks(lm))}, the number of blocks."
+            )
+        freeze_below(lm, count)
+        return [weight for weight in lm.parameters() if not weight.requires_grad]
+    named = list(lm.named_parameters())
+    wanted = pattern.format(layer=count)
+    first = next((at for at, (name, _) in enumerate(named) if f"{wanted}." in name), None)
+    if first is None:
+        raise ConfigError(f"pattern ({pattern!r}): no weight of {type(lm).__name__} has {wanted!r} in its name.")
+    below = [weight.requires_grad_(False) for _, weight in named[:first]]
+    return below

@@ -6,7 +6,7 @@ Only the adapter and the head are loaded. The frozen base serves the policy and 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import install_hint
-from trlx_like.models.reward_model import last_states
+from trlx_like.models.reward_model import states_at_end
 
 HEAD = "score"
 """The name of the last layer in classifiers of decoders, under which peft saves it."""
@@ -29,33 +29,34 @@ class RewardAdapter(nn.Module):
         lm: The policy's model, which must have an adapter of its own. The reward adapter is added to it, frozen.
         path: Folder or hub name of the reward adapter.
         name: The name of the reward adapter in `lm`.
+        token: The token for a hub repository that is not public.
 
     Raises:
         ConfigError: If the adapter does not fit, has no head, or the policy has no adapter of its own.
     """
 
-    def __init__(self, lm: PreTrainedModel, path: str, name: str) -> None:
+    def __init__(self, lm: PreTrainedModel, path: str, name: str, token: str | bool | None = None) -> None:
         super().__init__()
         self.name = name
         self.policy = _policy_adapters(lm, name)
-        weights = _add(lm, path, name)
+        weights = _add(lm, path, name, {} if token is None else {"token": token})
         self.score = _head(weights, path)
         self.to(lm.device)
 
     @torch.no_grad()
-    def forward(self, lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """Score sequences at their last real tokens, without gradient.
 
         Args:
             lm: The model that was given to the constructor.
-            ids: Token ids, padded on either side. [B, T]
-            mask: True on real tokens. [B, T] bool
+            inputs: Token ids and masks, with padding on either side, as for `run_base`.
+            mask: True on real tokens, of the decoder if there is one. [B, T] bool
 
         Returns:
             The scores, one per label of the head. [B, L]
         """
         with self._active(lm):
-            scores: Tensor = self.score(last_states(lm, ids, mask).to(self.score.weight.dtype))
+            scores: Tensor = self.score(states_at_end(lm, inputs, mask).to(self.score.weight.dtype))
         return scores
 
     @contextmanager
@@ -88,7 +89,7 @@ def _policy_adapters(lm: PreTrainedModel, name: str) -> list[str]:
     return active
 
 
-def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
+def _add(lm: PreTrainedModel, path: str, name: str, where: Mapping[str, Any]) -> dict[str, Tensor]:
     """Add the adapter, frozen and inactive, and return all weights of its file."""
     try:
         from peft import PeftConfig
@@ -96,7 +97,7 @@ def _add(lm: PreTrainedModel, path: str, name: str) -> dict[str, Tensor]:
     except ImportError as error:
         raise ConfigError(f"A reward adapter needs peft: {install_hint('peft')}.") from error
     try:
-        config, weights = PeftConfig.from_pretrained(path), load_peft_weights(path, device="cpu")
+        config, weights = PeftConfig.from_pretrained(path, **where), load_peft_weights(path, device="cpu", **where)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{path!r} cannot be loaded as an adapter: {reason}") from error

@@ -7,6 +7,7 @@ the last id that is not the pad id instead, and so miss an EOS if EOS is also th
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,23 @@ def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
         The states. [B, H]
     """
     positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    hidden, _ = run_base(lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions})
+    return states_at_end(lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}, mask)
+
+
+def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+    """Compute the last hidden states at the last real token of each sequence; of an encoder-decoder, of the decoder's.
+
+    Args:
+        lm: The language model.
+        inputs: The arguments of `run_base`.
+        mask: True on real tokens, of the decoder if there is one. [B, T] bool
+
+    Returns:
+        The states. [B, H]
+    """
+    hidden, _ = run_base(lm, inputs)
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
-    return hidden[torch.arange(len(ids), device=ids.device), last]
+    return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
 def load_reward_model(

@@ -2,118 +2,94 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from trlx_like.errors import ConfigError
-from trlx_like.models.heads import ValueHead
-from trlx_like.models.layout import hidden_size, is_encoder_decoder, lm_head, run_base
+from trlx_like.models.heads import SummaryHead, ValueHead
+from trlx_like.models.layout import hidden_size, last_hidden_module
 from trlx_like.models.reward_adapter import RewardAdapter
-from trlx_like.models.sources import no_progress_bars
-
-HEADS_FILE = "heads.safetensors"
-"""The file with the heads in the folder of an exported model, separate so that plain transformers can load the model.
-"""
+from trlx_like.models.wrapper import PreTrainedModelWrapper
 
 
-class _WithValueHead(nn.Module):
-    """A language model with a `ValueHead` on its last hidden states.
+class _WithValueHead(PreTrainedModelWrapper):
+    """A language model with a value head on its last hidden states.
 
     Args:
-        lm: The language model.
+        pretrained_model: The language model, or a `PeftModel` around it.
+        v_head_init_strategy: "normal" draws the weights of a new head from a normal distribution; None keeps torch's
+            own initialisation.
+        v_head_initializer_range: The standard deviation of that distribution.
+        summary_dropout_prob: The dropout probability of the head; None: no dropout.
 
     Raises:
-        ConfigError: For a causal model where an encoder-decoder is expected, or the other way round.
+        ConfigError: For a model of the other kind, causal or encoder-decoder, and for another strategy.
     """
 
-    kind: ClassVar[Any]
-    """The class of transformers that loads the model."""
+    head_prefix = "v_head."
+    head_options = ("v_head_init_strategy", "v_head_initializer_range", "summary_dropout_prob")
 
-    def __init__(self, lm: PreTrainedModel) -> None:
-        super().__init__()
-        if is_encoder_decoder(lm) != (self.kind is AutoModelForSeq2SeqLM):
-            raise ConfigError(f"{type(self).__name__}: {type(lm).__name__} is a model of the other kind.")
-        self.pretrained_model = lm
-        self.v_head = ValueHead(hidden_size(lm))
+    def __init__(
+        self,
+        pretrained_model: Any,
+        *,
+        v_head_init_strategy: str | None = None,
+        v_head_initializer_range: float = 0.2,
+        summary_dropout_prob: float | None = None,
+    ) -> None:
+        super().__init__(pretrained_model)
+        lm = self.pretrained_model
+        head = SummaryHead(
+            hidden_size(lm),
+            init_strategy=v_head_init_strategy,
+            initializer_range=v_head_initializer_range,
+            dropout=summary_dropout_prob,
+        )
+        self.v_head: SummaryHead | ValueHead = head.to(lm.device)
+        self.reward_adapter: RewardAdapter | None = None
 
-    @classmethod
-    def from_pretrained(cls, path: str | Path | PreTrainedModel, **kwargs: Any) -> Self:
-        """Load a model and, from a folder that a trainer's `save_pretrained` wrote, its value head.
-
-        Args:
-            path: A folder, a hub name, or a model in memory. Without a saved head, a new one is made.
-            kwargs: Passed to `from_pretrained` of transformers.
-
-        Returns:
-            The model with a value head.
+    def load_heads(self, saved: Mapping[str, Tensor], file: str) -> None:
+        """Load the value head of a trainer of this package, of TRL (`v_head.summary`) or of trlX (`v_head.0`).
 
         Raises:
-            ConfigError: If the saved head is a value branch, which has blocks of its own.
+            ConfigError: If it is a value branch, which has blocks of its own, or does not fit the model.
         """
-        if isinstance(path, PreTrainedModel):
-            return cls(path)
-        with no_progress_bars():
-            model = cls(cls.kind.from_pretrained(str(path), **kwargs))
-        heads = Path(path) / HEADS_FILE
-        if heads.is_file():
-            model._load_head(load_file(heads), heads)
-        return model
-
-    def _load_head(self, saved: dict[str, Tensor], file: Path) -> None:
-        """Load the value head from the weights of a heads file."""
         if any(name.startswith("head_tops.value.") for name in saved):
             raise ConfigError(
                 f"{file} has a value branch (method.num_value_layers_unfrozen), which this model has no place for."
             )
-        prefix = "heads.value."
-        value = {name.removeprefix(prefix): part for name, part in saved.items() if name.startswith(prefix)}
-        if value:
+        prefixes = ("heads.value.", "v_head.")
+        named = [(name, prefix) for name in saved for prefix in prefixes if name.startswith(prefix)]
+        value = {name.removeprefix(prefix): saved[name].float() for name, prefix in named}
+        if not value:
+            return
+        if "summary.weight" not in value:
+            value = {name if name.startswith("layers.") else f"layers.{name}": part for name, part in value.items()}
+            if isinstance(self.v_head, SummaryHead) and self.v_head.dropout.p:
+                raise ConfigError(f"summary_dropout_prob: the head in {file} has two layers and no dropout.")
+            self.v_head = ValueHead(hidden_size(self.pretrained_model)).to(self.pretrained_model.device)
+        try:
             self.v_head.load_state_dict(value)
+        except RuntimeError as error:
+            raise ConfigError(f"{file} has a value head that does not fit {self._name()}: {error}") from error
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Save the model, which plain transformers can load, and its value head in a file of its own."""
-        with no_progress_bars():
-            self.pretrained_model.save_pretrained(directory)
-        head = {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
-        save_file(head, Path(directory) / HEADS_FILE)
+    def saved_heads(self) -> dict[str, Tensor]:
+        return {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
 
-    def _outputs(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, None, Tensor]:
-        """Compute logits and values."""
-        hidden, _ = run_base(self.pretrained_model, inputs)
-        logits = lm_head(self.pretrained_model)(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
-        return logits, None, self.v_head(hidden)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the language model: arguments and result are those of `generate()` of transformers."""
-        return self.pretrained_model.generate(*args, **kwargs)  # type: ignore[operator]
-
-
-class AutoModelForCausalLMWithValueHead(_WithValueHead):
-    """A causal language model with a value head.
-
-    Its forward returns (logits, None, values), like that of TRL's class.
-
-    Args:
-        lm: The language model. Usually the class is made by `from_pretrained` instead.
-
-    Raises:
-        ConfigError: If the model is an encoder-decoder.
-    """
-
-    kind = AutoModelForCausalLM
-
-    def __init__(self, lm: PreTrainedModel) -> None:
-        super().__init__(lm)
-        self.reward_adapter: RewardAdapter | None = None
+    def saved_name(self, name: str) -> str:
+        return f"heads.value.{name.removeprefix(self.head_prefix)}"
 
     def add_and_load_reward_modeling_adapter(
-        self, adapter_model_id: str | Path, adapter_name: str = "reward_model_adapter"
+        self,
+        adapter_model_id: str | Path,
+        adapter_name: str = "reward_model_adapter",
+        token: str | bool | None = None,
     ) -> None:
         """Load a reward model that is an adapter on the policy's own base model.
 
@@ -122,12 +98,86 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
         Args:
             adapter_model_id: Folder or hub name of the adapter, in peft's format, with a head `score`.
             adapter_name: The name of the adapter in the model.
+            token: The token for a hub repository that is not public.
 
         Raises:
             ConfigError: If the adapter does not fit or has no head, or if the policy has no adapter of its own:
                 training would then change the base that the reward adapter was trained on.
         """
-        self.reward_adapter = RewardAdapter(self.pretrained_model, str(adapter_model_id), adapter_name)
+        self.reward_adapter = RewardAdapter(self.pretrained_model, str(adapter_model_id), adapter_name, token)
+
+    def _reward(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """Score sequences with the reward adapter. [B, 1, L]"""
+        if self.reward_adapter is None:
+            raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
+        scores: Tensor = self.reward_adapter(self.pretrained_model, inputs, mask.bool())
+        return scores[:, None]
+
+    def _outputs(self, return_past_key_values: bool, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Run the language model; return logits, loss and values, and the cache if it is asked for."""
+        states: list[Tensor] = []
+
+        def keep(module: Any, args: Any, output: Any) -> None:
+            states.append(output.last_hidden_state)
+
+        cached = return_past_key_values or inputs.get("past_key_values") is not None
+        given = {name: value for name, value in inputs.items() if value is not None}
+        handle = last_hidden_module(self.pretrained_model).register_forward_hook(keep)
+        try:
+            out = self.pretrained_model(**{"use_cache": cached, **given}, return_dict=True)
+        finally:
+            handle.remove()
+        outputs = out.logits.float(), out.loss, self.v_head(states[-1])
+        return (*outputs, out.past_key_values) if return_past_key_values else outputs
+
+    def _name(self) -> str:
+        return type(self.pretrained_model).__name__
+
+
+class AutoModelForCausalLMWithValueHead(_WithValueHead):
+    """A causal language model with a value head, under the name that TRL uses.
+
+    Args:
+        pretrained_model: The language model, or a `PeftModel` around it. Usually `from_pretrained` loads it.
+        v_head_init_strategy: "normal" draws the weights of a new head from a normal distribution; None keeps torch's
+            own initialisation.
+        v_head_initializer_range: The standard deviation of that distribution.
+        summary_dropout_prob: The dropout probability of the head; None: no dropout.
+
+    Raises:
+        ConfigError: If the model is an encoder-decoder.
+    """
+
+    kind = AutoModelForCausalLM
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        past_key_values: Any = None,
+        return_past_key_values: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Compute logits, the loss of labels, and values.
+
+        Args:
+            input_ids: Token ids; None with `inputs_embeds`. [B, T]
+            attention_mask: 1 on real tokens, those in the cache included; None is no padding. [B, T]
+            past_key_values: A cache of the tokens before.
+            return_past_key_values: Return the cache as well.
+            kwargs: Further arguments of the model's forward, such as `labels`, `inputs_embeds` and `position_ids`.
+                Without `position_ids` padding does not shift positions.
+
+        Returns:
+            Logits in float32 [B, T, V], the loss (None without `labels`), values [B, T], and the cache if asked for.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "past_key_values": past_key_values}
+        takes_positions = "position_ids" in inspect.signature(self.pretrained_model.forward).parameters
+        if attention_mask is not None and attention_mask.dim() == 2 and takes_positions:
+            length = (kwargs["inputs_embeds"] if input_ids is None else input_ids).shape[1]
+            inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -length:]
+        return self._outputs(return_past_key_values, {**inputs, **kwargs})
 
     def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Score sequences with the reward adapter, without gradient and dropout.
@@ -145,36 +195,20 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
         Raises:
             ConfigError: If no reward adapter was loaded.
         """
-        if self.reward_adapter is None:
-            raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        scores: Tensor = self.reward_adapter(self.pretrained_model, input_ids, mask.bool())
-        return scores[:, None]
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None, Tensor]:
-        """Compute logits and values.
-
-        Args:
-            input_ids: Token ids. [B, T]
-            attention_mask: 1 on real tokens; None is no padding. [B, T]
-
-        Returns:
-            Logits [B, T, V], None, and values [B, T].
-        """
-        inputs = {"input_ids": input_ids}
-        if attention_mask is not None:
-            positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
-            inputs |= {"attention_mask": attention_mask, "position_ids": positions}
-        return self._outputs(inputs)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        return self._reward({"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}, mask)
 
 
 class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
-    """An encoder-decoder with a value head on its decoder.
-
-    Its forward returns (logits, None, values), like that of TRL's class.
+    """An encoder-decoder with a value head on its decoder, under the name that TRL uses.
 
     Args:
-        lm: The language model. Usually the class is made by `from_pretrained` instead.
+        pretrained_model: The language model, or a `PeftModel` around it. Usually `from_pretrained` loads it.
+        v_head_init_strategy: "normal" draws the weights of a new head from a normal distribution; None keeps torch's
+            own initialisation.
+        v_head_initializer_range: The standard deviation of that distribution.
+        summary_dropout_prob: The dropout probability of the head; None: no dropout.
 
     Raises:
         ConfigError: If the model is a causal one.
@@ -184,30 +218,66 @@ class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
 
     def forward(
         self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        return_past_key_values: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Compute logits, the loss of labels, and values at the decoder's tokens.
+
+        Args:
+            input_ids: Token ids that the encoder reads. [B, P]
+            attention_mask: 1 on real tokens of the encoder; None is no padding. [B, P]
+            decoder_input_ids: The decoder's tokens, beginning with its start token; with `labels` they may be left out,
+                and are made of those. [B, R]
+            decoder_attention_mask: 1 on real tokens of the decoder; None is no padding. [B, R]
+            past_key_values: A cache of the tokens before.
+            return_past_key_values: Return the cache as well.
+            kwargs: Further arguments of the model's forward, such as `labels`, `encoder_outputs` and `inputs_embeds`.
+
+        Returns:
+            Logits in float32 [B, R, V], the loss (None without `labels`), values [B, R], and the cache if asked for.
+        """
+        if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
+            decoder_attention_mask = torch.ones_like(decoder_input_ids)  # some families take the start for padding
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+            "past_key_values": past_key_values,
+        }
+        return self._outputs(return_past_key_values, {**inputs, **kwargs})
+
+    def compute_reward_score(
+        self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
         decoder_input_ids: Tensor,
         decoder_attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, None, Tensor]:
-        """Compute logits and values at the decoder's tokens.
+    ) -> Tensor:
+        """Score responses with the reward adapter, without gradient and dropout.
+
+        Afterwards the policy's adapter is active again.
 
         Args:
             input_ids: Token ids that the encoder reads. [B, P]
             attention_mask: 1 on real tokens of the encoder; None is no padding. [B, P]
-            decoder_input_ids: The decoder's tokens, beginning with its start token. [B, R]
+            decoder_input_ids: The response, beginning with the decoder's start token. [B, R]
             decoder_attention_mask: 1 on real tokens of the decoder; None is no padding. [B, R]
 
         Returns:
-            Logits [B, R, V], None, and values [B, R].
+            The scores at the last real token of the response, one per label of the head. [B, 1, L]
+
+        Raises:
+            ConfigError: If no reward adapter was loaded.
         """
-        ones = torch.ones_like
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": ones(input_ids) if attention_mask is None else attention_mask,
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": ones(decoder_input_ids)
-            if decoder_attention_mask is None
-            else decoder_attention_mask,
-        }
-        return self._outputs(inputs)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        real = torch.ones_like(decoder_input_ids) if decoder_attention_mask is None else decoder_attention_mask
+        decoder = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": real}
+        return self._reward({"input_ids": input_ids, "attention_mask": mask, **decoder}, real)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,10 +22,18 @@ from transformers import (
 )
 
 from trlx_like.data import Sampled
-from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import guided_logits
-from trlx_like.models import HEADS_FILE, ILQLHeads, last_hidden_module, no_progress_bars
+from trlx_like.models import (
+    HEADS_FILE,
+    ILQLHeads,
+    PreTrainedModelWrapper,
+    hidden_size,
+    last_hidden_module,
+    vocabulary_size,
+)
 from trlx_like.samplers.engines import TransformersEngine
+
+logger = logging.getLogger(__name__)
 
 
 class AdvantageGuide(LogitsProcessor):
@@ -109,35 +118,84 @@ class GuidedEngine(TransformersEngine):
             return self.generate_with(guide, prompt, prompt_mask, config, stop)
 
 
-class _WithILQLHeads(nn.Module):
-    """A language model with ILQL heads, which guide its decoding."""
+class _WithILQLHeads(PreTrainedModelWrapper):
+    """A language model with ILQL heads, which guide its decoding.
 
-    kind: ClassVar[Any]
+    Args:
+        pretrained_model: The language model, or a `PeftModel` around it.
+        heads: Its ILQL heads; None makes new ones, which guide to nothing before they are trained.
+        two_qs: Whether new heads have two Qs, of which the minimum is taken.
 
-    def __init__(self, lm: PreTrainedModel, heads: ILQLHeads) -> None:
-        super().__init__()
-        self.base_model = lm
-        self.ilql_heads = heads
+    Raises:
+        ConfigError: For a model of the other kind, causal or encoder-decoder.
+    """
 
-    @classmethod
-    def from_pretrained(cls, path: str | Path, **kwargs: Any) -> Self:
-        """Load the model and the heads that an `ILQLTrainer` exported with `save_pretrained`.
+    head_prefix = "ilql_heads."
+    head_options = ("two_qs",)
+
+    def __init__(self, pretrained_model: Any, heads: ILQLHeads | None = None, *, two_qs: bool = True) -> None:
+        super().__init__(pretrained_model)
+        lm = self.pretrained_model
+        made = ILQLHeads(hidden_size(lm), vocabulary_size(lm), two_qs) if heads is None else heads
+        self.ilql_heads = made.to(lm.device)
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        """The language model, under the name that trlX uses."""
+        return self.pretrained_model
+
+    def load_heads(self, saved: Mapping[str, Tensor], file: str) -> None:
+        """Load the heads that an `ILQLTrainer` or `save_pretrained` wrote, or warn that there are none."""
+        heads = _heads_of(saved)
+        if heads is not None:
+            self.ilql_heads = heads.to(self.pretrained_model.device)
+        else:
+            logger.warning("%s: no ILQL heads were saved with the model; new ones are made.", type(self).__name__)
+
+    def saved_heads(self) -> dict[str, Tensor]:
+        return {f"{_PREFIX}{name}": value for name, value in self.ilql_heads.state_dict().items()}
+
+    def saved_name(self, name: str) -> str:
+        return f"{_PREFIX}{name.removeprefix(self.head_prefix)}"
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        states_ixs: Tensor | None = None,
+        actions_ixs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Any]:
+        """Compute logits, Q, target Q and V.
 
         Args:
-            path: The exported folder.
-            kwargs: Passed to `from_pretrained` of transformers.
+            input_ids: Token ids; of an encoder-decoder, those of the encoder. [B, T]
+            attention_mask: 1 on real tokens; None is no padding. [B, T]
+            states_ixs: Positions at which V is computed; None: all. [B, S]
+            actions_ixs: Positions at which Q is computed; None: all. [B, A]
+            kwargs: Further arguments of the model's forward, such as `position_ids` and `decoder_input_ids`.
 
         Returns:
-            The model with its heads.
-
-        Raises:
-            ConfigError: If the folder has no ILQL heads.
+            Logits [B, T, V], each Q [B, A, V], each target Q [B, A, V], V [B, S, 1], and the cache if there is one.
         """
-        heads = load_ilql_heads(path)
-        if heads is None:
-            raise ConfigError(f"{path} has no ILQL heads: they are in {HEADS_FILE} of what an ILQLTrainer saved.")
-        with no_progress_bars():
-            return cls(cls.kind.from_pretrained(str(path), **kwargs), heads)
+        states: list[Tensor] = []
+
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            states.append(output.last_hidden_state)
+
+        handle = last_hidden_module(self.pretrained_model).register_forward_hook(keep)
+        try:
+            given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+            out = self.pretrained_model(**{name: value for name, value in given.items() if value is not None})
+        finally:
+            handle.remove()
+        at_actions, at_states = _at(states[-1], actions_ixs), _at(states[-1], states_ixs)
+        heads = self.ilql_heads
+        with torch.no_grad():
+            targets = tuple(target(at_actions) for target in heads.targets)
+        qs = tuple(q(at_actions) for q in heads.qs)
+        return out.logits, qs, targets, heads.value(at_states)[..., None], out.past_key_values
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, *, beta: float = 1.0, **options: Any) -> Tensor:
@@ -151,9 +209,9 @@ class _WithILQLHeads(nn.Module):
         Returns:
             Prompts and responses [B, P + R]; of an encoder-decoder, the decoder's tokens only.
         """
-        with guidance(self.base_model, self.ilql_heads, beta) as guide:
+        with guidance(self.pretrained_model, self.ilql_heads, beta) as guide:
             given = [*options.pop("logits_processor", []), *guide]
-            ids: Tensor = self.base_model.generate(  # type: ignore[operator]
+            ids: Tensor = self.pretrained_model.generate(  # type: ignore[operator]
                 input_ids, logits_processor=LogitsProcessorList(given), **options
             )
         return ids
@@ -171,6 +229,17 @@ class AutoModelForSeq2SeqLMWithILQLHeads(_WithILQLHeads):
     kind = AutoModelForSeq2SeqLM
 
 
+def _at(hidden: Tensor, places: Tensor | None) -> Tensor:
+    """Return the states [B, N, H] at positions [B, N] of [B, T, H]; without positions, all."""
+    if places is None:
+        return hidden
+    return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
+_PREFIX = "heads.ilql."
+"""Beginning of the names of ILQL heads in a heads file."""
+
+
 def load_ilql_heads(path: str | Path) -> ILQLHeads | None:
     """Load the ILQL heads of an exported folder.
 
@@ -181,9 +250,12 @@ def load_ilql_heads(path: str | Path) -> ILQLHeads | None:
         The heads in evaluation mode, or None if the folder has none.
     """
     file = Path(path) / HEADS_FILE
-    prefix = "heads.ilql."
-    saved = load_file(file) if file.is_file() else {}
-    weights = {name.removeprefix(prefix): value for name, value in saved.items() if name.startswith(prefix)}
+    return _heads_of(load_file(file) if file.is_file() else {})
+
+
+def _heads_of(saved: Mapping[str, Tensor]) -> ILQLHeads | None:
+    """Make ILQL heads of the weights of a heads file; None if it has none."""
+    weights = {name.removeprefix(_PREFIX): value for name, value in saved.items() if name.startswith(_PREFIX)}
     if not weights:
         return None
     hidden_size, vocabulary = weights["value.layers.0.weight"].shape[1], len(weights["qs.0.layers.2.bias"])

@@ -6,13 +6,20 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_top_blocks import LAYERS
-from trlx_like.errors import CheckpointError
-from trlx_like.models import Fingerprint, LanguagePolicy, create_reference_model
+from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.models import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    Fingerprint,
+    LanguagePolicy,
+    create_reference_model,
+)
 
 UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
 
@@ -180,6 +187,41 @@ def test_the_reference_samples_from_the_same_distribution(unfrozen: int) -> None
     for i, row in enumerate(rows_of_ids()):
         expected = plain_logprobs(start, row, 0.5, allowed).float()
         torch.testing.assert_close(out.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("pattern", "family"), [(None, "gpt2"), ("transformer.h.{layer}", "gpt2"), (None, "t5")])
+def test_create_reference_model_shares_and_freezes(pattern: str | None, family: str) -> None:
+    """Block 0 and the embeddings are one tensor in both; block 1 and what follows are a copy."""
+    lm = tiny_lm(family)
+    wrapper = AutoModelForSeq2SeqLMWithValueHead if family == "t5" else AutoModelForCausalLMWithValueHead
+    model = wrapper(lm)
+    reference = create_reference_model(model, num_shared_layers=1, pattern=pattern)
+    mine, theirs = dict(model.named_parameters()), dict(reference.named_parameters())
+    shared = {name for name in mine if mine[name] is theirs[name]}
+    assert shared == {name for name, weight in mine.items() if not weight.requires_grad}
+    first, second = ("decoder.block.0.", "decoder.block.1.") if family == "t5" else ("h.0.", "h.1.")
+    assert any(first in name for name in shared) and not any(second in name for name in shared)
+    assert not any(name.startswith("v_head") for name in shared)
+    assert any("wte" in name or "shared" in name for name in shared)
+    assert not any(weight.requires_grad for weight in reference.parameters()) and not reference.training
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1)
+    assert all(not torch.equal(mine[name], theirs[name]) for name in mine if name not in shared)
+
+
+def test_what_cannot_be_shared() -> None:
+    with pytest.raises(ConfigError, match=r"num_shared_layers \(2\) must be at least 0 and below 2"):
+        create_reference_model(tiny_lm(), num_shared_layers=2)
+    with pytest.raises(
+        ConfigError, match=r"pattern \('layers\.\{layer\}'\): no weight of GPT2LMHeadModel has 'layers\.1'"
+    ):
+        create_reference_model(tiny_lm(), num_shared_layers=1, pattern="layers.{layer}")
+    lm = tiny_lm()
+    lm.add_adapter(LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    with pytest.raises(ConfigError, match="all blocks of a model with an adapter are frozen already"):
+        create_reference_model(lm, num_shared_layers=1)
 
 
 def test_create_reference_model_is_a_frozen_copy_in_evaluation_mode() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.tiny import tiny_config
 from tests.unit.models.support import sharp_lm
 from tests.unit.models.test_reward_model import padded
-from trlx_like import AutoModelForCausalLMWithValueHead
+from trlx_like import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from trlx_like.errors import ConfigError
 from trlx_like.models.reward_model import load_reward_model
 
@@ -118,3 +119,51 @@ def test_what_cannot_be_a_reward_adapter(tmp_path: Path) -> None:
         model.add_and_load_reward_modeling_adapter(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="gpt2' (is no adapter for LlamaForCausalLM|cannot be loaded)"):
         model.add_and_load_reward_modeling_adapter(tmp_path / "gpt2")
+
+
+def test_by_an_option_and_on_a_peft_model(tmp_path: Path) -> None:
+    lm = sharp_lm("llama")
+    trained = reward_model(lm, "llama", tmp_path / "reward")
+    lm.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        expected = [float(trained(input_ids=torch.tensor([row])).logits) for row in ROWS]
+    policy = get_peft_model(sharp_lm("llama"), lora("llama"))
+    ids, mask = padded(ROWS, "left", 0)
+    for model in (
+        AutoModelForCausalLMWithValueHead.from_pretrained(policy, reward_adapter=tmp_path / "reward"),
+        AutoModelForCausalLMWithValueHead.from_pretrained(
+            tmp_path / "base",
+            peft_config=lora("llama"),
+            reward_adapter=str(tmp_path / "reward"),
+            reward_adapter_name="judge",
+        ),
+    ):
+        assert model.compute_reward_score(ids, mask)[:, -1, 0].tolist() == pytest.approx(expected, abs=2e-5)
+        assert not any("score" in name or "reward" in name for name, p in model.named_parameters() if p.requires_grad)
+    assert "judge" in model.pretrained_model.peft_config
+
+
+def test_of_an_encoder_decoder(tmp_path: Path) -> None:
+    """A head that reads the decoder's last state, under an adapter that peft saved beside it."""
+    lm: Any = sharp_lm("t5")
+    judge: Any = get_peft_model(sharp_lm("t5"), LoraConfig(r=2, target_modules=["q"], init_lora_weights=False))
+    judge.save_pretrained(str(tmp_path))
+    file = tmp_path / "adapter_model.safetensors"
+    head = torch.linspace(-1, 1, 16)[None]
+    save_file({**load_file(file), "base_model.model.score.weight": head}, file)
+    lm.add_adapter(LoraConfig(r=2, target_modules=["v"], init_lora_weights=False))
+    model = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(lm, reward_adapter=tmp_path)
+    prompts, prompt_mask = padded([[5, 6, 7], [9]], "right", 0)
+    given, mask = padded([[1, 8, 9, 4], [1, 3]], "right", 0)
+    decoder = {"decoder_input_ids": given, "decoder_attention_mask": mask.long()}
+    with torch.no_grad():
+        for row in range(2):
+            one = {
+                "input_ids": prompts[row : row + 1][:, prompt_mask[row]],
+                "decoder_input_ids": given[row : row + 1][:, mask[row]],
+            }
+            state = judge(**one, output_hidden_states=True).decoder_hidden_states[-1][0, -1]
+            scores = model.compute_reward_score(prompts, prompt_mask.long(), **decoder)
+            assert float(scores[row]) == pytest.approx(float(state @ head[0]), abs=1e-4)
+    with pytest.raises(ConfigError, match="there is no reward adapter"):
+        AutoModelForSeq2SeqLMWithValueHead(sharp_lm("t5")).compute_reward_score(prompts, **decoder)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig, T5GemmaConfig
 
 from tests.tiny import SEQ2SEQ_FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, linear, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.models import (
@@ -20,6 +20,7 @@ from trlx_like.models import (
     LanguagePolicy,
     disable_dropout,
 )
+from trlx_like.models.heads import SummaryHead
 from trlx_like.models.layout import lm_head, run_base
 from trlx_like.models.top_blocks import TopBlocks
 
@@ -108,7 +109,8 @@ def test_the_reference_is_the_start_after_the_encoder_was_trained(family: str, u
 def test_logits_and_values_of_a_model_with_a_value_head(family: str, tmp_path: Any) -> None:
     lm: Any = sharp_lm(family)
     model = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(lm)
-    torch.nn.init.normal_(linear(model.v_head.layers, 2).weight)
+    assert isinstance(model.v_head, SummaryHead)
+    torch.nn.init.normal_(model.v_head.summary.weight)
     inputs = batch_of_ids().inputs(1)
     logits, loss, values = model(**inputs)
     torch.testing.assert_close(logits, lm(**inputs).logits, rtol=0, atol=1e-5)
@@ -117,6 +119,14 @@ def test_logits_and_values_of_a_model_with_a_value_head(family: str, tmp_path: A
     ids = inputs["input_ids"]
     assert torch.equal(model.generate(input_ids=ids, **options), lm.generate(input_ids=ids, **options))
     model.save_pretrained(tmp_path)
+    labels = torch.tensor([[5, 6, 0], [7, 0, -100]])
+    shifted = torch.tensor([[1, 5, 6], [1, 7, 0]])  # behind the start token
+    with torch.no_grad():
+        by_labels = model(inputs["input_ids"][:2], inputs["attention_mask"][:2], labels=labels)
+        by_ids = model(inputs["input_ids"][:2], inputs["attention_mask"][:2], decoder_input_ids=shifted)
+    torch.testing.assert_close(by_labels[0], by_ids[0])
+    picked = by_ids[0].log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    assert float(by_labels[1]) == pytest.approx(-float(picked[labels >= 0].mean()), abs=1e-5)
     again = AutoModelForSeq2SeqLMWithValueHead.from_pretrained(
         tmp_path, attn_implementation=lm.config._attn_implementation
     )

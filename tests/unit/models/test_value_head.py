@@ -41,7 +41,6 @@ def test_logits_and_values(family: str) -> None:
 def test_save_and_load(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lm = sharp_lm("llama")
     model = AutoModelForCausalLMWithValueHead(lm)
-    torch.nn.init.normal_(linear(model.v_head.layers, 2).weight)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert capfd.readouterr().err == ""
@@ -74,9 +73,7 @@ def test_heads_of_a_trainer(tmp_path: Path) -> None:
 
 def test_heads_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     AutoModelForCausalLMWithValueHead(tiny_lm()).save_pretrained(tmp_path)
-    assert set(load_file(tmp_path / HEADS_FILE)) == {
-        f"heads.value.layers.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")
-    }
+    assert set(load_file(tmp_path / HEADS_FILE)) == {f"heads.value.summary.{part}" for part in ("weight", "bias")}
 
 
 def test_generate() -> None:
@@ -85,3 +82,49 @@ def test_generate() -> None:
     ids = torch.tensor([[3, 4]])
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids), "pad_token_id": 1}
     assert torch.equal(model.generate(ids, **options), lm.generate(ids, **options))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "opt"])
+def test_forward_takes_what_the_model_takes(family: str) -> None:
+    lm = sharp_lm(family)
+    model = AutoModelForCausalLMWithValueHead(lm).eval()
+    ids = torch.tensor([[1, 1, 5, 6, 7], [3, 4, 5, 6, 7]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    labels = ids.masked_fill(mask == 0, -100)
+    with torch.no_grad():
+        logits, loss, values = model(ids, mask, labels=labels)
+        picked = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+        by_hand = torch.tensor([float(picked[0, row]) for row in (1, 2, 3)] + picked[1].tolist())  # two are of padding
+        assert float(loss) == pytest.approx(-float(by_hand.mean()), abs=1e-5)
+        embedded = model(None, mask, inputs_embeds=lm.get_input_embeddings()(ids))
+        torch.testing.assert_close(embedded[0], logits)
+        first = model(ids[:, :3], mask[:, :3], return_past_key_values=True)
+        assert len(first) == 4
+        rest = model(ids[:, 3:], mask, past_key_values=first[3])
+        torch.testing.assert_close(rest[0], logits[:, 3:], rtol=0, atol=1e-4)
+        torch.testing.assert_close(rest[2], values[:, 3:], rtol=0, atol=1e-4)
+
+
+def test_position_ids_are_those_that_are_given() -> None:
+    lm = sharp_lm("gpt2")
+    model = AutoModelForCausalLMWithValueHead(lm)
+    ids, positions = torch.tensor([[3, 4, 5]]), torch.tensor([[4, 2, 9]])
+    with torch.no_grad():
+        expected = lm(input_ids=ids, position_ids=positions).logits
+        assert torch.equal(model(ids, torch.ones_like(ids), position_ids=positions)[0], expected)
+        assert not torch.equal(model(ids)[0], expected)
+
+
+def test_a_new_head() -> None:
+    torch.manual_seed(0)
+    wide = AutoModelForCausalLMWithValueHead(
+        tiny_lm(n_embd=512), v_head_init_strategy="normal", v_head_initializer_range=0.3, summary_dropout_prob=0.5
+    ).train()
+    weight = wide.state_dict()["v_head.summary.weight"]
+    assert float(weight.std()) == pytest.approx(0.3, rel=0.1) and wide.state_dict()["v_head.summary.bias"] == 0
+    hidden = torch.ones(200, 512)
+    assert float(wide.v_head(hidden).detach().std()) > 1  # half of 512 terms of 2 x 0.3: about 6.8
+    assert float(wide.eval().v_head(hidden).detach().std()) < 1e-3
+    default = AutoModelForCausalLMWithValueHead(tiny_lm(n_embd=512)).train()
+    assert default.state_dict()["v_head.summary.weight"].abs().max() <= 512**-0.5  # torch's own
+    assert torch.equal(default.v_head(hidden), default.v_head(hidden))

@@ -15,10 +15,14 @@ from tests.unit.functional import q_learning_numpy as reference
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, spelled, table
 from trlx_like.data import Completion
-from trlx_like.errors import ConfigError
 from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
 from trlx_like.models.layout import decoder_start, run_base, use_eager_attention_if_biased
-from trlx_like.samplers.guided import AutoModelForCausalLMWithILQLHeads, GuidedEngine, load_ilql_heads
+from trlx_like.samplers.guided import (
+    AutoModelForCausalLMWithILQLHeads,
+    AutoModelForSeq2SeqLMWithILQLHeads,
+    GuidedEngine,
+    load_ilql_heads,
+)
 from trlx_like.samplers.text import TextSampler
 
 
@@ -113,7 +117,32 @@ def test_the_model_with_heads_is_read_from_a_folder(tmp_path: Path, two_qs: bool
     assert torch.equal(got[:, ids.shape[1] :], expected.response)
 
 
-def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
-    assert load_ilql_heads(tmp_path) is None
-    with pytest.raises(ConfigError, match=r"has no ILQL heads: they are in heads.safetensors"):
-        AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_a_base_model_gets_new_heads(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What comes out of forward is what the parts compute, also at chosen positions; saved, it is read again."""
+    lm = sharp_lm(family)
+    lm.save_pretrained(tmp_path / "base")
+    assert load_ilql_heads(tmp_path / "base") is None
+    kind: Any = AutoModelForSeq2SeqLMWithILQLHeads if family == "t5" else AutoModelForCausalLMWithILQLHeads
+    model = kind.from_pretrained(tmp_path / "base", two_qs=False, attn_implementation=lm.config._attn_implementation)
+    assert "no ILQL heads were saved with the model; new ones are made" in caplog.text
+    assert len(kind.from_config(lm.config).ilql_heads.qs) == 2
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 3]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    decoder = {"decoder_input_ids": ids, "decoder_attention_mask": torch.ones_like(ids)} if family == "t5" else {}
+    states, actions = torch.tensor([[0, 3], [1, 2]]), torch.tensor([[2], [0]])
+    with torch.no_grad():
+        logits, qs, targets, values, _ = model(**inputs, **decoder, states_ixs=states, actions_ixs=actions)
+        hidden = run_base(lm, {**inputs, **decoder})[0]
+        torch.testing.assert_close(logits, lm(**inputs, **decoder).logits)
+        assert len(qs) == len(targets) == 1 and torch.equal(qs[0], targets[0])
+        torch.testing.assert_close(values[1, 0, 0], model.ilql_heads.value(hidden[1, 1]))
+        torch.testing.assert_close(qs[0][0, 0], model.ilql_heads.qs[0](hidden[0, 2]))
+        everywhere = model(**inputs, **decoder)
+    assert values.shape == (2, 2, 1) and everywhere[3].shape == (2, 4, 1) and everywhere[1][0].shape[:2] == (2, 4)
+    model.save_pretrained(tmp_path / "saved")
+    caplog.clear()
+    again = kind.from_pretrained(tmp_path / "saved", attn_implementation=lm.config._attn_implementation)
+    assert caplog.text == "" and again.base_model is again.pretrained_model
+    for one, two in zip(again.state_dict().items(), model.state_dict().items(), strict=True):
+        assert one[0] == two[0] and torch.equal(one[1], two[1])

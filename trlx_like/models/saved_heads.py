@@ -1,0 +1,80 @@
+"""Finds the weights of heads that were saved beside a language model, in a folder or a repository of the hub.
+
+Here they are in a file of their own. TRL and trlX write them among the weights of the model, as `v_head.<name>`.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers.utils.hub import cached_file
+
+from trlx_like.errors import ConfigError
+from trlx_like.models.sources import UNLOADABLE, reason
+
+HEADS_FILE = "heads.safetensors"
+"""The file with the heads in the folder of an exported model, separate so that plain transformers can load the model.
+"""
+WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+"""Options of `from_pretrained` that say where a model's files are."""
+
+_MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_heads(path: str | Path, prefix: str, where: Mapping[str, Any] | None = None) -> tuple[dict[str, Tensor], str]:
+    """Read the weights of the heads that were saved with a model.
+
+    Args:
+        path: A folder or hub name.
+        prefix: Beginning of the names of heads among the weights of a model, such as "v_head.".
+        where: Options of `from_pretrained`; those in `WHERE` are followed.
+
+    Returns:
+        The weights with the names that they have in the file, and the name of the file. Without heads, no weights.
+
+    Raises:
+        ConfigError: If the file cannot be read.
+    """
+    known = {name: value for name, value in (where or {}).items() if name in WHERE and value is not None}
+
+    def find(name: str) -> str | None:
+        quiet = ("missing_entries", "connection_errors", "gated_repo")
+        return cached_file(str(path), name, **known, **{f"_raise_exceptions_for_{kind}": False for kind in quiet})
+
+    found = find(HEADS_FILE)
+    if found is not None:
+        return _read(found, ""), found
+    for name in _MODEL_FILES:
+        for file in _shards(find, name, prefix):
+            if weights := _read(file, prefix):
+                return weights, file
+    return {}, ""
+
+
+def _shards(find: Callable[[str], str | None], name: str, prefix: str) -> list[str]:
+    """Return the file of a model's weights, or those of its shards that hold heads."""
+    index = find(f"{name}.index.json")
+    names = {name}
+    if index is not None:
+        places: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        names = {file for weight, file in places.items() if weight.startswith(prefix)}
+    return [file for name in sorted(names) if (file := find(name)) is not None]
+
+
+def _read(file: str, prefix: str) -> dict[str, Tensor]:
+    """Read the weights whose names begin with `prefix`."""
+    try:
+        if not file.endswith(".bin"):
+            with safe_open(file, "pt") as saved:
+                return {name: saved.get_tensor(name) for name in saved.keys() if name.startswith(prefix)}  # noqa: SIM118
+        held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        return {name: value for name, value in held.items() if name.startswith(prefix)}
+    except UNLOADABLE as error:
+        raise ConfigError(f"The heads in {file} cannot be read: {reason(error)}.") from error
