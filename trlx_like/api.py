@@ -232,6 +232,7 @@ def _judge(spec: Any, option: str) -> Any:
 
 def check(config: TRLConfig) -> None:
     """Look up everything that the configuration names without loading a model; raise what `train` would raise."""
+    from trlx_like.distributed import BACKENDS
     from trlx_like.models.loading import check_model
     from trlx_like.optim import try_out
     from trlx_like.pipelines.prompts import DATAPIPELINES
@@ -251,6 +252,7 @@ def check(config: TRLConfig) -> None:
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)
     ENGINES.get(config.sampler.engine)
+    BACKENDS.get(config.backend.kind)
     for tracker in config.train.trackers:
         TRACKERS.get(tracker)
     try_out(config.optimizer, config.scheduler, config.train.total_steps)

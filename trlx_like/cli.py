@@ -39,6 +39,7 @@ REGISTRIES = {
     "schedulers": "trlx_like.optim:SCHEDULERS",
     "pipelines": "trlx_like.pipelines.prompts:DATAPIPELINES",
     "engines": "trlx_like.samplers.engines:ENGINES",
+    "backends": "trlx_like.distributed:BACKENDS",
     "trackers": "trlx_like.tracking:TRACKERS",
     "judges": "trlx_like.rewards.judges:JUDGES",
 }

@@ -192,6 +192,8 @@ class BackendConfig(Section):
 
     section: ClassVar[str] = "backend"
 
+    kind: Applied[str] = "ddp"
+    """Registered name of the backend, which says how processes hold the weights; ddp: all weights on each of them."""
     mixed_precision: OfWeights[Literal["no", "bf16", "fp16"]] = "no"
     """Number format of the forward pass; "no": the format of the weights. With fp16 the loss is scaled."""
     gradient_checkpointing: Applied[bool] = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +16,7 @@ from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class World:
             mask: True for the values to count; it may be False everywhere on a process. [*] bool
         """
         own = torch.stack(masked_stats(values.double(), mask)).tolist()
-        merged = combine_stats(torch.tensor(self.gather([own]), dtype=torch.float64))
+        merged = combine_stats(torch.tensor(self.rows(own), dtype=torch.float64))
         return Statistics(*(float(value) for value in merged))
 
     def part(self, total: int, name: str) -> int:
@@ -103,7 +104,22 @@ class World:
 
     def max(self, value: int) -> int:
         """Return the largest value of all processes."""
-        return max(self.gather([value]))
+        return max(int(row[0]) for row in self.rows([value]))
+
+    def rows(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of every process, in the order of ranks. They travel as one tensor, in float64.
+
+        Args:
+            numbers: The numbers of this process, equally many on every process.
+        """
+        if self.size == 1:
+            return [list(numbers)]
+        own = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        every = own.new_empty(self.size * len(own))
+        with self.meeting():
+            dist.all_gather_into_tensor(every, own)
+        found: list[list[float]] = every.view(self.size, len(own)).tolist()
+        return found
 
     def gather(self, items: list[T]) -> list[T]:
         """Return the items of all processes on every process, concatenated in the order of ranks."""
@@ -167,3 +183,45 @@ class World:
             with self.meeting():
                 for parameter in parameters:
                     dist.broadcast(parameter.data, src=0)
+
+
+class NamedNumbers(Generic[K]):
+    """Exchange numbers with names between processes, as one tensor each time.
+
+    The names are exchanged only when one is new to the process that has it.
+
+    Args:
+        world: The processes of the run.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.names: list[K] = []
+
+    def exchange(self, own: Mapping[K, float]) -> list[dict[K, float]]:
+        """Return the numbers of every process by name, in the order of ranks. A process may lack names of others.
+
+        Args:
+            own: The numbers of this process.
+        """
+        if self.world.size == 1:
+            return [dict(own)]
+        rows = self._rows(own)
+        if any(row[0] for row in rows):
+            new = (name for names in self.world.gather([list(own)]) for name in names)
+            self.names = list(dict.fromkeys([*self.names, *new]))
+            rows = self._rows(own)
+        size = len(self.names)
+        return [
+            {
+                name: value
+                for name, has, value in zip(self.names, row[1 : size + 1], row[size + 1 :], strict=True)
+                if has
+            }
+            for row in rows
+        ]
+
+    def _rows(self, own: Mapping[K, float]) -> list[list[float]]:
+        """Gather for each process: whether it has a new name, which of the known names it has, and their numbers."""
+        has = [float(name in own) for name in self.names]
+        return self.world.rows([float(len(own) > sum(has)), *has, *(own.get(name, 0.0) for name in self.names)])

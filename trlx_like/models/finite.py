@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trlx_like.errors import ConfigError
 
 
 @torch.no_grad()
-def first_nonfinite(model: nn.Module) -> str | None:
-    """Return the name of the first parameter with an entry that is NaN or infinite; None if there is none."""
-    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.numel() and not p.is_meta}
+def first_nonfinite(model: nn.Module, own: Callable[[Tensor], Tensor] = lambda weight: weight) -> str | None:
+    """Return the name of the first parameter with an entry that is NaN or infinite; None if there is none.
+
+    Args:
+        model: The model.
+        own: Returns the part of a parameter to look at.
+    """
+    named = {name: own(p) for name, p in model.named_parameters() if p.is_floating_point() and not p.is_meta}
+    named = {name: p for name, p in named.items() if p.numel()}
     if not named:
         return None
     largest = torch._foreach_norm(list(named.values()), torch.inf)

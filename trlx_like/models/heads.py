@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from trlx_like.errors import ConfigError
-from trlx_like.functional.q_learning import polyak
 
 
 def _two_layers(hidden_size: int, outputs: int) -> nn.Sequential:
@@ -119,12 +119,6 @@ class ILQLHeads(nn.Module):
         with torch.no_grad():
             return torch.stack([target(states) for target in self.targets]).amin(dim=0)
 
-    @torch.no_grad()
-    def sync(self, alpha: float) -> None:
-        """Move the targets towards the Q heads by Polyak averaging.
-
-        Args:
-            alpha: The share of the Q heads; 1 copies them.
-        """
-        for online, target in zip(self.qs.parameters(), self.targets.parameters(), strict=True):
-            target.copy_(polyak(online, target, alpha))
+    def followed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the weights of the targets, each with the weight of the Q head that it follows."""
+        yield from zip(self.targets.parameters(), self.qs.parameters(), strict=True)

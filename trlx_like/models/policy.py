@@ -109,18 +109,13 @@ class LanguagePolicy(nn.Module):
         """Free the reference's memory, once it is not needed any more."""
         self._reference = []
 
-    @torch.no_grad()
-    def move_reference(self, share: float) -> None:
-        """Move the reference towards the policy: reference + share (policy - reference).
-
-        Args:
-            share: 1 makes the reference equal to the policy.
+    def followed(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the weights of the reference, each with the policy's weight that it follows if it moves.
 
         Raises:
             ConfigError: If the reference cannot follow the policy.
         """
-        for reference, policy in self._reference[0].weight_pairs(self.lm):
-            reference.lerp_(policy, share)
+        return list(self._reference[0].weight_pairs(self.lm))
 
     def reference_modules(self) -> list[nn.Module]:
         """Return the modules that hold the reference's own weights; empty without any."""

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -209,7 +210,8 @@ class BaseRLTrainer(Verbs[E]):
             self.store.clear()
             self.rollouts.begin()
             self.model.eval()
-            made = self.make_experience()
+            with self.run.backend.whole():
+                made = self.make_experience()
             self._pending = {**self.rollouts.metrics(), **made}
         except (Exception, Interrupted) as error:
             self.state.restore(before)
@@ -246,7 +248,7 @@ class BaseRLTrainer(Verbs[E]):
         """Evaluate with a random state of its own, and save the best checkpoint."""
         self.model.eval()
         seed = self.config.train.seed + 7919 * self.progress.step + self.world.rank
-        with isolated_rng(seed), self.clock("evaluate"), torch.no_grad():
+        with isolated_rng(seed), self.clock("evaluate"), torch.no_grad(), self.run.backend.whole():
             metrics = self.evaluate()
         if metrics:
             before = self.progress.best
@@ -272,10 +274,28 @@ class BaseRLTrainer(Verbs[E]):
             CheckpointError: If it cannot be written.
             NonFiniteError: If a weight of the model is NaN or infinite. Nothing is written then.
         """
-        if (name := first_nonfinite(self.model)) is not None:
+        found = self.world.gather([first_nonfinite(self.model, self.run.backend.own)])
+        if name := next(filter(None, found), None):
             raise NonFiniteError(f"No checkpoint of step {self.progress.step} is written: {name} is not finite.")
-        path = self.run.folder.save(self.state, self.save_pretrained, self.progress.step, directory)
+        path = self.run.folder.save(self.state, self._export_whole, self.progress.step, directory)
         self._call("on_save", path)
+
+    def save_pretrained(self, directory: str | Path, *, merged: bool | None = None) -> None:
+        """Export the trained model to a folder that plain transformers or diffusers load, without the trainer's state.
+
+        Every process calls it; the main process writes.
+
+        Args:
+            directory: The folder.
+            merged: Merge an adapter into the model's weights, or write the adapter alone; None: what `export` does.
+        """
+        with self.run.backend.whole():
+            write = partial(self.export, Path(directory), merged) if self.world.main else lambda: None
+            self.run.folder.all_or_none(write, Path(directory))
+
+    def _export_whole(self, directory: Path) -> None:
+        with self.run.backend.whole():  # also for a `save_pretrained` of a plugin
+            self.save_pretrained(directory)
 
     def _saved(self, name: str | None = None) -> bool:
         """Save the run, and return whether that succeeded. If not, raise or warn, as `train.on_checkpoint_error` says.
@@ -315,9 +335,9 @@ class BaseRLTrainer(Verbs[E]):
 
     def _prepare(self) -> None:
         """Bring the model to the device, make the optimiser, and register what checkpoints hold."""
-        self.model.to(self.device)
-        self.world.same_weights([*self.model.parameters(), *self.model.buffers()])
-        self.state.register("model", self.model, small=False)
+        references: Callable[[], list[torch.nn.Module]] = getattr(self.model, "reference_modules", list)
+        self.run.backend.prepare(self.model, references())
+        self.state.register("model", self.run.backend.stateful(self.model), small=False)
         self.optimisation = Optimisation(self.run, self.model, getattr(self, "tokenizer", None))
         self.divergence_watch = DivergenceWatch(self.run, self.optimisation)
         self.state.register("progress", self.progress)

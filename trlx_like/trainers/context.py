@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
 from trlx_like.config import TRLConfig
-from trlx_like.distributed import Heartbeat, World, make_accelerator
+from trlx_like.distributed import Backend, Heartbeat, World, make_accelerator, make_backend
 from trlx_like.tracking import IMAGE, Trackers
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest
@@ -49,6 +49,7 @@ class Run:
         self.accelerator = make_accelerator(config)
         self.device: torch.device = self.accelerator.device
         self.world = World(self.accelerator)
+        self.backend: Backend = make_backend(self.world, config)
         self.local_batch_size = self.world.part(config.train.batch_size, "train.batch_size")
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()

@@ -306,20 +306,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         assert images is not None
         return as_pictures(images.images)
 
-    def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
-        """Write a folder that diffusers can load: the pipeline, or with a LoRA a file for `load_lora_weights`.
-
-        Every process calls it; the main process writes.
-
-        Args:
-            directory: The folder.
-            merged: Write the whole pipeline, with the LoRA merged into its weights.
-        """
-        try:
-            if self.world.main:
-                self.model.save(Path(directory), whole=merged)
-        finally:  # the others wait, also if this fails
-            self.world.barrier()
+    def export(self, directory: Path, merged: bool | None) -> None:
+        """Write the pipeline for diffusers to load; with a LoRA and not `merged`, a file for `load_lora_weights`."""
+        self.model.save(directory, whole=bool(merged))
 
     # Checks.
 

@@ -54,7 +54,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         elif not self.method.reference_free:
             self.add_reference(moving=self.method.sync_ref_model)
         if self.method.sync_ref_model:
-            self.model.move_reference(0.0)  # refuses a reference of another kind
+            self.model.followed()  # refuses a reference of another kind
         self.reference_texts: dict[str, list[str]] = {}
         self.state.register("dpo", fields(self, "reference_texts"), local=True)
 
@@ -96,7 +96,8 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def after_step(self, metrics: Metrics) -> None:
         if self.method.sync_ref_model and self.progress.step % self.method.ref_model_sync_steps == 0:
-            self.model.move_reference(self.method.ref_model_mixup_alpha)
+            alpha = self.method.ref_model_mixup_alpha
+            self.run.backend.write(self.model.followed(), lambda reference, policy: reference.lerp(policy, alpha))
 
     # Parts of the loss.
 

@@ -81,7 +81,7 @@ class Guard:
         make()
         if not self.run.world.max(int(not _all_finite(self._changed()))):
             return None
-        parameter = self._bad_parameter()
+        parameter = self._bad_parameter()  # every process calls it
         if before is None:
             raise NonFiniteError(
                 f"Step {self.run.progress.step + 1} made {parameter or 'the state of the optimizer'} NaN or infinite, "
@@ -166,12 +166,15 @@ class Guard:
 
     def _bad_parameter(self) -> str | None:
         """Name the first trained parameter with a gradient or weight that is not finite; None without one."""
+        backend, names = self.run.backend, []
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 values = [parameter.detach(), *([] if parameter.grad is None else [parameter.grad])]
-                if not _all_finite(values):
-                    return name
-        return None
+                if not _all_finite([backend.own(value) for value in values]):
+                    names.append(name)
+                    break
+        found = set(self.run.world.gather(names))
+        return next((name for name, _ in self.model.named_parameters() if name in found), None)
 
     def _bad_sample(
         self, parts: Sequence[Experience], losses: Sequence[float], loss: Callable[[Any], Tensor]
@@ -182,6 +185,9 @@ class Guard:
             The micro-batch that it is in, as values of the record; None if no micro-batch of this process is bad.
         """
         bad = [place for place, value in enumerate(losses) if not math.isfinite(value)]
+        if self.run.backend.sharded:  # a backward pass for one sample would wait for the other processes
+            where = {"micro_batch": bad[0], "rank": self.run.world.rank, "bad_sample": None} if bad else None
+            return where and {**where, "samples": _described(parts[bad[0]], self.tokenizer)}
         for place in bad or range(len(parts)):
             samples = _described(parts[place], self.tokenizer)
             for row in range(len(parts[place])):

@@ -22,6 +22,7 @@ from trlx_like.functional.q_learning import (
     expectile_loss,
     monte_carlo_returns,
     next_action_values,
+    polyak,
     q_targets,
     td_loss,
 )
@@ -156,7 +157,8 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
 
     def after_step(self, metrics: Metrics) -> None:
         if self.progress.step % self.method.steps_for_target_q_sync == 0:
-            self.values.sync(self.method.alpha)
+            alpha = self.method.alpha
+            self.run.backend.write(self.values.followed(), lambda target, online: polyak(online, target, alpha))
 
     def _encoded(self, samples: Sequence[Any], rewards: Sequence[Any], longest: int) -> list[ILQLExperience]:
         given = check_rewards(rewards, len(samples))

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trlx_like.checkpoint import isolated_rng
 from trlx_like.data import Experience
-from trlx_like.distributed import GradientAccumulator
+from trlx_like.distributed import NamedNumbers
 from trlx_like.errors import ConfigError
 from trlx_like.models.formats import refused_half
 from trlx_like.optim import make_optimizer, make_scheduler
@@ -35,6 +36,8 @@ With the name "min" or "max" the tensor is not a sum: the smallest or largest of
 
 MAIN = "units"
 """Name of the unit if `units` returns one number."""
+STOP, PARTS = "/stop", "/parts"
+"""Numbers that travel with those of the units: the exit code of a stop request, and the number of micro-batches."""
 EXTREMES = {"min": min, "max": max}
 COMBINE = {"min": torch.minimum, "max": torch.maximum}
 
@@ -82,15 +85,20 @@ class Totals:
     units: Mapping[str, float]
     main: str
     stop: int  # exit code if a process was asked to stop, else 0
+    parts: Sequence[int]  # number of micro-batches of each process
 
 
 class MetricSums:
     """Add up the metrics of one global batch.
 
     The sums stay on the device until `means` reads them all at once.
+
+    Args:
+        exchanged: Exchanges the sums between processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exchanged: NamedNumbers[tuple[str, str]]) -> None:
+        self._exchanged = exchanged
         self._sums: dict[tuple[str, str], Tensor] = {}  # by name and unit, each [] float64
 
     def add(self, output: LossOutput, main: str) -> None:
@@ -120,7 +128,7 @@ class MetricSums:
         tensors = [*self._sums.values(), *(other.double() for other in others)]
         numbers = torch.stack([tensor.to(run.device) for tensor in tensors]).tolist() if tensors else []
         own = dict(zip(self._sums, numbers, strict=False))
-        every = run.world.gather([own])
+        every = self._exchanged.exchange(own)
         metrics: Metrics = {}
         for name, unit in dict.fromkeys(key for part in every for key in part):
             values = [part[name, unit] for part in every if (name, unit) in part]
@@ -146,20 +154,21 @@ class Optimisation:
     def __init__(self, run: Run, model: nn.Module, tokenizer: Any = None) -> None:
         train = run.config.train
         self.run, self.model = run, model
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = run.backend.trained(model)
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
             raise ConfigError(refused_half(str(half).removeprefix("torch.")))
         self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
-        self.gradients = GradientAccumulator(run.world, trained, train.max_grad_norm)
+        self._units: NamedNumbers[str] = NamedNumbers(run.world)
+        self._metrics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)
         options = [{**group, "params": ()} for group in self.optimizer.param_groups]
         self._fresh = copy.deepcopy((options, self.scheduler.state_dict()))
         run.folder.reschedule = self.reschedule
         self.guard = Guard(run, model, self.optimizer, tokenizer)
         if train.save_optimizer:
-            run.state.register("optimizer", self.optimizer, small=False)
+            run.state.register("optimizer", run.backend.stateful(self.optimizer), small=False)
             run.state.register("scheduler", self.scheduler)
         if run.accelerator.scaler is not None:
             run.state.register("scaler", run.accelerator.scaler)
@@ -193,39 +202,50 @@ class Optimisation:
         Returns:
             The metrics of the global batch, and an exit code if any process was asked to stop by a signal, else 0.
         """
-        run, totals = self.run, self._totals(parts, units)
+        run, backend, totals = self.run, self.run.backend, self._totals(parts, units)
         # All at once: a copy to a GPU between two backward passes would wait for the first of them.
         parts = [part.to(run.device) for part in parts]
         self.model.train()
-        sums = MetricSums()
+        sums = MetricSums(self._metrics)
         means: list[Tensor] = []
-        for part in parts:
+        for part, weight in backend.microbatches(parts, totals.parts):
+            if not weight:
+                self._take_part(part, loss, totals)
+                continue
             with run.forward("forward"):
                 output = loss(part)
             means.append(output.mean(totals.units, totals.main))
             with run.clock("backward"):
-                self.gradients.backward(means[-1])
+                backend.backward(means[-1])
             means[-1] = means[-1].detach()
             sums.add(output, totals.main)
         with run.clock("optimizer"):
-            metrics, (norm, *losses) = sums.means(run, totals, self.gradients.finish(), *means)
+            metrics, (norm, *losses) = sums.means(run, totals, backend.finish(), *means)
             metrics["grad_norm"] = norm
             nonfinite, undone = self.guard.nonfinite(metrics), None
             if nonfinite or not accept(metrics):
-                self.gradients.step(self.optimizer, accepted=False)
+                backend.step(self.optimizer, accepted=False)
             else:
-                undone = self.guard.step(lambda: self.gradients.step(self.optimizer, accepted=True))
+                undone = self.guard.step(lambda: backend.step(self.optimizer, accepted=True))
                 nonfinite = [] if undone is None else [UPDATE]
             if nonfinite:
                 mean = lambda part: loss(part).mean(totals.units, totals.main)  # noqa: E731
                 self.guard.drop(nonfinite, undone, metrics, parts, losses, mean)
             else:
                 run.progress.nonfinite_in_row = 0
-            self.optimizer.zero_grad(set_to_none=True)
+            backend.clear(self.optimizer)
             metrics["learning_rate"] = float(self.scheduler.get_last_lr()[0])
             self.scheduler.step()
         run.progress.step += 1
         return metrics, totals.stop
+
+    def _take_part(self, part: Any, loss: Callable[[Any], LossOutput], totals: Totals) -> None:
+        """Run a micro-batch that counts nothing, because other processes have one more and wait for this one."""
+        with isolated_rng(self.run.config.train.seed):
+            with self.run.forward("forward"):
+                output = loss(part.to(self.run.device))
+            with self.run.clock("backward"):
+                self.run.backend.backward(0.0 * output.mean(totals.units, totals.main))
 
     def scale_learning_rate(self, factor: float) -> float:
         """Multiply the learning rate of this and all later steps, and return that of the next step."""
@@ -243,7 +263,7 @@ class Optimisation:
         The arguments are those of `step`. Every process calls it. If no process has data, there are no metrics.
         """
         totals = self._totals(parts, units)
-        sums = MetricSums()
+        sums = MetricSums(self._metrics)
         for part in parts:
             with self.run.accelerator.autocast():
                 sums.add(loss(part.to(self.run.device)), totals.main)
@@ -256,7 +276,8 @@ class Optimisation:
         for count in counts:
             for name, value in count.items():
                 own[name] = own.get(name, 0.0) + value
-        every = self.run.world.gather([(own, self.run.stop_request.code)])
-        names = dict.fromkeys(name for units_of_rank, _ in every for name in units_of_rank)
-        totals = {name: sum(units_of_rank.get(name, 0.0) for units_of_rank, _ in every) for name in names}
-        return Totals(totals, next(iter(names), MAIN), max(stop for _, stop in every))
+        every = self._units.exchange({**own, STOP: self.run.stop_request.code, PARTS: len(parts)})
+        stop, given = max(int(row.pop(STOP)) for row in every), [int(row.pop(PARTS)) for row in every]
+        names = dict.fromkeys(name for row in every for name in row)
+        totals = {name: sum(row.get(name, 0.0) for row in every) for name in names}
+        return Totals(totals, next(iter(names), MAIN), stop, given)

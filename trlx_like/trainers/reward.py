@@ -125,22 +125,16 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         by_length = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))
         return self.evaluate_held_out(by_length)
 
-    def save_pretrained(self, directory: str | Path, *, merged: bool = True) -> None:
+    def export(self, directory: Path, merged: bool | None) -> None:
         """Write a folder that `AutoModelForSequenceClassification` and `AutoTokenizer` load.
-
-        Every process calls it; the main process writes.
 
         Args:
             directory: The folder.
-            merged: Write the whole model, with an adapter merged into it. False writes the adapter and the head
+            merged: None or True: the whole model, with an adapter merged into it. False: the adapter and the head
                 alone, for `add_and_load_reward_modeling_adapter`.
         """
-        try:
-            if self.world.main:
-                save_model(self.model.lm, Path(directory), merged)
-                self.tokenizer.save_pretrained(directory)
-        finally:  # the others wait, also if this fails
-            self.world.barrier()
+        save_model(self.model.lm, directory, merged is not False)
+        self.tokenizer.save_pretrained(directory)
 
     def _encoded(self, name: str) -> list[Preference]:
         method = self.method

@@ -274,13 +274,13 @@ class RunFolder:
 
         def write() -> None:
             with self.checkpoints(None if inside else place.parent).publish(place.name, needed) as folder:
-                self._all_or_none(lambda: self._write_state(state, folder), place)
+                self.all_or_none(lambda: self._write_state(state, folder), place)
                 export(folder / "hf_model")
 
         with self.held() if inside else nullcontext():
             if inside:
                 self.world.on_main(lambda: self._claim(place))
-            self._all_or_none(write, place)
+            self.all_or_none(write, place)
         self.saved = place
         self._say("Saved %s.", place)
         return place
@@ -294,7 +294,7 @@ class RunFolder:
         if self.world.main:
             (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
 
-    def _all_or_none(self, action: Callable[[], None], place: Path) -> None:
+    def all_or_none(self, action: Callable[[], None], place: Path) -> None:
         """Run an action on every process, and raise on all of them if it fails on one."""
         failure: Exception | None = None
         try:

@@ -175,7 +175,7 @@ class TextTrainer(BaseRLTrainer[E]):
         """
         self.load_reference()
         modules = self.model.reference_modules()
-        kept = nn.ModuleList(modules) if moving else Fingerprint(modules)
+        kept = self.run.backend.stateful(nn.ModuleList(modules)) if moving else Fingerprint(modules)
         self.state.register("reference", kept, small=not moving)
 
     def load_reference(self) -> None:
@@ -291,8 +291,9 @@ class TextTrainer(BaseRLTrainer[E]):
         Returns:
             A list of the token ids [R] of the response to each query; a tensor [1, R] for one query alone.
         """
-        self.sync_sampler()
-        return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
+        with self.run.backend.whole():
+            self.sync_sampler()
+            return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
 
     @torch.no_grad()
     def generate_eval(self, queries: Query | Sequence[Query], **gen_kwargs: Any) -> Any:
@@ -300,9 +301,10 @@ class TextTrainer(BaseRLTrainer[E]):
 
         If an option has a list of values to sweep over, the first value is used.
         """
-        self.sync_sampler()
         first = {name: values[0] for name, values in swept(self.method.gen_kwargs).items()}
-        return self.by_hand.generate(queries, {**self.method.gen_kwargs, **first, **gen_kwargs})
+        with self.run.backend.whole():
+            self.sync_sampler()
+            return self.by_hand.generate(queries, {**self.method.gen_kwargs, **first, **gen_kwargs})
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
         """Decode each sequence of token ids [R] to text, without special tokens."""
@@ -315,21 +317,13 @@ class TextTrainer(BaseRLTrainer[E]):
 
     # Export.
 
-    def save_pretrained(self, directory: str | Path, *, merged: bool = False) -> None:
+    def export(self, directory: Path, merged: bool | None) -> None:
         """Write a folder that `AutoModelForCausalLM` (or `...Seq2SeqLM`) and `AutoTokenizer` load.
 
-        Heads are written to a file of their own in it. Every process calls it; the main process writes.
-
-        Args:
-            directory: The folder.
-            merged: Merge an adapter into the model's weights; otherwise the folder holds the adapter alone.
+        Heads are written to a file of their own in it. An adapter is written alone, unless `merged`.
         """
-        check_folder(self.model.lm, Path(directory), merged)
-        try:
-            if self.world.main:
-                save_policy(self.model, self.tokenizer, Path(directory), merged=merged, heads_class=self.heads_kind)
-        finally:  # the others wait, also if this fails
-            self.world.barrier()
+        check_folder(self.model.lm, directory, bool(merged))
+        save_policy(self.model, self.tokenizer, directory, merged=bool(merged), heads_class=self.heads_kind)
 
     # Checks.
 

@@ -95,8 +95,13 @@ class Verbs(OfRun, ABC, Generic[E]):
         metrics = self.optimisation.measure(parts, self.loss, self.units)
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Export the trained model to a folder, without the trainer's state."""
+    def export(self, directory: Path, merged: bool | None) -> None:
+        """Write the trained model to a folder. Only the main process calls it, through `save_pretrained`.
+
+        Args:
+            directory: The folder.
+            merged: Whether an adapter is merged into the model's weights; None: what fits the trainer best.
+        """
 
     def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Generate from prompts with the current model: token ids, or images from a diffusion model."""

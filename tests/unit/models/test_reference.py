@@ -60,6 +60,12 @@ def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) 
         torch.testing.assert_close(later.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
 
 
+def follow(policy: LanguagePolicy, share: float) -> None:
+    with torch.no_grad():
+        for reference, weight in policy.followed():
+            reference.lerp_(weight, share)
+
+
 @pytest.mark.parametrize("unfrozen", [-1, 0, 1, LAYERS + 2])
 @pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 def test_a_reference_that_moved_all_the_way_is_the_policy(family: str, unfrozen: int) -> None:
@@ -69,9 +75,9 @@ def test_a_reference_that_moved_all_the_way_is_the_policy(family: str, unfrozen:
     batch = batch_of_ids()
     start = policy(batch, reference=True).ref_logprobs
     move(policy)
-    policy.move_reference(0.0)
+    follow(policy, 0.0)
     assert torch.equal(policy(batch, reference=True).ref_logprobs, start)
-    policy.move_reference(1.0)
+    follow(policy, 1.0)
     moved = policy(batch, reference=True)
     assert torch.equal(moved.ref_logprobs, moved.logprobs)
     assert torch.equal(moved.logprobs, start) == (unfrozen == 0)

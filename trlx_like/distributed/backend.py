@@ -1,0 +1,151 @@
+"""How the weights of a run are held by its processes: the protocol `Backend`, and the registry of its kinds.
+
+Trainers, losses and samplers do not know about it. The loop samples and evaluates inside `whole`, where modules are
+plain modules with all their weights on every process, and steps run through the other methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trlx_like.config import TRLConfig
+from trlx_like.distributed.world import World
+from trlx_like.registry import Registry
+
+BACKENDS: Registry[Any] = Registry(
+    "backend",
+    lazy={"ddp": "trlx_like.distributed.replicated:ReplicatedBackend"},
+)
+register_backend = BACKENDS.register
+
+T = TypeVar("T")
+Value = Callable[[Tensor, Tensor], Tensor]
+"""Computes the new value of a weight from its present value and the weight that it follows, number by number."""
+
+
+class Backend(Protocol):
+    """Define the interface of a backend. The class is registered with `@register_backend("my_backend")`.
+
+    It is made once in each process, as `MyBackend(world, config)`, and raises ConfigError for what it cannot do. Every
+    process calls every method, in the same order, except for `own`.
+
+    Attributes:
+        sharded: Whether processes hold different parts of the weights. Then a backward pass of one process waits for
+            the others.
+    """
+
+    sharded: bool
+
+    def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
+        """Bring the model to the device with the same weights on all processes, and divide them if it shards.
+
+        Args:
+            model: The model of the trainer. Losses call it itself, not its parts.
+            others: Modules with weights beside it that its forward pass runs, such as a reference. They are on the
+                device already, with the same weights on all processes.
+        """
+        ...
+
+    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters for the optimizer: what this process updates of the model's trained weights."""
+        ...
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return this process's part of a weight or gradient as a plain tensor that shares its memory."""
+        ...
+
+    def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
+        """Weight this process's micro-batches, and add some of weight 0 if all processes must have equally many.
+
+        Args:
+            parts: The micro-batches of this process.
+            counts: Their number on every process.
+        """
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of one micro-batch.
+
+        Args:
+            loss: The sum over the micro-batch, divided by the units of the global batch. []
+        """
+        ...
+
+    def finish(self) -> Tensor:
+        """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
+        ...
+
+    def step(self, optimizer: Any, accepted: bool) -> None:
+        """Make an optimizer step on the gradients that `finish` left.
+
+        Args:
+            optimizer: The optimizer of `trained`, as accelerate wraps it.
+            accepted: False drops the gradients without a step.
+        """
+        ...
+
+    def clear(self, optimizer: Any) -> None:
+        """Free all gradients."""
+        ...
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Put all weights into their places for a `with` block, in which modules are plain modules.
+
+        It is the only way to sample: processes may run the model differently often in it. Inside another such block it
+        does nothing. Weights must not be changed in it.
+        """
+        ...
+
+    def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over the entries of a module's state dict as whole tensors, one at a time on every process."""
+        ...
+
+    def write(self, pairs: Iterable[tuple[Tensor, Tensor]], value: Value) -> None:
+        """Change weights in place, outside of the optimizer. The only place where weights are written to.
+
+        Args:
+            pairs: Weights to change, each with a weight of the same shape that it follows.
+            value: Computes the new value.
+        """
+        ...
+
+    def stateful(self, item: Any) -> Any:
+        """Wrap a module or optimizer for checkpoints, which hold whole tensors whatever the number of processes."""
+        ...
+
+    def parts(self, item: nn.Module | Optimizer) -> Any:
+        """Return the state dict of a module or optimizer with `functional.parts.Part` in place of divided tensors.
+
+        For checkpoints to which every process writes its own part. Tensors that every process holds are plain; the
+        main process writes them.
+        """
+        ...
+
+    def restore(self, item: nn.Module | Optimizer, state: Any) -> None:
+        """Load a state dict: what `parts` returned on any number of processes, with each `Part` read for this process.
+
+        Args:
+            item: The module or optimizer.
+            state: The state dict. In place of a divided tensor it has the whole tensor, or the `Part` that this
+                process's `parts` has at the same place.
+
+        Raises:
+            ValueError: If it has other entries or shapes.
+        """
+        ...
+
+
+def make_backend(world: World, config: TRLConfig) -> Backend:
+    """Make the backend of a run, as the section `backend` says. One process alone has nothing to divide.
+
+    Raises:
+        RegistryError: If there is no backend of that name.
+        ConfigError: If the backend cannot do what the configuration asks for.
+    """
+    backend: Backend = BACKENDS.get(config.backend.kind)(world, config)
+    return backend

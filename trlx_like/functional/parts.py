@@ -1,0 +1,55 @@
+"""The part of a tensor that one process holds, when its rows are divided over processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Hold the numbers `begin` to `begin + len(values)` of a tensor, counted as in `tensor.flatten()`.
+
+    A checkpoint that writes the parts of all processes with their ranges can be read by any number of processes: the
+    reader fills its own range from the ranges that overlap with it.
+
+    Attributes:
+        values: The numbers that this process holds; empty if the tensor has fewer rows than there are processes. [N]
+        shape: The shape of the whole tensor.
+        begin: The place of the first number in the whole tensor.
+        writes: Whether this process writes the range. If several processes hold the same range, one of them does.
+    """
+
+    values: Tensor
+    shape: tuple[int, ...]
+    begin: int
+    writes: bool = True
+
+    @property
+    def end(self) -> int:
+        """The place after the last number in the whole tensor."""
+        return self.begin + self.values.numel()
+
+
+def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the first row of a process and the row after its last one, as `torch.chunk` divides rows.
+
+    All processes get ceil(rows / ranks) rows, except for the last ones, which get fewer or none.
+
+    Args:
+        rows: Number of rows.
+        rank: Number of the process, from 0.
+        ranks: Number of processes.
+    """
+    size = math.ceil(rows / ranks)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
+def flat_range(shape: Sequence[int], rank: int, ranks: int) -> tuple[int, int]:
+    """Return the range of a process in the flattened tensor whose rows are divided over processes."""
+    numbers = math.prod(shape[1:])
+    first, after = row_range(shape[0], rank, ranks)
+    return first * numbers, after * numbers
