@@ -16,6 +16,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from tests.contract.recipes import GENERATION, PROMPTS, ingredients, make
 from tests.distributed.ranks import on_ranks
 from tests.tiny import save_tiny
+from trlx_like.distributed.launched import check_launcher
 from trlx_like.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,11 +53,36 @@ def test_a_setting_that_the_configuration_does_not_follow_is_refused(
 def test_a_launcher_that_asks_for_nothing_else_is_let_through(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trlx_like.distributed.launched import check_launcher
-
     config, _ = ingredients("SFTTrainer", tmp_path, **{"backend.mixed_precision": precision})
     check_launcher(config, {**NOTHING, "ACCELERATE_MIXED_PRECISION": precision})
     check_launcher(config, NOTHING)
+
+
+DIVIDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"} | {
+    "FSDP_OFFLOAD_PARAMS": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+}
+OTHERS = {
+    "FSDP_VERSION": ("1", "fsdp_version: 1, and the backend is FSDP2"),
+    "FSDP_RESHARD_AFTER_FORWARD": ("false", "fsdp_reshard_after_forward: false, and backend.shard is full"),
+    "FSDP_OFFLOAD_PARAMS": ("true", "fsdp_offload_params: true, and backend.offload is none"),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("true", "true, and backend.gradient_checkpointing is false"),
+    "FSDP_AUTO_WRAP_POLICY": ("SIZE_BASED_WRAP", "the units are the blocks of the model"),
+    "FSDP_IGNORED_MODULES": ("lm_head", "fsdp_ignored_modules: lm_head, and backend.kind: fsdp divides all weights"),
+}
+
+
+def test_options_of_fsdp_are_those_of_the_section_backend(tmp_path: Path) -> None:
+    config, _ = ingredients("SFTTrainer", tmp_path, **{"backend.kind": "fsdp"})
+    check_launcher(config, DIVIDED)
+    for name, (value, words) in OTHERS.items():
+        with pytest.raises(ConfigError, match=words):
+            check_launcher(config, {**DIVIDED, name: value})
+    other = {"backend.shard": "gradients", "backend.offload": "all", "backend.gradient_checkpointing": True}
+    config, _ = ingredients("SFTTrainer", tmp_path, **{"backend.kind": "fsdp", **other})
+    flipped = ("FSDP_RESHARD_AFTER_FORWARD", "FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING")
+    check_launcher(config, {**DIVIDED, **{name: OTHERS[name][0] for name in flipped}})
 
 
 def with_own_accelerator(rank: int, folder: Path, arguments: dict[str, Any]) -> str:

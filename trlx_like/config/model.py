@@ -193,7 +193,13 @@ class BackendConfig(Section):
     section: ClassVar[str] = "backend"
 
     kind: Applied[str] = "ddp"
-    """Registered name of the backend, which says how processes hold the weights; ddp: all weights on each of them."""
+    """Registered name of the backend: ddp, all weights on each process, or fsdp, which divides them over processes."""
+    shard: Applied[Literal["full", "gradients", "hybrid"]] = "full"
+    """What fsdp divides; gradients: weights only between steps; hybrid: all, over the processes of a machine."""
+    offload: Applied[Literal["none", "all"]] = "none"
+    """What fsdp keeps in the CPU's memory; all: weights between their uses, gradients and the optimizer's state."""
+    reduce_dtype: OfWeights[Literal["float32", "bfloat16"]] = "float32"
+    """Number format in which fsdp sums gradients over processes."""
     mixed_precision: OfWeights[Literal["no", "bf16", "fp16"]] = "no"
     """Number format of the forward pass; "no": the format of the weights. With fp16 the loss is scaled."""
     gradient_checkpointing: Applied[bool] = False

@@ -19,7 +19,10 @@ from trlx_like.registry import Registry
 
 BACKENDS: Registry[Any] = Registry(
     "backend",
-    lazy={"ddp": "trlx_like.distributed.replicated:ReplicatedBackend"},
+    lazy={
+        "ddp": "trlx_like.distributed.replicated:ReplicatedBackend",
+        "fsdp": "trlx_like.distributed.fsdp:ShardedBackend",
+    },
 )
 register_backend = BACKENDS.register
 

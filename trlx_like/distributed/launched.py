@@ -80,12 +80,16 @@ def _differences(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
             f"backend.mixed_precision ({own!r}): the launcher asks for {precision!r} (mixed_precision, "
             "ACCELERATE_MIXED_PRECISION). Set both to the same."
         )
-    for variable, name in {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}.items():
-        if _on(given, variable):
+    kinds = {"ACCELERATE_USE_FSDP": ("FSDP", "fsdp"), "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed", "deepspeed")}
+    for variable, (name, kind) in kinds.items():
+        if _on(given, variable) and config.backend.kind != kind:
             yield (
                 f"The launcher, or an Accelerator that the program made, asks for {name} ({variable}), and "
-                f"{_kind(config)} does not shard the model. Leave it out; distributed_type: MULTI_GPU starts processes."
+                f"{_kind(config)} holds weights in another way. Set backend.kind to the same, or leave {name} out: "
+                "distributed_type: MULTI_GPU starts processes."
             )
+    if _on(given, "ACCELERATE_USE_FSDP"):
+        yield from _other_fsdp(config, given)
     for variable, name in UNSUPPORTED.items():
         if _on(given, variable):
             yield f"The launcher asks for {name} ({variable}), which trlx_like does not have. Leave it out."
@@ -107,8 +111,42 @@ def _differences(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
         )
 
 
+def _other_fsdp(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each option of `fsdp_config` that asks for another division than the section `backend`.
+
+    Options that change no number and no memory at rest are not compared: prefetching, format of state dicts, loading.
+    """
+    backend = config.backend
+    wanted = {
+        "FSDP_VERSION": ("2", "the backend is FSDP2"),
+        "FSDP_RESHARD_AFTER_FORWARD": (_text(backend.shard != "gradients"), f"backend.shard is {backend.shard}"),
+        "FSDP_OFFLOAD_PARAMS": (_text(backend.offload == "all"), f"backend.offload is {backend.offload}"),
+        "FSDP_ACTIVATION_CHECKPOINTING": (
+            _text(backend.gradient_checkpointing),
+            f"backend.gradient_checkpointing is {_text(backend.gradient_checkpointing)}",
+        ),
+        "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "the units are the blocks of the model"),
+    }
+    for variable, (value, because) in wanted.items():
+        if given.get(variable, value).lower() != value.lower():
+            yield (
+                f"The launcher asks for {variable.lower()}: {given[variable]}, and {because}. Set fsdp_config."
+                f"{variable.lower()} to {value}, or the option of the section backend."
+            )
+    for variable in ("FSDP_IGNORED_MODULES", "FSDP_TRANSFORMER_CLS_TO_WRAP"):
+        if given.get(variable):
+            yield (
+                f"The launcher asks for {variable.lower()}: {given[variable]}, and backend.kind: fsdp divides all "
+                "weights, block by block as the model names its blocks. Leave it out."
+            )
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"
+
+
 def _kind(config: TRLConfig) -> str:
-    return "backend.kind: ddp"
+    return f"backend.kind: {config.backend.kind}"
 
 
 def _on(given: Mapping[str, str], variable: str) -> bool:

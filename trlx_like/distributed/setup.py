@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs, patch_environment
 
 from trlx_like.config import TRLConfig
 from trlx_like.distributed.launched import check_launcher, check_state
@@ -17,6 +17,8 @@ from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+NOT_ACCELERATE = {"ACCELERATE_USE_FSDP": "false"}
+"""What the launcher may ask for, and `Backend` does in place of accelerate."""
 MARGIN = 60.0
 """Seconds by which collective operations wait longer than `backend.timeout`."""
 
@@ -33,14 +35,17 @@ def make_accelerator(config: TRLConfig) -> Accelerator:
     """
     backend = config.backend
     check_launcher(config)
+    # Or transformers would load the weights on one process only.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     watch_launcher()
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
     on_cpu = backend.device == "cpu" or not torch.cuda.is_available()  # Apple's GPUs lack float64, which sums are in
     try:
-        accelerator = Accelerator(
-            cpu=on_cpu, mixed_precision=backend.mixed_precision, kwargs_handlers=_process_group(backend.timeout)
-        )
+        with patch_environment(**NOT_ACCELERATE):
+            accelerator = Accelerator(
+                cpu=on_cpu, mixed_precision=backend.mixed_precision, kwargs_handlers=_process_group(backend.timeout)
+            )
     except ValueError as error:  # accelerate remembers the first number format of a process
         raise ConfigError(f"backend.mixed_precision ({backend.mixed_precision!r}): {error}") from error
     check_state(config, accelerator.state)

@@ -115,10 +115,10 @@ class World:
         if self.size == 1:
             return [list(numbers)]
         own = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
-        every = own.new_empty(self.size * len(own))
+        every = own.new_empty(self.size, len(own))
         with self.meeting():
-            dist.all_gather_into_tensor(every, own)
-        found: list[list[float]] = every.view(self.size, len(own)).tolist()
+            dist.all_gather(list(every), own)
+        found: list[list[float]] = every.tolist()
         return found
 
     def gather(self, items: list[T]) -> list[T]:

@@ -13,18 +13,19 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import install_hint
 from trlx_like.models.formats import is_quantized
-from trlx_like.models.merging import adapted_weights, has_adapter, shared_weights
+from trlx_like.models.merging import adapted_weights, adapts, has_adapter, shared_weights
 from trlx_like.registry import nearest
 
 logger = logging.getLogger(__name__)
@@ -260,23 +261,85 @@ class AdapterWeights(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
-        held = [(module, name, value) for module in lm.modules() for name, value in module._parameters.items()]
-        trained = [(module, name, value) for module, name, value in held if value is not None and value.requires_grad]
+        held = [(place, module._parameters[place.name]) for module, place in _places(lm)]
+        trained = [(place, value) for place, value in held if value is not None and value.requires_grad]
         # In a list, so that the model does not become a submodule.
-        self._places = [[(module, name) for module, name, _ in trained]]
-        self.frozen = nn.ParameterList([value.detach().clone() for *_, value in trained]).requires_grad_(False)
+        self._places = [[place for place, _ in trained]]
+        self.frozen = nn.ParameterList([value.detach().clone() for _, value in trained]).requires_grad_(False)
+
+    @property
+    def outside_layers(self) -> bool:
+        """Whether some of the weights belong to no layer of an adapter."""
+        return any(place.layer is None for place in self._places[0])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the copied weights into the model for the duration of a block.
 
-        Graphs that were built before keep the present weights and their gradients.
+        Those of an adapter's layer are put there only while the layer runs: if weights are divided over processes, the
+        present ones are put into their places just before, with the block that the layer is in. Graphs that were built
+        before keep the present weights and their gradients.
         """
-        before = [(module, name, module._parameters[name]) for module, name in self._places[0]]
-        try:
-            for (module, name, _), value in zip(before, self.frozen, strict=True):
-                module._parameters[name] = value
+        by_layer: dict[nn.Module | None, list[tuple[_Place, Tensor]]] = {}
+        for place, value in zip(self._places[0], self.frozen, strict=True):
+            by_layer.setdefault(place.layer, []).append((place, value))
+        with ExitStack() as stack:
+            for layer, values in by_layer.items():
+                if layer is None:
+                    stack.enter_context(_swapped(values))
+                else:
+                    stack.enter_context(_swapped_while_running(layer, values))
             yield
-        finally:
-            for module, name, value in before:
-                module._parameters[name] = value
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Name a parameter by the module that holds it, and the layer of an adapter that the module is in, if any."""
+
+    layer: nn.Module | None
+    module: nn.Module
+    name: str
+
+
+def _places(lm: nn.Module) -> Iterator[tuple[nn.Module, _Place]]:
+    """Iterate over all parameters of a model, in the order of `modules`."""
+    adapted = has_adapter(lm)
+    layer, inside = None, ""
+    for path, module in lm.named_modules():
+        if not (layer is not None and path.startswith(inside)):
+            layer = module if adapted and adapts(module) else None
+            inside = f"{path}."
+        yield from ((module, _Place(layer, module, name)) for name in module._parameters)
+
+
+@contextmanager
+def _swapped(values: list[tuple[_Place, Tensor]]) -> Iterator[None]:
+    """Put values into places for the duration of a block."""
+    before = [place.module._parameters[place.name] for place, _ in values]
+    try:
+        for place, value in values:
+            place.module._parameters[place.name] = value  # type: ignore[assignment]
+        yield
+    finally:
+        for (place, _), own in zip(values, before, strict=True):
+            place.module._parameters[place.name] = own
+
+
+@contextmanager
+def _swapped_while_running(layer: nn.Module, values: list[tuple[_Place, Tensor]]) -> Iterator[None]:
+    """Put values into places whenever a layer runs, for the duration of a block."""
+    running: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        running.append(_swapped(values))
+        running[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        running.pop().__exit__(None, None, None)
+
+    handles = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

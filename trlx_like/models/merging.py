@@ -34,7 +34,7 @@ def merged(lm: Model) -> Model:
     whole: Any = copy.deepcopy(lm)
     shared = shared_weights(whole)
     for name, module in list(whole.named_modules()):
-        if _adapts(module):
+        if adapts(module):
             for owner, own in _held(module):
                 if owner._parameters[own] in shared:
                     owner._parameters[own] = nn.Parameter(owner._parameters[own].detach().clone())
@@ -69,7 +69,7 @@ def plain_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in lm.named_modules():
         if inside and path.startswith(inside):
             continue
-        inside = f"{path}." if _adapts(module) else ""
+        inside = f"{path}." if adapts(module) else ""
         if inside:
             own = dict(_merge(_plain(copy.deepcopy(module), lm)).named_parameters())
         elif is_quantized(module):
@@ -92,7 +92,7 @@ def mismerged_weights(lm: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         Name of the weight in the model without an adapter, the mistake in words, and the weight after it.
     """
     for path, module in lm.named_modules() if has_adapter(lm) else ():
-        if _adapts(module) and hasattr(module, "get_base_layer"):
+        if adapts(module) and hasattr(module, "get_base_layer"):
             never, once, twice = (_plain(copy.deepcopy(module), lm) for _ in range(3))
             twice.get_base_layer().load_state_dict(_merge(once).state_dict())
             for cause, own in (
@@ -117,10 +117,10 @@ def shared_weights(model: nn.Module) -> set[Tensor]:
 
 def adapted_weights(lm: nn.Module) -> set[Tensor]:
     """Return the parameters of the layers that an adapter was added to."""
-    return {m._parameters[name] for module in lm.modules() if _adapts(module) for m, name in _held(module)}
+    return {m._parameters[name] for module in lm.modules() if adapts(module) for m, name in _held(module)}
 
 
-def _adapts(module: nn.Module) -> bool:
+def adapts(module: nn.Module) -> bool:
     """Return True if an adapter has replaced one of the model's own modules by this one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper

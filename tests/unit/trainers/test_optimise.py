@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tests.distributed.ranks import on_ranks
 from trlx_like.data import Experience
+from trlx_like.distributed import NamedNumbers
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.trainers.context import Run
@@ -185,10 +186,13 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
 
 def test_sums_are_added_in_float64(tmp_path: Path) -> None:
     """2**24 + 1 is no number of float32."""
-    line, sums = Line(tmp_path), MetricSums()
+    line = Line(tmp_path)
+    sums = MetricSums(NamedNumbers(line.run.world))
     for number in (2.0**24, 1.0):
         sums.add(LossOutput(torch.tensor(number)), "units")
-    assert sums.means(line.run, Totals({"units": 1.0}, "units", stop=0))[0] == {"losses/total_loss": 2.0**24 + 1}
+    assert sums.means(line.run, Totals({"units": 1.0}, "units", stop=0, parts=[2]))[0] == {
+        "losses/total_loss": 2.0**24 + 1
+    }
 
 
 def test_a_step_without_data_changes_no_weight(tmp_path: Path) -> None:

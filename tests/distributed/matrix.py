@@ -1,0 +1,144 @@
+"""Runs of every recipe and variant with divided weights, against the same runs with all weights on every process.
+
+    python -m tests.distributed.matrix                  # all cases, on 2 processes: about 20 minutes of one core
+    python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
+    python -m tests.distributed.matrix --processes 4
+
+It prints a table: the largest difference of a weight, of a moment of Adam and of a metric after six steps of AdamW. The
+exit code is 1 if a difference is above its bound, or the exports have other files, names or shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.contract.recipes import PROMPTS, RECIPES, make
+from tests.distributed.ranks import on_ranks
+from trlx_like.checkpoint.state import Registered
+
+BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
+"""Metrics are relative to 1 where they are larger. Both runs round differently: sums over processes, and the norm."""
+
+# The gradient of the bias of attention keys is 0 up to rounding. Adam divides it by its own size, unless eps is larger.
+SIX_STEPS: dict[str, Any] = {
+    "train.batch_size": 4,
+    "train.total_steps": 6,
+    "train.epochs": 100,
+    "optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "minibatch 1": {"train.minibatch_size": 1},
+    "gradient checkpointing": {"backend.gradient_checkpointing": True},
+}
+ALONE: dict[str, dict[str, dict[str, Any]]] = {
+    "PPOTrainer": {
+        "an empty rank": {"method.num_rollouts": 1, "eval_prompts": PROMPTS[:1]},
+        "ragged": {"method.num_rollouts": 3, "train.minibatch_size": 1},
+        "gradients": {"backend.shard": "gradients"},
+    }
+}
+"""Variants of one trainer, for what does not depend on the trainer."""
+REFUSED = {
+    "DPOTrainer / sorted": "sorts the whole batch, which two processes do not have in one place",
+    "DDPOTrainer / sdxl": "its reference takes the places of all weights; with an adapter it does not",
+}
+SMALL: Any = Registered(None, local=False, small=True)  # type: ignore[arg-type]
+
+
+def cases(only: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield a label, the name of the trainer, and the changes of its recipe."""
+    for name, recipe in RECIPES.items():
+        variants = {"plain": {}, **recipe.variants, **MORE, **ALONE.get(name, {})}
+        for variant, changes in variants.items():
+            label = f"{name} / {variant}"
+            if only in label and label not in REFUSED:
+                yield label, name, {**changes, **SIX_STEPS}
+
+
+def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any:
+    """Train on one of several processes; the main one returns the state, metrics and exported tensors."""
+    trainer = make(name, folder, **changes)
+    trainer.learn()
+    assert trainer.run.backend.sharded == (changes["backend.kind"] != "ddp")
+    kept = ("model", "optimizer", *(["reference"] if not trainer.state.items.get("reference", SMALL).small else []))
+    states = {item: trainer.state.items[item].item.state_dict() for item in kept}
+    exported = {str(file.relative_to(folder)): None for file in sorted(folder.glob("checkpoint_*/hf_model/**/*"))}
+    for file in exported:
+        exported[file] = load_file(folder / file) if file.endswith(".safetensors") else None  # type: ignore[assignment]
+    metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
+    return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported}
+
+
+def apart(one: Any, other: Any, place: str = "") -> float:
+    """Return the largest difference of two numbers or tensors at the same place of two trees of the same form."""
+    assert type(one) is type(other), place
+    if isinstance(one, Mapping):
+        assert list(one) == list(other), f"{place}: {set(one) ^ set(other)}"
+        return max((apart(value, other[name], f"{place}.{name}") for name, value in one.items()), default=0.0)
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other), place
+        return max((apart(*pair, place) for pair in zip(one, other, strict=True)), default=0.0)
+    if isinstance(one, Tensor):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), place
+        return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+    if isinstance(one, float) and one == one and other == other:
+        return abs(one - other) / max(1.0, abs(one))
+    assert one == other or (one != one and other != other), f"{place}: {one!r} and {other!r}"
+    return 0.0
+
+
+def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:
+    """Train twice, with all weights on every process and with divided ones, and compare."""
+    found = []
+    for backend in ("ddp", kind):
+        with tempfile.TemporaryDirectory() as folder:
+            options = {**changes, "backend.kind": backend}
+            if backend == "ddp":
+                options.pop("backend.shard", None)
+            found.append(on_ranks(learn, name, options, Path(folder), processes=processes, timeout=600)[0])
+    plain, divided = found
+    return {
+        "weights": max(apart(plain[item], divided[item], item) for item in ("model", "reference", "exported")),
+        "moments": apart(plain["optimizer"], divided["optimizer"], "optimizer"),
+        "metrics": apart(plain["metrics"], divided["metrics"], "metrics"),
+    }
+
+
+def main() -> int:
+    """Run the cases and print the table; return 1 if one is above a bound or fails."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kind", default="fsdp")
+    options = parser.parse_args()
+    wrong = 0
+    print("| case | weights | moments | metrics |\n|---|---|---|---|")
+    for label, name, changes in cases(options.only):
+        try:
+            found = differences(name, changes, options.processes, options.kind)
+        except BaseException as error:  # pytest.fail is no Exception
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            wrong += 1
+            print(f"| {label} | {str(error).strip().splitlines()[-1][:200]} | | |", flush=True)
+            continue
+        above = [column for column, value in found.items() if not value <= BOUNDS[column]]
+        wrong += bool(above)
+        print(
+            f"| {label} | {' | '.join(f'{value:.1e}' for value in found.values())} | {'ABOVE' * bool(above)}",
+            flush=True,
+        )
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Runs whose weights are divided over processes are the runs that hold them whole. `matrix.py` compares all recipes."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.contract.recipes import RECIPES, make
+from tests.contract.runs import StopAfter, assert_same, rows
+from tests.distributed import matrix
+from tests.distributed.ranks import on_ranks
+from tests.tiny import tiny_config
+from trlx_like.errors import ConfigError
+from trlx_like.trainers.interrupt import Interrupted
+
+CASES = {label: (name, changes) for label, name, changes in matrix.cases()}
+ROUND = {"train.batch_size": 8, "optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}, "backend.kind": "fsdp"}
+FAST = ("PPOTrainer", "ILQLTrainer")
+
+
+def steps(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: Mapping[str, Any]) -> Any:
+    """Weights and metrics after six steps on given experience, of which each process has its share."""
+    trainer = make(name, folder, **changes)
+    trainer.push_to_store(trainer.world.share(list(elements)))
+    metrics = []
+    for _ in range(6):
+        trainer.begin_round()
+        trainer.progress.in_round = False  # of the second round it is not fresh, and ratios are not 1
+        metrics += [trainer.optimize(batch) for batch in trainer.round_batches()]
+    return {name: value.clone() for name, value in trainer.run.backend.weights(trainer.model)}, metrics
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
+@pytest.mark.parametrize(
+    ("count", "processes", "changes"),
+    [
+        pytest.param(5, 2, {"train.minibatch_size": 1}, id="ragged"),
+        pytest.param(1, 2, {}, id="an empty rank", marks=pytest.mark.slow),
+        pytest.param(5, 4, {"train.minibatch_size": 1}, id="four", marks=pytest.mark.slow),
+        pytest.param(5, 2, {"backend.gradient_checkpointing": True}, id="checkpointing", marks=pytest.mark.slow),
+        pytest.param(5, 2, {"backend.shard": "gradients"}, id="gradients", marks=pytest.mark.slow),
+        pytest.param(5, 2, {"backend.offload": "all"}, id="offload", marks=pytest.mark.slow),
+    ],
+)
+def test_steps_are_those_of_one_process(
+    name: str, count: int, processes: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    source = make(name, tmp_path / "alone", **{**ROUND, "backend.kind": "ddp"})
+    source.make_experience()
+    elements = source.store.elements[:count]
+    alone = {**ROUND, **{key: value for key, value in changes.items() if "shard" not in key and "offload" not in key}}
+    expected, expected_metrics = steps(0, name, tmp_path / "one", elements, {**alone, "backend.kind": "ddp"})
+    ranks = on_ranks(steps, name, tmp_path / "many", elements, {**ROUND, **changes}, processes=processes)
+    for weights, metrics in ranks:
+        assert matrix.apart(dict(expected), weights) < 2e-6
+        assert matrix.apart(expected_metrics, metrics) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), CASES.values(), ids=list(CASES))
+def test_whole_runs_are_those_with_whole_weights(name: str, changes: dict[str, Any]) -> None:
+    found = matrix.differences(name, changes)
+    assert {column: value for column, value in found.items() if not value <= matrix.BOUNDS[column]} == {}
+
+
+def losses(rank: int, folder: Path, changes: Mapping[str, Any]) -> list[float]:
+    trainer = make("SFTTrainer", folder, **{**matrix.SIX_STEPS, "train.total_steps": 20, **changes})
+    trainer.learn()
+    return [row["losses/total_loss"] for row in rows(folder) if "losses/total_loss" in row]
+
+
+@pytest.mark.slow
+def test_bfloat16_with_sums_in_float32_loses_little(tmp_path: Path) -> None:
+    """On average over 20 steps; summed in bfloat16, other numbers come out."""
+    runs = {
+        "fp32": {},
+        "bf16": {"backend.mixed_precision": "bf16"},
+        "sums": {"backend.mixed_precision": "bf16", "backend.reduce_dtype": "bfloat16"},
+    }
+    found = {
+        name: on_ranks(losses, tmp_path / name, {"backend.kind": "fsdp", **changes})[0]
+        for name, changes in runs.items()
+    }
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    assert len(found["bf16"]) == 20 and means["bf16"] == pytest.approx(means["fp32"], abs=1e-2)
+    assert found["bf16"] != found["fp32"] and found["sums"] != found["bf16"]
+
+
+REFUSED = {
+    "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
+    "optimizer": ({"optimizer.name": "adafactor"}, r"optimizer.name \(adafactor\) must be an optimizer that treats"),
+    "hybrid": ({"backend.shard": "hybrid"}, r"there are 2 processes, \d of them on this machine"),
+    "reference": (
+        {"method.beta": 0.1},
+        "a reference that takes the places of all trained weights needs an adapter",
+    ),
+}
+
+
+def refused(rank: int, folder: Path, cases: Sequence[str]) -> dict[str, str]:
+    said = {}
+    for case in cases:
+        name, changes = "DDPOTrainer" if case == "reference" else "SFTTrainer", REFUSED[case][0]
+        with pytest.raises(ConfigError) as error:
+            make(name, folder, **{"train.batch_size": 4, "backend.kind": "fsdp", **changes})
+        said[case] = str(error.value)
+    return said
+
+
+def test_what_cannot_be_divided_is_refused_by_name(tmp_path: Path) -> None:
+
+    alone = ["fp16"]  # accelerate remembers the first number format of a process
+    said = on_ranks(refused, tmp_path, alone)[0] | on_ranks(refused, tmp_path, [*REFUSED.keys() - alone])[0]
+    assert {case for case, (_, words) in REFUSED.items() if not re.search(words, said[case])} == set(), said
+
+
+def test_one_process_has_nothing_to_divide(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"backend.kind \(fsdp\) divides the weights over processes, and there is one"
+    ):
+        make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp"})
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that were made since `gc.freeze`."""
+    held = {}
+    for item in gc.get_objects():
+        if isinstance(item, torch.Tensor):
+            storage = (item.to_local() if isinstance(item, DTensor) else item).untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+    return sum(held.values())
+
+
+def measured(rank: int, folder: Path, name: str) -> dict[str, float]:
+    """Bytes at rest and at most in steps, and what they may be."""
+    gc.collect()
+    gc.freeze()
+    before = live_bytes()
+    model = {"model.model_path": tiny_config(n_embd=96, n_layer=6, n_head=4), "train.undo_nonfinite_updates": False}
+    trainer = make(name, folder, **{**matrix.SIX_STEPS, "backend.kind": "fsdp", "train.minibatch_size": 1, **model})
+    peak = [0]
+
+    def look(*_: Any) -> None:
+        if torch.is_grad_enabled() and trainer.model.training:  # not while all weights are gathered
+            peak[0] = max(peak[0], live_bytes() - before)
+
+    parts = list(trainer.model.modules())
+    for part in parts:
+        if type(part).__name__ == "GPT2MLP":
+            part.register_forward_hook(look)
+            part.register_full_backward_hook(look)
+    trainer.learn()
+    gc.collect()
+    trained = sum(weight.numel() for weight in trainer.model.parameters())
+    beside = sum(weight.numel() for part in references(trainer.model) for weight in part.parameters())
+    unit = max(sum(w.numel() for w in part.parameters()) for part in parts if type(part).__name__ == "FSDPGPT2Block")
+    return {
+        "rest": live_bytes() - before,
+        "rest at most": 4 * (3 * trained + beside) / 2 * 1.1,
+        "peak": peak[0],
+        "peak at most": (4 * (4 * trained + beside) / 2 + 2 * 4 * unit) * 1.1,
+    }
+
+
+def references(model: Any) -> list[torch.nn.Module]:
+    found: list[torch.nn.Module] = getattr(model, "reference_modules", list)()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SFTTrainer", "PPOTrainer"])
+def test_each_process_holds_its_share_and_two_units(name: str, tmp_path: Path) -> None:
+    """Weights, moments and the reference, and in a step the gradients too; activations are small here."""
+    for found in on_ranks(measured, tmp_path, name, timeout=400):
+        assert 0 < found["rest"] <= found["rest at most"], found
+        assert found["rest"] < found["peak"] <= found["peak at most"], found
+
+
+def interrupted(rank: int, name: str, changes: Mapping[str, Any], folder: Path, stop: int | None) -> Any:
+    """A run that is stopped after a step and continued, or not stopped."""
+    changes = {**changes, "backend.kind": "fsdp"}
+    if stop is not None:
+        trainer = make(name, folder, **changes, callbacks=[StopAfter(stop)])
+        with pytest.raises(Interrupted):
+            trainer.learn()
+    trainer = make(name, folder, **{**changes, "train.resume_from_checkpoint": "auto"})
+    trainer.learn()
+    states = {item: kept.item.state_dict() for item, kept in trainer.state.items.items()}
+    return states, rows(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("case", ["PPOTrainer / plain", "ILQLTrainer / plain", "DPOTrainer / moving top"])
+def test_a_run_that_is_resumed_is_the_run_that_was_not_stopped(case: str, processes: int, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    stopped = on_ranks(interrupted, name, changes, tmp_path / "stopped", 3, processes=processes)
+    through = on_ranks(interrupted, name, changes, tmp_path / "through", None, processes=processes)
+    assert_same([states for states, _ in stopped], [states for states, _ in through])
+    assert stopped[0][1] == through[0][1]
+
+
+def carried(rank: int, folder: Path, state: Any) -> Any:
+    """Load the states of a model and its optimizer, and return them as this number of processes saves them."""
+    trainer = make("PPOTrainer", folder, **{**CASES["PPOTrainer / plain"][1], "backend.kind": "fsdp"})
+    if state is None:
+        trainer.learn()
+    for name, value in (state or {}).items():
+        trainer.state.items[name].item.load_state_dict(value)
+    return {name: trainer.state.items[name].item.state_dict() for name in ("model", "optimizer")}
+
+
+@pytest.mark.slow
+def test_a_state_of_two_processes_is_that_of_four(tmp_path: Path) -> None:
+    of_two = on_ranks(carried, tmp_path / "two", None)[0]
+    of_four = on_ranks(carried, tmp_path / "four", of_two, processes=4)[0]
+    assert_same(of_four, of_two)
