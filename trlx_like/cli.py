@@ -1,10 +1,10 @@
 """The command `trlx-like`.
 
-Exit codes: 0 success; 1 an error in this library (a traceback), a run that diverged, or a process that died or hung;
-2 an error that the user can correct (one sentence); 3 a run that stopped itself because its sampler and its learner
-disagree; 4 `audit`, `ledger` or `reproduce` found something; 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and
-SIGTERM. Modules that need torch are imported inside the commands, so that help and errors in a YAML file appear at
-once.
+Exit codes: 0 success; 1 an error in this library (a traceback), a run that diverged, a process that died or hung, or an
+estimate that does not fit; 2 an error that the user can correct (one sentence); 3 a run that stopped itself because its
+sampler and its learner disagree; 4 `audit`, `ledger` or `reproduce` found something; 129, 130 and 143 interrupted by
+SIGHUP, Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and errors in a YAML
+file appear at once.
 """
 
 from __future__ import annotations
@@ -163,6 +163,34 @@ def check(
         from trlx_like.deep_check import deep_check
 
         typer.echo("\n".join(deep_check(read)))
+
+
+@app.command()
+def estimate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs.")] = 1,
+    memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in GiB.")] = 80.0,
+) -> None:
+    """Estimate the memory that a run needs on each GPU, without weights, data or a GPU.
+
+    Prints a table of phases and kinds of memory, and whether it fits. If it does not, prints the smallest change that
+    would make it fit, and exits with 1. Reward functions, judges and what CUDA itself takes are not counted.
+    """
+    from trlx_like.estimate import estimate as estimated, smallest_change
+
+    read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
+    found = estimated(read, gpus, memory)
+    typer.echo("\n".join(found.lines()))
+    size = f"{found.peak / 2**30:.1f} of {memory:g} GiB"
+    if found.fits:
+        typer.echo(f"It fits: {size} on each of {gpus} GPUs.")
+        return
+    change = smallest_change(read, gpus, memory)
+    options = " ".join(f"--set {name}={json.dumps(value)}" for name, value in (change or {}).items())
+    typer.echo(f"It does not fit: {size}. " + (f"It would with {options}" if change else "No option changes that."))
+    raise typer.Exit(1)
 
 
 @app.command("list")

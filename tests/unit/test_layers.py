@@ -48,12 +48,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "continuation": TRAINING,
     "check": EVERYTHING - {"cli"},
     "deep_check": EVERYTHING - {"cli"} | {"check"},
+    "imagined": set(),
+    "estimate": EVERYTHING - {"cli"} | {"check", "imagined"},
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
     "command_group": GROUND,
     "cli": EVERYTHING - {"cli"}
-    | {"check", "command_group", "continuation", "deep_check", "doctor", "records", "reproduce", "__init__"},
+    | {"check", "command_group", "continuation", "deep_check", "doctor", "estimate", "records", "reproduce"}
+    | {"__init__"},
     "__main__": {"cli"},
 }
 

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "distributed/whole_state": "tests/distributed/test_torch_fsdp.py",
     "distributed/setup": "tests/distributed/test_commands.py",
     "errors": "tests/unit/test_cli.py",
+    "imagined": "tests/unit/test_estimate.py",
     "meeting": "tests/distributed/test_heartbeat.py",
     "models/export": "tests/contract/test_export.py",
     "models/sources": "tests/faults/test_hostile.py",

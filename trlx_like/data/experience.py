@@ -56,6 +56,32 @@ class Experience:
                 columns[column.name] = torch.stack(values)
         return cls(**columns)
 
+    @classmethod
+    def filled(cls, rows: int, prompt: int, other: int) -> Self:
+        """Make a batch without padding, to see what samples of these lengths need: ids 1, masks True, all else zero.
+
+        A field that is None by default stays None, unless its metadata has the `shape` of a row.
+
+        Args:
+            rows: Rows of the batch.
+            prompt: Length of the fields that go by `prompt_mask`.
+            other: Length of the other padded fields.
+        """
+        columns: dict[str, Tensor | None] = {}
+        for column in fields(cls):
+            shape, value = column.metadata.get("shape", ()), column.metadata.get("value")
+            if "side" in column.metadata:
+                shape = (prompt if column.metadata["mask"] == "prompt_mask" else other,)
+            if column.default is None and "shape" not in column.metadata:
+                columns[column.name] = None
+            elif isinstance(value, bool):
+                columns[column.name] = torch.ones(rows, *shape, dtype=torch.bool)
+            elif column.name in IDS:
+                columns[column.name] = torch.ones(rows, *shape, dtype=torch.int64)
+            else:
+                columns[column.name] = torch.zeros(rows, *shape)
+        return cls(**columns)
+
     def split(self) -> list[Self]:
         """Split a batch into its elements, without their padding. The inverse of `collate`."""
         rows = []

@@ -48,6 +48,11 @@ class OnlineTextTrainer(TextTrainer[E]):
         """Function that scores the rollouts; evaluation always uses `reward_fn`."""
         return self.reward_fn
 
+    def longest(self, rows: int) -> E:
+        """Make a micro-batch of prompts and responses that fill `train.seq_length`."""
+        prompt = self.max_prompt_length
+        return self.experience_class.filled(rows, prompt, self.config.train.seq_length - prompt)
+
     def scored_samples(
         self, count: int, chunk_size: int, given: Sequence[Use] | None = None
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:

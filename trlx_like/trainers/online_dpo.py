@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,8 +39,10 @@ REFERENCE_KEY = "reference"
 class JudgedPair(PreferenceExperience):
     """Hold the best and the worst response to each prompt, with their scores in this order. [B, 2]"""
 
-    scores: Tensor | None = None  # [B, 2] float, after `missing_eos_penalty`
-    finished: Tensor | None = None  # [B, 2] float: 1 for a response that ended by itself
+    scores: Tensor | None = field(default=None, metadata={"shape": (2,)})  # [B, 2] float, after `missing_eos_penalty`
+    finished: Tensor | None = field(
+        default=None, metadata={"shape": (2,)}
+    )  # [B, 2] float: 1 for a response that ended by itself
 
 
 class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):

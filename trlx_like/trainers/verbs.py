@@ -71,6 +71,16 @@ class Verbs(OfRun, ABC, Generic[E]):
         for _, part in batch.microbatches(self.config.train.minibatch_size):
             yield part
 
+    def longest(self, rows: int) -> E:
+        """Make a micro-batch of the longest samples that the trainer may meet, to see what memory it needs.
+
+        Offline these are the longest elements of the store or, while it is empty, rows of `train.seq_length` tokens.
+        """
+        if self.store.elements:
+            by_length = sorted(self.store.elements, key=_entries)
+            return self.experience_class.collate(by_length[-rows:])
+        return self.experience_class.filled(rows, 1, self.config.train.seq_length - 1)
+
     def accept(self, metrics: Metrics) -> bool:
         """Decide whether to make a step; False drops its gradients.
 
@@ -106,3 +116,8 @@ class Verbs(OfRun, ABC, Generic[E]):
     def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Generate from prompts with the current model: token ids, or images from a diffusion model."""
         raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")
+
+
+def _entries(element: Experience) -> int:
+    """Count the numbers of an element."""
+    return sum(value.numel() for value in vars(element).values() if value is not None)

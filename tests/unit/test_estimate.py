@@ -1,0 +1,171 @@
+"""The estimate of memory against the allocator of a real run on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from torch.profiler import ProfilerActivity, profile
+
+from tests.contract.recipes import RECIPES, ingredients
+from tests.tiny import tiny_config
+from tests.unit.cli_support import ppo_file, run, said
+from trlx_like.config import TRLConfig
+from trlx_like.errors import ConfigError
+from trlx_like.estimate import estimate, make_rehearsal, smallest_change
+from trlx_like.samplers.generation import generation_config
+
+LORA = {"peft_type": "LORA", "r": 4, "target_modules": "all-linear"}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
+MODEL = tiny_config("llama", layers=3, vocabulary=700, max_position_embeddings=256, **SIZES)
+COMMON = {
+    "model.model_path": MODEL,
+    "train.seq_length": 96,
+    "train.batch_size": 4,
+    "train.minibatch_size": 2,
+}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "PPO": ("PPOTrainer", {}),
+    "PPO, hydra and value branch": (
+        "PPOTrainer",
+        {"model.num_layers_unfrozen": 1, "method.num_value_layers_unfrozen": 1, "train.minibatch_size": 4},
+    ),
+    "PPO, adapter": ("PPOTrainer", {"model.peft_config": LORA}),
+    "GRPO, checkpointed": ("GRPOTrainer", {"backend.gradient_checkpointing": True}),
+    "SFT, bf16": ("SFTTrainer", {"backend.mixed_precision": "bf16", "train.undo_nonfinite_updates": False}),
+    "DPO, two forwards": ("DPOTrainer", {"method.precompute_ref_log_probs": False}),
+    "Online DPO": ("OnlineDPOTrainer", {}),
+    "ILQL": ("ILQLTrainer", {"optimizer.name": "sgd", "optimizer.kwargs": {"lr": 1.0}}),
+    "Reward": ("RewardTrainer", {}),
+    "RFT": ("RFTTrainer", {"model.num_layers_unfrozen": 2}),
+    "RLOO": ("RLOOTrainer", {"method.beta": 0.0}),
+}
+QUICK = ("PPO, hydra and value branch", "DPO, two forwards")
+
+
+def configuration(run: str, folder: Path) -> TRLConfig:
+    name, changes = RUNS[run]
+    options = dict(COMMON)
+    if "gen_kwargs" in RECIPES[name].method:
+        options["method.gen_kwargs"] = {"max_new_tokens": 48}
+    return ingredients(name, folder, **{**options, **changes})[0]
+
+
+def padded(batch: Any) -> Any:
+    """A token of padding: without any, transformers leaves out the attention mask."""
+    for value in vars(batch).values():
+        if value is not None and value.dtype == torch.bool:
+            value[0, -1] = False
+    return batch
+
+
+def most(made: profile) -> int:
+    """The most bytes that the allocator gave out at one time."""
+    profiler: Any = made.profiler
+    events = profiler.kineto_results.events()
+    sizes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return int(torch.tensor([size for _, size in sizes]).cumsum(0).max())
+
+
+def measured() -> profile:
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+
+def allocated(config: TRLConfig, folder: Path) -> int:
+    """The most bytes of a run that is made and makes three steps."""
+    with measured() as made:
+        trainer = make_rehearsal(config, str(folder))
+        size = trainer.run.microbatch_size
+        parts = [padded(trainer.longest(size)) for _ in range(4 // size)]
+        for _ in range(3):  # the optimizer's state is there in the second step, and its copy in the third
+            trainer.optimisation.step(parts, trainer.loss, trainer.units, lambda metrics: True)
+    return most(made)
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    """accelerate remembers the first number format of a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in RUNS])
+def test_training_takes_what_the_estimate_says(name: str, tmp_path: Path) -> None:
+    config = configuration(name, tmp_path / "run")
+    found = estimate(config)
+    training = max(found.table[phase].total() for phase in ("forward/backward", "step"))
+    assert training == pytest.approx(allocated(config, tmp_path / "run"), rel=0.1)
+
+
+def test_generation_takes_what_the_estimate_says(tmp_path: Path) -> None:
+    options = {"max_new_tokens": 200, "eos_token_id": 699}
+    changes = {"method.gen_kwargs": options, "train.seq_length": 240, "train.undo_nonfinite_updates": False}
+    config = ingredients("PPOTrainer", tmp_path, **{**COMMON, **changes}, **{"sampler.batch_size": 2})[0]
+    found = estimate(config).table["generate"]
+    assert found["KV cache"] == 2 * 2 * 240 * 3 * 2 * 16 * 4  # keys and values, rows, tokens, layers, heads, width
+    with measured() as made:
+        trainer = make_rehearsal(config, str(tmp_path / "run"))
+        assert trainer.sampler.engine.generate(*prompts(trainer)).response.shape[1] == 200
+    assert found.total() - found["optimizer"] == pytest.approx(most(made), rel=0.1)
+
+
+def prompts(trainer: Any) -> Any:
+    ids = torch.ones(2, 40, dtype=torch.int64)
+    return ids, ids.bool(), generation_config(trainer.experience_kwargs, trainer.tokenizer), []
+
+
+def test_quantized_layers_by_hand(tmp_path: Path) -> None:
+    # Of each of 3 blocks: 64 x 64 (twice), 64 x 32 (twice), 64 x 160 (three times), in 2 bytes or in a half and 1/64.
+    layers = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    changes = {"model.peft_config": LORA, "model.dtype": "bfloat16"}
+    config = ingredients("SFTTrainer", tmp_path, **{**COMMON, **changes})[0]
+    plain = estimate(config).table["rest"]
+    quantized = estimate(config.evolve(model={"quantization": "nf4"})).table["rest"]
+    saved = layers * (2 - 0.5 - 1 / 64 - 4 / 64 / 256)
+    assert plain["weights"] - quantized["weights"] == pytest.approx(saved, abs=1)
+    assert plain - Counter(weights=plain["weights"]) == quantized - Counter(weights=quantized["weights"])
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    config = ingredients("SFTTrainer", tmp_path, **{**COMMON, "train.minibatch_size": None})[0]
+    one, two = estimate(config), estimate(config, gpus=2)
+    assert two.table["rest"] == one.table["rest"]
+    assert two.table["step"]["copies"] - one.table["step"]["copies"] == one.table["step"]["gradients"]
+    assert two.table["forward/backward"]["logits"] < one.table["forward/backward"]["logits"]
+    with pytest.raises(ConfigError, match=r"train.batch_size \(4\) must be a multiple of the number of GPUs \(3\)"):
+        estimate(config, gpus=3)
+
+
+def test_the_command(here: Path) -> None:
+    file = ppo_file(here)
+    lines = said(0, "estimate", file).splitlines()
+    assert lines[0].split()[:3] == ["GiB", "per", "GPU"] and lines[-1].startswith("It fits: 0.0 of 80 GiB")
+    assert [line.split("  ")[0] for line in lines[1:-1]] == [
+        *("load", "generate", "reward", "forward/backward", "step", "rest")
+    ]
+    peak = estimate(TRLConfig.load_yaml(Path(file))).peak / 2**30
+    result = run("estimate", file, "--gpu-memory", 0.9 * peak)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].endswith("It would with --set train.undo_nonfinite_updates=false")
+
+
+def test_changes_together_and_none(tmp_path: Path) -> None:
+    small = {**COMMON, "optimizer.name": "sgd", "optimizer.kwargs": {"lr": 1.0}, "train.minibatch_size": 1}
+    config = ingredients("SFTTrainer", tmp_path, **{**small, "model.peft_config": LORA, "model.dtype": "bfloat16"})[0]
+    config = config.evolve(model={"quantization": "nf4"})
+    both = config.evolve(train={"undo_nonfinite_updates": False}, backend={"gradient_checkpointing": True})
+    needed = estimate(both).peak / 2**30
+    change = {"train.undo_nonfinite_updates": False, "backend.gradient_checkpointing": True}
+    assert smallest_change(config, 1, needed) == change
+    assert smallest_change(config, 1, needed * 0.99) is None
+
+
+def test_a_diffusion_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="estimate: DDPOTrainer trains a diffusion model"):
+        estimate(ingredients("DDPOTrainer", tmp_path)[0])

@@ -1,0 +1,350 @@
+"""What `trlx-like estimate` prints: the memory that a run needs on each GPU, without weights and without a GPU.
+
+The trainer is the real one, built on tensors without memory (`imagined.py`), and so are its longest micro-batch and
+its forward and backward pass. Weights, gradients, optimizer states and copies are counted from shapes. Left out on
+purpose: reward functions and judges, which may use the GPU too, what CUDA itself takes, and fragmentation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers.pytorch_utils import Conv1D
+
+from trlx_like.check import never_called
+from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.data import Completion
+from trlx_like.errors import ConfigError
+from trlx_like.imagined import LiveBytes, imagined
+from trlx_like.imports import is_python_name
+from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load
+
+COLUMNS = (
+    *("weights", "reference", "heads", "gradients", "optimizer", "copies"),
+    *("activations", "logits", "KV cache"),
+)
+"""Kinds of memory. Copies are those of `train.undo_nonfinite_updates` and of the exchange between processes."""
+HELD = ("weights", "reference", "heads", "optimizer", "copies")
+"""What is there between two steps."""
+DATA = {
+    "prompts": ["a", "a"],  # two, as a permutation of tensors without values is all ones
+    "samples": [("a", "a")],
+    "rewards": [1.0],
+    "preferences": [{"prompt": "a", "chosen": "a", "rejected": "aa"}],
+}
+QUANTIZED = {"nf4": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
+"""Bytes of a weight: 4 bits, a byte for each block of 64, 4 bytes for 256 of these; or 8 bits."""
+BNB_STATES = {"lion": 1}
+"""Moments of an 8-bit optimizer of bitsandbytes by the beginning of its name; others have two."""
+
+Table = dict[str, Counter[str]]
+"""Bytes by phase and kind."""
+
+
+@dataclass
+class Estimate:
+    """Hold the memory of a run on each GPU.
+
+    Attributes:
+        table: Bytes by phase and kind.
+        budget: Bytes of a GPU.
+    """
+
+    table: Table
+    budget: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the largest phase."""
+        return max(row.total() for row in self.table.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the largest phase fits into a GPU."""
+        return self.peak <= self.budget
+
+    def lines(self) -> list[str]:
+        """Return the table as lines, in GiB."""
+        shown = [name for name in COLUMNS if any(row[name] for row in self.table.values())]
+        head = f"{'GiB per GPU':<17}" + "".join(f"{name:>12}" for name in (*shown, "total"))
+        rows = [
+            f"{phase:<17}" + "".join(f"{bytes_ / 2**30:>12.2f}" for bytes_ in (*(row[n] for n in shown), row.total()))
+            for phase, row in self.table.items()
+        ]
+        return [head, *rows]
+
+
+def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Estimate:
+    """Estimate the memory of a run.
+
+    Args:
+        config: The complete configuration. Its data is not read.
+        gpus: Number of processes, each with a GPU.
+        memory: GiB of each GPU.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ConfigError: For a configuration that cannot run, and for a trainer or model that cannot be estimated.
+    """
+    with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
+        trainer = make_rehearsal(config, folder, gpus)
+        return Estimate(_table(trainer, gpus, config.model.quantization), memory * 2**30)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Hide what libraries say about tensors without values, such as ids of EOS that are no numbers."""
+    names = ("trlx_like", "transformers", "torch._subclasses.fake_tensor")
+    before = {name: logging.getLogger(name).level for name in names}
+    try:
+        for name in names:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def smallest_change(config: TRLConfig, gpus: int, memory: float) -> dict[str, Any] | None:
+    """Find the first change of a list that makes a run fit, or else how many of them together.
+
+    Args:
+        config: The complete configuration, of a run that does not fit.
+        gpus: Number of GPUs.
+        memory: GiB of each.
+
+    Returns:
+        Options with their new values; None if even all changes together do not suffice.
+    """
+    changes = list(_changes(config, gpus))
+    together: list[dict[str, Any]] = [{}]
+    for change in changes:
+        together.append({**together[-1], **change})
+    for options in (*changes, *together[2:]):
+        try:
+            if estimate(TRLConfig.update(config.to_dict(), options), gpus, memory).fits:
+                return options
+        except ConfigError:  # this change is not for this run
+            continue
+    return None
+
+
+def _changes(config: TRLConfig, gpus: int) -> Iterator[dict[str, Any]]:
+    """Yield changes that save memory, those that cost least first."""
+    train, model = config.train, config.model
+    if train.undo_nonfinite_updates:
+        yield {"train.undo_nonfinite_updates": False}
+    if not config.backend.gradient_checkpointing:
+        yield {"backend.gradient_checkpointing": True}
+    size = min(train.minibatch_size or math.inf, train.batch_size // gpus)
+    while size > 1:
+        size = next(part for part in range(int(size) // 2, 0, -1) if train.batch_size % part == 0)
+        yield {"train.minibatch_size": size}
+    if "chunk_size" in type(config.method).model_fields and config.sampler.batch_size is None:
+        yield {"sampler.batch_size": 8}
+    if model.peft_config is None:
+        yield {"model.peft_config": {"peft_type": "LORA", "r": 16}}
+        yield {"model.peft_config": {"peft_type": "LORA", "r": 16}, "model.dtype": "bfloat16"}
+    if model.quantization is None:
+        adapter = model.peft_config or {"peft_type": "LORA", "r": 16}
+        yield {"model.peft_config": adapter, "model.dtype": "bfloat16", "model.quantization": "nf4"}
+
+
+def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
+    """Make the trainer of a run with random weights and without its data; one process of several.
+
+    Args:
+        config: The complete configuration.
+        folder: An empty folder, in place of that of the run.
+        gpus: Number of processes.
+    """
+    train = config.train
+    if train.batch_size % gpus:
+        raise ConfigError(f"train.batch_size ({train.batch_size}) must be a multiple of the number of GPUs ({gpus}).")
+    local = train.batch_size // gpus
+    own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
+    own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
+    changes: dict[str, Any] = {"train": own, "model": {"quantization": None}}
+    if getattr(config.method, "formatting_func", None) is not None:
+        changes["method"] = {"formatting_func": None}
+    changed = config.evolve(**changes)
+    for option in ("model_path", "ref_model_path"):
+        setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))
+    kind: Any = TRAINERS.get(train.trainer)
+    needs = " ".join(kind.needs)
+    data = {name: rows for name, rows in DATA.items() if name in kind.uses}
+    functions = {"reward_fn": never_called} if "reward_fn" in needs else {}
+    return kind(changed, tokenizer=_tokenizer(), **functions, **train.trainer_kwargs, **data)
+
+
+def _shapes(path: Any, config: TRLConfig, option: str) -> Any:
+    """Return the configuration of a model in place of its weights; None stays None."""
+    if config.model.model_arch_type == "diffusion":
+        raise ConfigError(f"estimate: {config.train.trainer} trains a diffusion model, whose memory is not estimated.")
+    if path is None or not isinstance(path, str):
+        return getattr(path, "config", path)
+    if is_python_name(path):
+        raise ConfigError(f"estimate: {option} ({path}) is a function; name a folder with a config.json.")
+    try:
+        return AutoConfig.from_pretrained(path, **UNTRUSTED)
+    except UNLOADABLE as error:
+        raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Make a tokenizer of three tokens: text is not looked at, only the length of sequences."""
+    vocabulary = {"<eos>": 0, "a": 1, "<pad>": 2}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", unk_token="a", pad_token="<pad>")
+
+
+def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
+    """Measure every phase of a trainer that has no memory."""
+    # Quantized layers compute in the format that the others have, so only their weights differ.
+    model, several = trainer.model, trainer.run.local_batch_size > trainer.run.microbatch_size
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = _bytes(trained)
+    held = _states(trainer)
+    if quantization is not None:
+        held["weights"] -= _saved(model.lm, QUANTIZED[quantization])
+    held["optimizer"] = _optimizer_bytes(trainer, trained)
+    held["copies"] = (gradients + held["optimizer"]) * trainer.config.train.undo_nonfinite_updates
+    bare = Counter({name: held[name] for name in ("weights", "reference", "heads")})
+    kind, batch = _kind(model, trained), trainer.longest(trainer.run.microbatch_size)
+    table: Table = {"load": bare}
+    if not trainer.offline:
+        table["generate"] = held + _generation(trainer, LiveBytes(kind))
+    if not trainer.offline or held["reference"]:
+        with LiveBytes(kind) as live, torch.no_grad(), trainer.run.forward("logprobs"):
+            if isinstance(batch, Completion) and held["reference"]:
+                model(batch, reference=True)
+            else:
+                trainer.loss(batch)
+        table["reward"] = held + live.peak
+    if several:  # the gradients of the first micro-batch are there when the second one begins
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+    with LiveBytes(kind) as live:
+        trainer.optimisation.probe(batch, trainer.loss)
+    table["forward/backward"] = held + live.peak + Counter(gradients=gradients * several)
+    exchange = gradients if gpus > 1 else 0
+    table["step"] = held + Counter(gradients=gradients, copies=exchange)
+    table["rest"] = held
+    return table
+
+
+def _states(trainer: Any) -> Counter[str]:
+    """Count the bytes of weights, heads and reference."""
+    model = trainer.model
+    heads = [part for name in ("heads", "head_tops") for part in _tensors([getattr(model, name, None)])]
+    known = {id(part) for part in heads}
+    reference = _tensors(model.reference_modules()) if hasattr(model, "reference_modules") else []
+    weights = [part for part in _tensors([model]) if id(part) not in known]
+    return Counter(weights=_bytes(weights), heads=_bytes(heads), reference=_bytes(reference))
+
+
+def _saved(lm: Any, size: float) -> int:
+    """Count the bytes that the frozen linear layers of a model save if each of their weights takes `size` bytes."""
+    head = lm.get_output_embeddings()
+    layers = [m for m in lm.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    weights = [layer.weight for layer in layers if not layer.weight.requires_grad]
+    return round(sum(weight.numel() * (weight.element_size() - size) for weight in weights))
+
+
+def _tensors(modules: Iterable[nn.Module | None]) -> list[Tensor]:
+    found = [part for module in modules if module is not None for part in (*module.parameters(), *module.buffers())]
+    return list({id(part): part for part in found}.values())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _optimizer_bytes(trainer: Any, trained: list[nn.Parameter]) -> int:
+    """Count the bytes of the optimizer's state, by a step that makes it."""
+    optimizer = trainer.optimizer.optimizer
+    if type(optimizer).__module__.startswith("bitsandbytes"):
+        name = trainer.config.optimizer.name
+        size = 4 if "32bit" in name else 1 + 4 / 256  # a byte for each number and a scale for 256 of them
+        moments = next((count for start, count in BNB_STATES.items() if name.startswith(start)), 2)
+        return round(moments * size * sum(parameter.numel() for parameter in trained))
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return _bytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+
+
+def _kind(model: nn.Module, trained: list[nn.Parameter]) -> Any:
+    """Make the function that names the kind of a tensor, by its shape."""
+    lm = getattr(model, "lm", None)
+    vocabulary = None if lm is None else lm.config.get_text_config().vocab_size
+    weights = {parameter.shape for parameter in model.parameters()}
+    gradients = {parameter.shape for parameter in trained}
+
+    def kind(tensor: Tensor) -> str:
+        if tensor.shape in gradients and torch._C._current_graph_task_id() != -1:  # in a backward pass
+            return "gradients"
+        is_logits = tensor.dim() > 1 and tensor.shape[-1] == vocabulary and tensor.shape not in weights
+        return "logits" if is_logits else "activations"
+
+    return kind
+
+
+def _generation(trainer: Any, live: LiveBytes) -> Counter[str]:
+    """Measure the forward pass of the prompts and of a token; count the cache at the end of the responses."""
+    from trlx_like.samplers.generation import generation_config
+
+    length, prompt = trainer.config.train.seq_length, trainer.max_prompt_length
+    rows = trainer.config.sampler.batch_size or math.inf
+    rows = int(min(rows, len(trainer.take_prompts(_chunk(trainer)))))
+    ids = torch.ones(rows, prompt, dtype=torch.int64)
+    config = generation_config({**trainer.experience_kwargs}, trainer.tokenizer)
+    trainer.model.eval()
+    with live:
+        trainer.sampler.engine.generate(ids, ids.bool(), config, [])
+    with torch.no_grad():
+        lm = trainer.model.lm
+        start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:1, :1]}
+        cache = lm(input_ids=ids[:1], use_cache=True, **start).past_key_values
+    of_prompt, of_token = _cache_bytes(cache, prompt, bool(start))
+    full = round(rows * (of_prompt + of_token * (length - prompt)))
+    # The forward pass of the prompts ends before the cache is full: the larger of both counts.
+    first, last = live.peak, Counter({"logits": live.peak["logits"], "KV cache": full})
+    begun = rows * of_prompt
+    first = first + Counter({"KV cache": begun})
+    first["activations"] = max(0, first["activations"] - begun)
+    return max(first, last, key=Counter.total)
+
+
+def _chunk(trainer: Any) -> int:
+    """Return the number of prompts of this process that are generated for at once."""
+    method = trainer.method
+    total = getattr(method, "num_rollouts", None) or getattr(method, "num_prompts", None)
+    return int(min(method.chunk_size, total or math.inf))
+
+
+def _cache_bytes(cache: Any, prompt: int, seq2seq: bool) -> tuple[int, float]:
+    """Return the bytes of a cache of one row: those of the prompt, and those of each further token."""
+
+    def size(one: Any) -> int:
+        return sum(_bytes([layer.keys, layer.values]) for layer in one.layers if layer.keys is not None)
+
+    if seq2seq:
+        return size(cache.cross_attention_cache), size(cache.self_attention_cache)
+    return size(cache), size(cache) / prompt
