@@ -239,7 +239,6 @@ class Optimisation:
         run.progress.step += 1
         return metrics, totals.stop
 
-<<<<<<< HEAD
     def _take_part(self, part: Any, loss: Callable[[Any], LossOutput], totals: Totals) -> None:
         """Run a micro-batch that counts nothing, because other processes have one more and wait for this one."""
         with isolated_rng(self.run.config.train.seed):
@@ -247,16 +246,15 @@ class Optimisation:
                 output = loss(part.to(self.run.device))
             with self.run.clock("backward"):
                 self.run.backend.backward(0.0 * output.mean(totals.units, totals.main))
-=======
+
     def probe(self, part: E, loss: Callable[[E], LossOutput]) -> None:
         """Run one micro-batch forward and backward, and drop the gradients. Nothing else changes."""
         self.model.train()
         with self.run.forward("probe"):
             output = loss(part.to(self.run.device))
         with self.run.clock("probe"):
-            self.gradients.backward(torch.stack(list(output.sums(MAIN).values())).sum())
-        self.optimizer.zero_grad(set_to_none=True)
->>>>>>> d0f8efc (Estimate the memory of a run on each GPU without weights (trlx-like estimate))
+            self.run.backend.backward(torch.stack(list(output.sums(MAIN).values())).sum())
+        self.run.backend.clear(self.optimizer)
 
     def scale_learning_rate(self, factor: float) -> float:
         """Multiply the learning rate of this and all later steps, and return that of the next step."""
