@@ -12,7 +12,7 @@ from typer.main import get_command
 from tests.tiny import save_tiny
 from trlx_like.cli import app
 
-COMMAND = get_command(app)  # typer's own runner reads the signatures of all commands in each call
+COMMAND: Any = get_command(app)  # typer's own runner reads the signatures of all commands in each call
 
 REWARDS = """\
 import signal

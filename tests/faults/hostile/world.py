@@ -18,8 +18,6 @@ from tests.tiny import save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from tests.tiny_pipelines import saved
 
 HERE = Path(__file__).parent
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times as fast, where libyaml is
-DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 FUNCTIONS = """\
 import torch
 
@@ -155,7 +153,7 @@ def _write_parquet(folder: Path) -> None:
 @functools.cache
 def table(name: str) -> dict[str, Any]:
     """A table of cases, or the one of bases."""
-    found: dict[str, Any] = yaml.load((HERE / f"{name}.yml").read_text(encoding="utf-8"), Loader=LOADER)
+    found: dict[str, Any] = yaml.safe_load((HERE / f"{name}.yml").read_text(encoding="utf-8"))
     return found
 
 
@@ -182,7 +180,7 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_config(file: Path, values: dict[str, Any]) -> None:
-    file.write_text(yaml.dump(values, Dumper=DUMPER, sort_keys=False), encoding="utf-8")
+    file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def write_data(folder: Path, files: dict[str, Any]) -> None:
