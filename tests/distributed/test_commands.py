@@ -19,7 +19,7 @@ from tests.contract.runs import rows
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU2 = str(ROOT / "configs" / "accelerate" / "cpu2.yaml")
+CPU2, FSDP2 = (str(ROOT / "configs" / "accelerate" / name) for name in ("cpu2.yaml", "fsdp2.yaml"))
 REWARD = "def reward(outputs):\n    return [output.count('a') - 0.1 * len(output) for output in outputs]\n"
 
 
@@ -28,6 +28,10 @@ COMMANDS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "trlx_like", "train", "config.yml"],
     "accelerate": [
         *("-m", "accelerate.commands.launch", "--config_file", CPU2, "-m", "trlx_like", "train", "config.yml"),
+    ],
+    "accelerate fsdp": [
+        *("-m", "accelerate.commands.launch", "--config_file", FSDP2, "-m", "trlx_like", "train", "config.yml"),
+        *("--set", "backend.kind=fsdp"),
     ],
 }
 
@@ -39,6 +43,7 @@ COMMANDS = {
         # The same path through the trainer, and ten seconds of processor time for each start.
         pytest.param(COMMANDS["torchrun"], marks=pytest.mark.slow),
         pytest.param(COMMANDS["accelerate"], marks=pytest.mark.slow),
+        pytest.param(COMMANDS["accelerate fsdp"], marks=pytest.mark.slow),
     ],
     ids=list(COMMANDS),
 )

@@ -121,11 +121,16 @@ def test_what_cannot_be_divided_is_refused_by_name(tmp_path: Path) -> None:
     assert {case for case, (_, words) in REFUSED.items() if not re.search(words, said[case])} == set(), said
 
 
-def test_one_process_has_nothing_to_divide(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"backend.kind \(fsdp\) divides the weights over processes, and there is one"
+def test_one_process_holds_all_weights(tmp_path: Path) -> None:
+    """So that the YAML of a cluster trains on a laptop; what several processes refuse is refused too."""
+    trainer = make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp"})
+    assert not trainer.run.backend.sharded
+    for changes, words in (
+        ({"backend.offload": "all"}, r"backend.offload \(all\) needs several processes"),
+        ({"optimizer.name": "adafactor"}, "must be an optimizer that treats"),
     ):
-        make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp"})
+        with pytest.raises(ConfigError, match=words):
+            make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp", **changes})
 
 
 def live_bytes() -> int:

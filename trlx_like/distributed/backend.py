@@ -21,7 +21,7 @@ BACKENDS: Registry[Any] = Registry(
     "backend",
     lazy={
         "ddp": "trlx_like.distributed.replicated:ReplicatedBackend",
-        "fsdp": "trlx_like.distributed.fsdp:ShardedBackend",
+        "fsdp": "trlx_like.distributed.fsdp:make_sharded",
     },
 )
 register_backend = BACKENDS.register
@@ -144,7 +144,7 @@ class Backend(Protocol):
 
 
 def make_backend(world: World, config: TRLConfig) -> Backend:
-    """Make the backend of a run, as the section `backend` says. One process alone has nothing to divide.
+    """Make the backend of a run, as the section `backend` says.
 
     Raises:
         RegistryError: If there is no backend of that name.

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import torch_fsdp
-from trlx_like.distributed.backend import Value
+from trlx_like.distributed.backend import Backend, Value
+from trlx_like.distributed.replicated import ReplicatedBackend
 from trlx_like.distributed.whole_state import WholeState, divided, undivided
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
@@ -47,14 +48,13 @@ class ShardedBackend:
         config: The complete configuration.
 
     Raises:
-        ConfigError: For options that it cannot follow.
+        ConfigError: If "hybrid" does not fit the processes.
     """
 
     sharded = True
 
     def __init__(self, world: World, config: TRLConfig) -> None:
         self.world, self.config = world, config
-        self._refuse(config)
         self.mesh = _mesh(world, config)
         self.group = self.mesh.get_group(self.mesh.ndim - 1)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -256,25 +256,36 @@ class ShardedBackend:
         shape = tuple(like.shape)
         return Part(self.own(value).detach().flatten(), shape, self._range(shape)[0], writes)
 
-    def _refuse(self, config: TRLConfig) -> None:
-        """Raise ConfigError for options that cannot be followed when weights are divided."""
-        kind, backend = f"backend.kind ({config.backend.kind})", config.backend
-        if self.world.size == 1:
-            raise ConfigError(
-                f"{kind} divides the weights over processes, and there is one: start several, or use ddp."
-            )
-        if backend.mixed_precision == "fp16":
-            raise ConfigError(f"{kind}: backend.mixed_precision is fp16, and gradients would not be scaled; use bf16.")
-        if config.model.quantization is not None:
-            raise ConfigError(
-                f"{kind}: model.quantization ({config.model.quantization}) packs weights in a form that has no rows; "
-                "leave it out, or use ddp."
-            )
-        if config.optimizer.name.lower() not in ELEMENTWISE:
-            raise ConfigError(
-                f"{kind}: optimizer.name ({config.optimizer.name}) must be an optimizer that treats every number of a "
-                f"weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
-            )
+
+def make_sharded(world: World, config: TRLConfig) -> Backend:
+    """Make the backend "fsdp". One process alone holds all weights, as with "ddp".
+
+    Raises:
+        ConfigError: For options that cannot be followed when weights are divided, on one process too.
+    """
+    _refuse(config)
+    if world.size > 1:
+        return ShardedBackend(world, config)
+    if config.backend.offload != "none":
+        raise ConfigError(f"backend.offload ({config.backend.offload}) needs several processes, and there is one.")
+    return ReplicatedBackend(world, config)
+
+
+def _refuse(config: TRLConfig) -> None:
+    """Raise ConfigError for options that cannot be followed when weights are divided."""
+    kind = f"backend.kind ({config.backend.kind})"
+    if config.backend.mixed_precision == "fp16":
+        raise ConfigError(f"{kind}: backend.mixed_precision is fp16, and gradients would not be scaled; use bf16.")
+    if config.model.quantization is not None:
+        raise ConfigError(
+            f"{kind}: model.quantization ({config.model.quantization}) packs weights in a form that has no rows; "
+            "leave it out, or use ddp."
+        )
+    if config.optimizer.name.lower() not in ELEMENTWISE:
+        raise ConfigError(
+            f"{kind}: optimizer.name ({config.optimizer.name}) must be an optimizer that treats every number of a "
+            f"weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
+        )
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +18,8 @@ def start(model: nn.Module) -> None:
 
     State dict hooks are removed: they would divide the weights in the middle of a block in which they are whole.
     """
+    # Outputs of the root may be views: its backward pass begins with the loss (`begin_backward`).
+    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({type(model).__name__}\) returned a view", UserWarning)
     state = model._get_fsdp_state()  # type: ignore[operator]
     state._lazy_init()
     for of_module in state._state_ctx.all_states:
