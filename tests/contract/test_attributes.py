@@ -33,6 +33,7 @@ NOT_STATE = {
     ".round_steps",  # follows from the store and the configuration
     ".rollouts.samples",  # of the round, for its metrics
     ".rollouts.faults",
+    ".rollouts.prompts",
     ".sampler.engine.lm",  # brought up to date before it is used
     ".sampler.engine.version",  # the same
     ".rollouts.extreme",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from trlx_like.errors import CheckpointError
 
 FOLDER = "state"
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 
 
 class Stateful(Protocol):
@@ -86,6 +86,7 @@ class Registered:
     item: Stateful
     local: bool
     small: bool
+    renew: Callable[[], None] | None
 
 
 class TrainState:
@@ -102,7 +103,15 @@ class TrainState:
         self.items: dict[str, Registered] = {}
         self.sizes: dict[str, int] = {}  # bytes of each item, as this process last saved it
 
-    def register(self, name: str, item: Stateful, *, local: bool = False, small: bool = True) -> None:
+    def register(
+        self,
+        name: str,
+        item: Stateful,
+        *,
+        local: bool = False,
+        small: bool = True,
+        renew: Callable[[], None] | None = None,
+    ) -> None:
         """Register an item, which is then saved under a name. Items are restored in the order of registration.
 
         Args:
@@ -111,6 +120,8 @@ class TrainState:
             local: Whether each process has a state of its own, such as random numbers. Otherwise the state is the same
                 on all processes, and rank 0 writes it.
             small: Whether `snapshot` copies it.
+            renew: For a local item: makes its state anew, if the checkpoint was written by another number of processes.
+                It is called in the order of registration. None refuses such a checkpoint.
 
         Raises:
             CheckpointError: If the name is taken or invalid, or the item lacks one of the two methods.
@@ -124,7 +135,7 @@ class TrainState:
             if not callable(getattr(item, method, None)):
                 kind = type(item).__name__
                 raise CheckpointError(f"{name!r} is a {kind}, which has no {method}(): see fields().")
-        self.items[name] = Registered(item, local, small)
+        self.items[name] = Registered(item, local, small, renew)
 
     def snapshot(self) -> dict[str, Any]:
         """Copy the states of the small items.
@@ -183,13 +194,18 @@ class TrainState:
             skip: Items that are left as they are.
 
         Raises:
-            CheckpointError: If items are missing there or not registered here, if the number of processes differs, or
-                if an item does not accept its state.
+            CheckpointError: If items are missing there or not registered here, if an item does not accept its state,
+                or if the number of processes differs and a local item cannot be made anew.
         """
         index = _read_index(directory)
-        self._check(directory, index, ranks)
+        written = len(list((directory / FOLDER).glob("rank_*")))
+        self._check(directory, index, written, ranks)
         for name, kept in self.items.items():
             if name in skip:
+                continue
+            if kept.local and written != ranks:
+                assert kept.renew is not None
+                kept.renew()
                 continue
             state = load_tree(_place(directory, name, kept.local, rank))
             try:
@@ -203,8 +219,8 @@ class TrainState:
         """Return for each item whether it is "local" or "shared"."""
         return {name: "local" if kept.local else "shared" for name, kept in self.items.items()}
 
-    def _check(self, directory: Path, index: dict[str, Any], ranks: int) -> None:
-        """Raise CheckpointError unless the saved items and the number of processes are those of this run."""
+    def _check(self, directory: Path, index: dict[str, Any], written: int, ranks: int) -> None:
+        """Raise CheckpointError unless the saved items are those of this run, and fit its number of processes."""
         wanted, saved = self._kinds(), index["items"]
         problems = [f"it lacks {name}" for name in wanted if name not in saved]
         problems += [f"it has {name}, which this run does not" for name in saved if name not in wanted]
@@ -216,8 +232,7 @@ class TrainState:
         if problems:
             here = _described(self.meta) or "this run"
             raise CheckpointError(f"{_written(directory, index)} does not fit {here}: {'; '.join(problems)}.")
-        local = [name for name, kind in wanted.items() if kind == "local"]
-        written = len(list((directory / FOLDER).glob("rank_*")))
+        local = [name for name, kept in self.items.items() if kept.local and kept.renew is None]
         if local and written != ranks:
             raise CheckpointError(
                 f"{_written(directory, index)} has the state of {written} processes ({', '.join(local)}), and "
@@ -241,7 +256,11 @@ def _read_index(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     if version != VERSION or not isinstance(items, dict):
-        raise CheckpointError(f"{path} has version {version!r}; this release reads version {VERSION}.")
+        weights = directory / "hf_model"
+        raise CheckpointError(
+            f"{path} has version {version!r}; this release reads version {VERSION}. Resume with the release that wrote "
+            f"it, or begin a new run from its weights (model.model_path: {weights})."
+        )
     return index
 
 

@@ -41,6 +41,9 @@ class Experience:
     Every field is a tensor, either `padded(...)` or of one shape in all elements.
     """
 
+    place: Tensor | None = field(default=None, kw_only=True)
+    """[B] int64: the number of the sample in its round, which orders the samples of all processes; None: not known."""
+
     @classmethod
     def collate(cls, elements: Sequence[Self]) -> Self:
         """Pad and stack elements to a batch. A field that is None in the elements is None in the batch."""
@@ -153,7 +156,7 @@ class Experience:
 
     def __len__(self) -> int:
         """Return the number of rows of a batch."""
-        return len(getattr(self, fields(self)[0].name))
+        return len(next(value for value in vars(self).values() if value is not None))
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Self:
         """Return a batch of the chosen rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,9 @@ E = TypeVar("E", bound=Experience)
 class RolloutStore(Generic[E]):
     """Hold the elements of one kind of experience, and batch them in a shuffled order.
 
-    With several processes each holds its own share of the elements.
+    With several processes each pushes its own share, and `join` gives all elements to all of them, in the order that
+    one process would have. The order of batches is then one permutation of all elements, so that the run does not
+    depend on the number of processes. Every process holds the experience of the whole round, and exchanges it once.
 
     Args:
         experience_class: The class of the elements.
@@ -26,48 +28,78 @@ class RolloutStore(Generic[E]):
     def __init__(self, experience_class: type[E]) -> None:
         self.experience_class = experience_class
         self.elements: list[E] = []
+        self.joined = 0  # how many of the first elements are the same on all processes
         self.epoch = 0  # number of the pass, from 0, that the last batch of `batches` belongs to
-        self.rows: list[int] = []  # numbers of the elements of that batch; none after the last
+        self.rows: list[int] = []  # numbers of the elements of the whole global batch; none after the last
 
-    def push(self, elements: Iterable[E]) -> None:
-        """Add elements."""
+    def push(self, elements: Iterable[E], *, whole: bool = False) -> None:
+        """Add elements.
+
+        Args:
+            elements: The elements.
+            whole: True: every process adds all of them, in the same order. False: each adds its own share.
+        """
         self.elements.extend(elements)
+        if whole:
+            self.joined = len(self.elements)
+
+    def join(self, gather: Callable[[list[Any]], list[Any]], ranks: int) -> None:
+        """Give the elements that each process has pushed since the last call to all processes, which all call it.
+
+        They are sorted by `place`. Elements without one are taken from the processes in turn, as they were dealt out.
+
+        Args:
+            gather: Returns the items of all processes, in the order of ranks.
+            ranks: The number of processes.
+        """
+        new = self.elements[self.joined :]
+        if ranks > 1:
+            shares = gather([_packed(self.experience_class, new)])
+            parts = [_unpacked(self.experience_class, share) for share in shares]
+            longest = max(len(part) for part in parts)
+            new = [part[row] for row in range(longest) for part in parts if row < len(part)]
+        places = [int(element.place) for element in new if element.place is not None]
+        if len(places) == len(new):
+            new = [new[row] for row in sorted(range(len(new)), key=places.__getitem__)]
+        self.elements[self.joined :] = new
+        self.joined = len(self.elements)
 
     def clear(self) -> None:
         """Remove all elements."""
-        self.elements = []
+        self.elements, self.joined = [], 0
 
     def __len__(self) -> int:
         return len(self.elements)
 
-    def batches(self, batch_size: int, generator: torch.Generator, epochs: int = 1) -> Iterator[E]:
-        """Iterate over the elements in shuffled batches.
+    def batches(
+        self, batch_size: int, generator: torch.Generator, epochs: int = 1, *, rank: int = 0, ranks: int = 1
+    ) -> Iterator[E | None]:
+        """Iterate over this process's parts of the shuffled global batches.
 
         A batch is padded to its own longest element, not to the longest of the store. The last batch of a pass may be
         short.
 
         Args:
-            batch_size: Elements per batch.
-            generator: Draws the order of each pass.
+            batch_size: Elements per global batch.
+            generator: Draws the order of each pass; it must be in the same state on all processes.
             epochs: Passes over the elements.
+            rank: The number of this process. It gets each `ranks`-th element of a batch, from this one on.
+            ranks: The number of processes.
+
+        Yields:
+            A batch; None if this process has no part of it.
         """
         for self.epoch in range(epochs):
             order = torch.randperm(len(self.elements), generator=generator).tolist()
             for start in range(0, len(order), batch_size):
                 self.rows = order[start : start + batch_size]
-                yield self.experience_class.collate([self.elements[row] for row in self.rows])
+                own = [self.elements[row] for row in self.rows[rank::ranks]]
+                yield self.experience_class.collate(own) if own else None
         self.rows = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return all elements, each field as one flat tensor with the shapes of the elements."""
-        columns: dict[str, Any] = {}
-        for column in fields(self.experience_class) if self.elements else ():
-            values = [getattr(element, column.name) for element in self.elements]
-            if values[0] is not None:
-                flat = torch.cat([value.reshape(-1) for value in values])
-                shapes = torch.tensor([list(value.shape) for value in values], dtype=torch.int64)
-                columns[column.name] = {"values": flat, "shapes": shapes}
-        return {"count": len(self.elements), "columns": columns}
+        return _packed(self.experience_class, self.elements)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the elements by those that were saved.
@@ -87,16 +119,31 @@ class RolloutStore(Generic[E]):
             raise CheckpointError(
                 f"the checkpoint's store lacks {', '.join(missing)}, which every {self.experience_class.__name__} has."
             )
-        columns: dict[str, list[Any]] = {}
-        for column in fields(self.experience_class):
-            saved = state["columns"].get(column.name)
-            if saved is None:
-                columns[column.name] = [None] * state["count"]
-                continue
-            shapes = [tuple(shape) for shape in saved["shapes"].tolist()]
-            pieces = saved["values"].split([torch.Size(shape).numel() for shape in shapes])
-            columns[column.name] = [p.reshape(s).clone() for p, s in zip(pieces, shapes, strict=True)]
-        self.elements = [
-            self.experience_class(**{name: values[row] for name, values in columns.items()})
-            for row in range(state["count"])
-        ]
+        self.elements = _unpacked(self.experience_class, state)
+        self.joined = len(self.elements)
+
+
+def _packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, Any]:
+    """Return elements as their number and flat columns: all numbers of a field, and the shapes of the elements."""
+    columns: dict[str, Any] = {}
+    for column in fields(kind) if elements else ():
+        values = [getattr(element, column.name) for element in elements]
+        if values[0] is not None:
+            flat = torch.cat([value.reshape(-1) for value in values])
+            shapes = torch.tensor([list(value.shape) for value in values], dtype=torch.int64)
+            columns[column.name] = {"values": flat, "shapes": shapes}
+    return {"count": len(elements), "columns": columns}
+
+
+def _unpacked(kind: type[E], packed: dict[str, Any]) -> list[E]:
+    """Return the elements that `_packed` was given."""
+    columns: dict[str, list[Any]] = {}
+    for column in fields(kind):
+        saved = packed["columns"].get(column.name)
+        if saved is None:
+            columns[column.name] = [None] * packed["count"]
+            continue
+        shapes = [tuple(shape) for shape in saved["shapes"].tolist()]
+        pieces = saved["values"].split([torch.Size(shape).numel() for shape in shapes])
+        columns[column.name] = [p.reshape(s).clone() for p, s in zip(pieces, shapes, strict=True)]
+    return [kind(**{name: values[row] for name, values in columns.items()}) for row in range(packed["count"])]

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 
-def draw(probabilities: Tensor) -> Tensor:
-    """Sample one token for each row: min {v: p_0 + ... + p_v > u sum p}, with u uniform in [0, 1).
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Choose one token for each row by a random number: min {v: p_0 + ... + p_v > u sum p}.
 
     Source: inversion sampling, Devroye 1986, "Non-Uniform Random Variate Generation", sec. III.2. Needs one random
     number per row. `torch.multinomial` draws one per token, which dominates on a CPU when the vocabulary is large.
 
     Args:
         probabilities: Non-negative weights of the tokens; a row need not sum to 1. [B, V]
+        uniform: A random number u in [0, 1) for each row. [B, 1] float64
 
     Returns:
         The sampled token ids. [B, 1] int64
@@ -23,7 +24,7 @@ def draw(probabilities: Tensor) -> Tensor:
     """
     sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = sums[:, -1:]
-    wanted = torch.rand_like(total) * total
+    wanted = uniform * total
     # If `wanted` were rounded up to the total, it would fall behind the last possible token.
     below = torch.nextafter(total, torch.zeros_like(total))
     return torch.searchsorted(sums, torch.minimum(wanted, below), right=True)

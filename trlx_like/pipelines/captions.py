@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,21 +45,26 @@ def read_captions(prompts: Sequence[Any]) -> Captions:
 class CaptionFunction:
     """Draw prompts from a function that makes one per call.
 
-    A resumed run continues the random numbers that the function draws from Python's `random`.
+    Each call draws its own random numbers, which are the same on every process and in a resumed run.
 
     Args:
         function: Called without arguments; returns a string, or a dict with a string under "prompt" and further keys.
+        seeded: Seeds all generators by the number of a call, for the duration of a `with` block.
     """
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], seeded: Callable[[int], AbstractContextManager[None]]) -> None:
         self.function = function
+        self.seeded = seeded
         self.calls = 0
         self.taken: list[tuple[int, int]] = []  # 0 and the number of the call, of each prompt of the last `take`
         self.rows = None  # the prompts have no end
 
     def take(self, count: int) -> Captions:
         """Return the next `count` prompts."""
-        made = [self.function() for _ in range(count)]
+        made = []
+        for call in range(self.calls, self.calls + count):
+            with self.seeded(call):
+                made.append(self.function())
         captions = Captions.of(made, lambda row: f"call {self.calls + row} of prompts")
         self.taken = [(0, self.calls + row) for row in range(count)]
         self.calls += count

@@ -106,7 +106,8 @@ class PromptPipeline:
 
     def __getitem__(self, rows: Sequence[int]) -> PromptBatch:
         """Return a batch of the chosen rows."""
-        return PromptBatch(self.ids, self.metadata)[rows]
+        numbers = list(rows)
+        return PromptBatch([self.ids[n] for n in numbers], [self.metadata[n] for n in numbers], numbers=numbers)
 
 
 class Prompts(Protocol[Batch_co]):

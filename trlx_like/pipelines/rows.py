@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeGuard
 
 from trlx_like.errors import DataError
@@ -11,24 +12,41 @@ from trlx_like.reading import unwritable
 Message = Mapping[str, Any]
 
 
+@dataclass
 class PromptColumns:
-    """Hold a batch of prompts: base of dataclasses whose fields are lists with one entry per prompt."""
+    """Hold a batch of prompts: base of dataclasses whose fields are lists with one entry per prompt.
+
+    Attributes:
+        numbers: The number of each sample among all samples of its round or evaluation, over all processes. A sample's
+            random numbers follow from it. By default 0, 1, ...
+    """
+
+    numbers: list[int] = field(default_factory=list, kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.numbers:
+            self.numbers = list(range(len(self)))
 
     def __len__(self) -> int:
-        return len(next(iter(vars(self).values())))
+        return len(next(column for name, column in vars(self).items() if name != "numbers"))
 
     def __getitem__(self, rows: slice | Sequence[int]) -> Self:
         """Return a batch of the chosen rows."""
         places = range(len(self))[rows] if isinstance(rows, slice) else rows
-        return type(self)(*([column[row] for row in places] for column in vars(self).values()))
+        return type(self)(**{name: [column[row] for row in places] for name, column in vars(self).items()})
 
     def __add__(self, other: Self) -> Self:
         """Return a batch of these rows and those of another batch."""
-        return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return type(self)(**{name: column + getattr(other, name) for name, column in vars(self).items()})
 
     def repeated(self, times: int) -> Self:
-        """Return a batch with each row `times` times in succession."""
-        return self[[row for row in range(len(self)) for _ in range(times)]]
+        """Return a batch with each row `times` times in succession, each a sample of its own."""
+        rows = self[[row for row in range(len(self)) for _ in range(times)]]
+        return rows.numbered([number * times + again for number in self.numbers for again in range(times)])
+
+    def numbered(self, numbers: Sequence[int]) -> Self:
+        """Return the batch with other numbers of its samples."""
+        return replace(self, numbers=list(numbers))
 
 
 def is_messages(value: Any) -> TypeGuard[Sequence[Message]]:

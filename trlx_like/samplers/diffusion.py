@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trlx_like.data.diffusion import Conditioning
+from trlx_like.functional.counter import keys, normals, random_stream
 from trlx_like.models.diffusion import DiffusionModel
 from trlx_like.pipelines.captions import NEGATIVE, Captions
 from trlx_like.samplers.schedules import Schedule, Step
@@ -111,30 +113,35 @@ class DiffusionSampler:
         self.batch_size = batch_size
 
     @torch.no_grad()
-    def sample(self, captions: Captions, device: torch.device) -> Trajectories:
-        """Generate one image per prompt with torch's global random numbers.
+    def sample(self, captions: Captions, device: torch.device, stream: int | None = None) -> Trajectories:
+        """Generate one image per prompt.
 
         Args:
             captions: The prompts.
             device: The device to generate on.
+            stream: Determines the noise of each image, together with the number of its prompt. None draws one with
+                torch's global generator.
 
         Returns:
             The images and their denoising steps, on the CPU.
         """
         size, prompts = self.batch_size or len(captions), self.encoded(captions)
-        parts = [self._sample(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
+        key = keys(random_stream() if stream is None else stream, captions.numbers, device)
+        batches = [slice(start, start + size) for start in range(0, len(prompts), size)]
+        parts = [self._sample(prompts[rows], device, key[rows]) for rows in batches]
         latents, logprobs, images = (torch.cat(column) for column in zip(*parts, strict=True))
         return Trajectories(captions, prompts, latents, logprobs, images)
 
-    def _sample(self, prompts: Conditioning, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample(self, prompts: Conditioning, device: torch.device, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Generate one batch: latents [B, S + 1, *x], log-probabilities [B, S], images [B, C, H, W]."""
-        prompts = prompts.to(device)
-        x = torch.randn(len(prompts), *self.model.shape, device=device)
+        prompts, count = prompts.to(device), math.prod(self.model.shape)
+        noise = normals(key, (len(self.schedule) + 1) * count).view(len(key), -1, *self.model.shape)  # [B, S + 1, *x]
+        x = noise[:, 0]
         latents, logprobs = [x.cpu()], []
         for number in range(len(self.schedule)):
             t = torch.full((len(x),), number)
             guided, plain = self.model(x, self.schedule.times(t).to(device), prompts, self.guidance_scale)
-            step = self.schedule.step(guided, t, x)
+            step = self.schedule.step(guided, t, x, noise=noise[:, number + 1])
             if not self.learn_guided:
                 step = self.schedule.step(plain, t, x, step.prev)
             x = step.prev

@@ -24,11 +24,12 @@ from transformers import (
 
 from trlx_like.data import Sampled, padded_right
 from trlx_like.errors import ConfigError
+from trlx_like.functional.counter import keys as make_keys, random_stream
 from trlx_like.functional.digest import Digest
-from trlx_like.functional.draw import draw
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.cache import growing_cache
+from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, warpers
 from trlx_like.samplers.generation import eos_ids, greedy, is_plain
 
 ENGINES: Registry[Any] = Registry(
@@ -59,8 +60,11 @@ class Engine(Protocol):
     The optional attribute `options` names keywords of `generate` beyond those below, such as `("beta",)`. They may then
     be set in `method.gen_kwargs`, and are passed to `generate` instead of into `config`.
 
-    All random numbers should come from torch's global generators, or from one seeded by them in each call. They are
-    saved in checkpoints, so that a resumed run samples what the uninterrupted run would have.
+    With the optional attribute `keyed = True`, `generate` gets the keyword `keys` [B] int64, and all random numbers of
+    a response should follow from its key: `trlx_like.functional.counter` has a generator, and an engine that takes a
+    seed for each request can use the key. Then a response does not depend on the others in its batch, and a run does
+    not depend on the number of processes. Other engines should draw from torch's global generators, which are seeded
+    for each call, or from one seeded by them. A resumed run then samples what the uninterrupted run would have.
     """
 
     dtype: torch.dtype | None
@@ -155,24 +159,6 @@ class AllowedTokens(LogitsProcessor):
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
-class _TokenSampler(LogitsProcessor):
-    """A logits processor that samples the next tokens itself and records their probabilities.
-
-    It sets all other logits to -inf, so that greedy decoding of `generate()` takes the sampled tokens.
-    """
-
-    def __init__(self, temperature: float) -> None:
-        self.temperature = temperature
-        self.probabilities: list[Tensor] = []  # of the sampled tokens, one [B, 1] per call
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Sample one token per row, and forbid all others."""
-        probabilities = (scores / self.temperature).softmax(dim=-1)
-        tokens = draw(probabilities)
-        self.probabilities.append(probabilities.gather(1, tokens))
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
-
-
 class StopStrings(StoppingCriteria):
     """End a row when its response completes a stop string; a stopping criterion. The prompt is not searched.
 
@@ -224,6 +210,7 @@ class TransformersEngine:
     """
 
     dtype: torch.dtype | None = None
+    keyed = True
 
     def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
@@ -239,9 +226,17 @@ class TransformersEngine:
         """Return None: there is no second set of weights to compare."""
         return None
 
-    def generate(self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str]) -> Sampled:
-        """Generate one response per prompt, see `Engine.generate`."""
-        return self.generate_with([], prompt, prompt_mask, config, stop)
+    def generate(
+        self,
+        prompt: Tensor,
+        prompt_mask: Tensor,
+        config: GenerationConfig,
+        stop: list[str],
+        *,
+        keys: Tensor | None = None,
+    ) -> Sampled:
+        """Generate one response per prompt, see `Engine.generate`; keys None draws them with torch's generator."""
+        return self.generate_with([], prompt, prompt_mask, config, stop, keys)
 
     @torch.no_grad()
     def generate_with(
@@ -251,6 +246,7 @@ class TransformersEngine:
         prompt_mask: Tensor,
         config: GenerationConfig,
         stop: list[str],
+        keys: Tensor | None = None,
     ) -> Sampled:
         """Generate like `generate`, with further logits processors.
 
@@ -260,10 +256,14 @@ class TransformersEngine:
             prompt_mask: As in `Engine.generate`. [B, P] bool
             config: As in `Engine.generate`.
             stop: As in `Engine.generate`.
+            keys: What the random numbers of each response follow from; None draws them with torch's global generator.
+                [B] int64
 
         Returns:
             As `Engine.generate`.
         """
+        if keys is None:
+            keys = make_keys(random_stream(), range(len(prompt)), prompt.device)
         ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns before the response
         if self.start is not None:
             ids, mask = padded_right(prompt, prompt_mask)
@@ -271,9 +271,11 @@ class TransformersEngine:
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
         cache = token_sampler = None
         if is_plain(config):
-            token_sampler = _TokenSampler(config.temperature)
+            token_sampler = TokenSampler(keys, config.temperature)
             processors, config = [*processors, token_sampler], greedy(config)
             cache = growing_cache(self.lm, config, before + config.max_new_tokens)
+        elif draws_token_by_token(config):
+            processors, config = [*processors, *warpers(config, ids.device), TokenSampler(keys, 1.0)], greedy(config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode has less overhead per operation than no_grad, which matters for small models.
         with _neutral(self.lm), torch.inference_mode():

@@ -111,11 +111,18 @@ class GuidedEngine(TransformersEngine):
         self.heads = heads
 
     def generate(
-        self, prompt: Tensor, prompt_mask: Tensor, config: GenerationConfig, stop: list[str], *, beta: float = 0.0
+        self,
+        prompt: Tensor,
+        prompt_mask: Tensor,
+        config: GenerationConfig,
+        stop: list[str],
+        *,
+        keys: Tensor | None = None,
+        beta: float = 0.0,
     ) -> Sampled:
-        """Generate one response per prompt, see `Engine.generate`. beta: the weight of the advantage."""
+        """Generate one response per prompt, see `TransformersEngine.generate`. beta: the weight of the advantage."""
         with guidance(self.lm, self.heads, beta) as guide:
-            return self.generate_with(guide, prompt, prompt_mask, config, stop)
+            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys)
 
 
 class _WithILQLHeads(PreTrainedModelWrapper):

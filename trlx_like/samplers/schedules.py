@@ -54,15 +54,17 @@ class Schedule(ABC):
         """Return the timesteps that the model gets as input at steps t. Shapes: [B] -> [B]."""
         return self.timesteps[t.cpu()].to(t.device)
 
-    def step(self, model_output: Tensor, t: Tensor, x: Tensor, prev: Tensor | None = None) -> Step:
+    def step(
+        self, model_output: Tensor, t: Tensor, x: Tensor, prev: Tensor | None = None, *, noise: Tensor | None = None
+    ) -> Step:
         """Sample the next latents x', or score given ones.
 
         Args:
             model_output: The model's output at x. [B, *x]
             t: The number of each row's step. [B] int64
             x: Latents before the step. [B, *x]
-            prev: The latents after the step to score; None samples them with torch's random numbers, on the device of
-                x. [B, *x]
+            prev: The latents after the step to score; None samples them. [B, *x]
+            noise: Standard normal numbers to sample with; None draws them with torch's global generator. [B, *x]
 
         Returns:
             x', its log-probability, and mean and standard deviation of the step.
@@ -71,7 +73,8 @@ class Schedule(ABC):
         std = _at(self.stds, t, mean).float()
         if prev is None:
             # Round before scoring: the log-probability must be that of the stored value.
-            prev = (mean + std * torch.randn_like(mean)).detach().to(x.dtype)
+            drawn = torch.randn_like(mean) if noise is None else noise
+            prev = (mean + std * drawn).detach().to(x.dtype)
         return Step(prev, gaussian_logprob(prev.float(), mean, std), mean, std)
 
     @abstractmethod

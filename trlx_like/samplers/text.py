@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from trlx_like.data import Completion, Sampled
+from trlx_like.functional.counter import keys, random_stream
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.generation import eos_ids, generation_config
@@ -40,6 +41,12 @@ class TextSamples:
     def __len__(self) -> int:
         """Return the number of responses."""
         return len(self.prompts)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the number of each response in its round, if it was sampled from a given stream."""
+        assert self.completion.place is not None
+        return self.completion.place.tolist()
 
     @property
     def drawn(self) -> Tensor | None:
@@ -110,12 +117,14 @@ class TextSampler:
         self.batch_size = batch_size
         self.device = device
 
-    def sample(self, prompts: PromptBatch, options: Mapping[str, Any]) -> TextSamples:
+    def sample(self, prompts: PromptBatch, options: Mapping[str, Any], stream: int | None = None) -> TextSamples:
         """Generate one response per prompt.
 
         Args:
             prompts: The prompts.
             options: Options of `generate()` of transformers, and those that the engine adds.
+            stream: Determines the random numbers, together with the numbers of the prompts, which become the places of
+                the responses. None draws one with torch's global generator.
 
         Returns:
             The responses, in the order of the prompts.
@@ -126,18 +135,24 @@ class TextSampler:
         own = {name: options[name] for name in getattr(self.engine, "options", ()) if name in options}
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
-        parts = [self._generate(prompts[i : i + step], config, own) for i in range(0, len(prompts), step)]
+        of = random_stream() if stream is None else stream
+        parts = [self._generate(prompts[i : i + step], config, own, of) for i in range(0, len(prompts), step)]
         made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])
-        completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask)
+        place = None if stream is None else torch.tensor(prompts.numbers, device=made.response.device)
+        completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask, place=place)
         reasons = self.finish_reasons(completion, config)
         texts = self.decode(completion)
         drawn, version = made.sampling_logprobs, made.version
         return TextSamples(completion, *texts, reasons, prompts.metadata, sampling_logprobs=drawn, version=version)
 
-    def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any]) -> Sampled:
+    def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any], stream: int) -> Sampled:
         """Generate for one batch of prompts."""
-        ids, mask = prompts.tensors(self.tokenizer.pad_token_id)
-        return self.engine.generate(ids.to(self.device), mask.to(self.device), config, self.stop, **own)
+        ids, mask = (part.to(self.device) for part in prompts.tensors(self.tokenizer.pad_token_id))
+        key = keys(stream, prompts.numbers, ids.device)
+        own = {**own, "keys": key} if getattr(self.engine, "keyed", False) else own
+        with torch.random.fork_rng([ids.device] if ids.device.type == "cuda" else []):
+            torch.manual_seed(int(key[0]))  # for beams, and for engines that have no keys
+            return self.engine.generate(ids, mask, config, self.stop, **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
         """Decode prompts and responses for people and reward functions. Training uses the ids, never this text.

@@ -165,6 +165,7 @@ class BaseRLTrainer(Verbs[E]):
 
     def begin_round(self) -> None:
         """Start a round, after its experience was put into the store."""
+        self.store.join(self.world.gather, self.world.size)
         self.progress.round, self.progress.position, self.progress.in_round = self.progress.round + 1, 0, True
         self.run.ledger.close_round()
 
@@ -181,15 +182,12 @@ class BaseRLTrainer(Verbs[E]):
             yield metrics
 
     def round_batches(self) -> Iterator[E | None]:
-        """Yield the remaining batches of the current round, in order; None if only other processes have data left."""
-        done, passes = self.progress.position, self.passes
-        generator = torch.Generator().manual_seed(self.config.train.seed * 1_000_003 + self.progress.round)
-        batches = self.store.batches(self.run.local_batch_size, generator, passes)
-        own = math.ceil(len(self.store) / self.run.local_batch_size) * passes
-        # Agreed on before the first batch: a process that asked only when its own run out would meet others in a step.
-        self.round_steps = self.world.max(own)
-        yield from islice(batches, done, None)
-        yield from [None] * (self.round_steps - max(own, done))
+        """Yield this process's parts of the round's remaining batches, in order; None if it has no part of one."""
+        train, world = self.config.train, self.world
+        generator = torch.Generator().manual_seed(train.seed * 1_000_003 + self.progress.round)
+        batches = self.store.batches(train.batch_size, generator, self.passes, rank=world.rank, ranks=world.size)
+        self.round_steps = math.ceil(len(self.store) / train.batch_size) * self.passes
+        yield from islice(batches, self.progress.position, None)
 
     def optimize(self, batch: E | None) -> Metrics:
         """Make one step on this process's part of a global batch (None: it has none), and return its metrics."""
@@ -220,6 +218,7 @@ class BaseRLTrainer(Verbs[E]):
                 self._save_before_end()
             raise
         if progress.in_round:  # resumed: offline experience is made again, and has been accounted for
+            self.store.join(self.world.gather, self.world.size)
             self.state.restore(before)
             self._pending = {}
             return
@@ -324,9 +323,9 @@ class BaseRLTrainer(Verbs[E]):
         """Restore a checkpoint, or the newest intact one of a run folder."""
         self.run.folder.load(directory, self.state)
 
-    def push_to_store(self, experience: Sequence[E]) -> None:
-        """Add elements to the store."""
-        self.store.push(experience)
+    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
+        """Add this process's share of elements to the store, or with `whole` the same elements on every process."""
+        self.store.push(experience, whole=whole)
 
     @property
     def optimizer(self) -> Any:
@@ -341,9 +340,9 @@ class BaseRLTrainer(Verbs[E]):
         self.optimisation = Optimisation(self.run, self.model, getattr(self, "tokenizer", None))
         self.divergence_watch = DivergenceWatch(self.run, self.optimisation)
         self.state.register("progress", self.progress)
-        self.state.register("rng", RngState(), local=True)
+        self.state.register("rng", RngState(), local=True, renew=self.run.reseed)
         if not self.offline:
-            self.state.register("store", self.store, local=True, small=False)
+            self.state.register("store", self.store, small=False)
         self.run.seed()
 
     def _check_needs(self) -> None:

@@ -6,6 +6,7 @@ and replaced on its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,11 +18,17 @@ from accelerate import Accelerator
 from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import Backend, Heartbeat, World, make_accelerator, make_backend
+from trlx_like.functional.counter import stream
 from trlx_like.tracking import IMAGE, Trackers
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest
 from trlx_like.trainers.ledger import Ledger
 from trlx_like.trainers.run import Progress, RunFolder
+
+ROLLOUTS, EVALUATION, DENOISING_ORDER, PROMPT_FUNCTION, PROCESS = range(5)
+"""What random numbers are drawn for, each from streams of its own."""
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 Row = dict[str, Any]
@@ -79,9 +86,27 @@ class Run:
         """Samples in one forward pass of this process: `train.minibatch_size`, or the whole local batch."""
         return self.config.train.minibatch_size or self.local_batch_size
 
+    def stream(self, purpose: int, *numbers: int) -> int:
+        """Return the stream of random numbers of a purpose, which `functional.counter` draws from.
+
+        Args:
+            purpose: One of the constants of this module.
+            numbers: Which of the draws for this purpose it is, such as the number of the round.
+        """
+        return stream(self.config.train.seed, purpose, *numbers)
+
     def seed(self) -> None:
         """Restart this process's random number generators from `train.seed` and its rank."""
         seed_everything(self.config.train.seed + self.world.rank)
+
+    def reseed(self) -> None:
+        """Restart this process's generators from seed, step and rank, if the run had another number of processes.
+
+        Rollouts, evaluations and the order of the data do not draw from these generators, but dropout does.
+        """
+        seed_everything(self.stream(PROCESS, self.progress.step, self.world.rank) % 2**63)
+        if self.world.main:
+            logger.info("The checkpoint was written by another number of processes: dropout draws other numbers.")
 
     @contextmanager
     def forward(self, phase: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.ddpo import DDPOConfig
 from trlx_like.data.diffusion import DenoisingExperience, as_bytes
 from trlx_like.errors import ConfigError
+from trlx_like.functional.counter import keys, orders
 from trlx_like.functional.diffusion import gaussian_kl
 from trlx_like.functional.group_advantages import group_centered, group_ties, scaled
 from trlx_like.functional.policy_gradient import clipped_surrogate, ratio_metrics
@@ -34,7 +36,7 @@ from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts, Trajectories, as_pictures
 from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
-from trlx_like.trainers.context import Row
+from trlx_like.trainers.context import DENOISING_ORDER, EVALUATION, PROMPT_FUNCTION, ROLLOUTS, Row
 from trlx_like.trainers.ddpo_images import ShownImages, evaluation_rows, image_rows, show_evaluation
 from trlx_like.trainers.scoring import whole
 
@@ -88,7 +90,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         self.prompt_statistics = PromptStatistics(method.stat_buffer_size, method.stat_min_count)
         self.state.register("prompt_statistics", self.prompt_statistics)
         if given is not None:
-            self.prompts = CaptionFunction(given) if listed is None else PromptStream(listed, seed)
+            self.prompts = CaptionFunction(given, self._seeded) if listed is None else PromptStream(listed, seed)
             self.state.register("prompts", self.prompts)
 
     def _prepare_model(self) -> None:
@@ -137,7 +139,8 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         self.rollouts.check()
         scored = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
         values = torch.tensor([reward or 0.0 for reward in rewards], dtype=torch.float64)
-        advantages, kept = self.advantages(prompts, values, scored)
+        numbers = [int(element.place) for element in made if element.place is not None]
+        advantages, kept = self.advantages(prompts, values, scored, numbers)
         advantages = advantages.clamp(-self.method.adv_clip, self.method.adv_clip)
         for row in kept.nonzero().flatten().tolist():
             made[row].advantages.fill_(advantages[row])
@@ -154,9 +157,10 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         method = self.method
 
         def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
-            captions = self.own(self.prompts.take(count))
+            captions = self.rollouts.own(self.prompts.take(count))
             self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
-            images = self.make_images(captions.repeated(method.num_generations))
+            stream = self.run.stream(ROLLOUTS, self.progress.round)
+            images = self.make_images(captions.repeated(method.num_generations), stream)
             return None if images is None else (images, self.experience(images))
 
         def rows(made: tuple[Trajectories, DenoisingExperience]) -> list[Row]:
@@ -167,15 +171,12 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         for (images, experience), scores in self.rollouts.chunks(self.reward_fn, count, method.chunk_size, draw, rows):
             yield images, experience, scores
 
-    def own(self, captions: Captions) -> Captions:
-        """Return this process's share of captions that every process holds."""
-        return captions[self.world.share(list(range(len(captions))))]
-
-    def make_images(self, captions: Captions) -> Trajectories | None:
+    def make_images(self, captions: Captions, stream: int | None = None) -> Trajectories | None:
         """Generate one image for each caption.
 
         Args:
             captions: The prompts. In the last chunk of a round a process may have none.
+            stream: Determines the noise, see `DiffusionSampler.sample`.
 
         Returns:
             The images with their denoising trajectories; None if there are no captions.
@@ -183,15 +184,15 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         if not len(captions):
             return None
         with self.run.forward("generate"):
-            return self.sampler.sample(captions, self.device)
+            return self.sampler.sample(captions, self.device, stream)
 
     def experience(self, images: Trajectories) -> DenoisingExperience:
         """Convert images to experience: denoising steps in a random order for each image, with advantages to be set."""
-        drawn = self.sampler.schedule.stochastic_steps
-        order = torch.stack([drawn[torch.randperm(len(drawn))] for _ in images.latents])
+        drawn, numbers = self.sampler.schedule.stochastic_steps, images.captions.numbers
+        order = drawn[orders(keys(self.run.stream(DENOISING_ORDER, self.progress.round), numbers), len(drawn))]
         caption, caption_mask = as_bytes(images.captions.texts)
         return DenoisingExperience(
-            **vars(images.prompts),
+            **{**vars(images.prompts), "place": torch.tensor(numbers)},
             latents=images.latents,
             old_logprobs=images.logprobs,
             order=order,
@@ -201,28 +202,30 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             caption_mask=caption_mask,
         )
 
-    def advantages(self, prompts: list[str], rewards: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    def advantages(
+        self, prompts: list[str], rewards: Tensor, scored: Tensor, numbers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """Compute the advantages of this process's images from the rewards on all processes.
 
         Args:
             prompts: The prompt of each of the N images.
             rewards: The reward of each image. [N] float64
             scored: Whether an image has a reward. [N] bool
+            numbers: The number of each image in the round.
 
         Returns:
             The advantages [N] float64, and a mask [N] bool of the images to train on. These are the images with a
             reward; `advantages: group` also excludes groups in which all rewards are equal.
         """
-        table = list(zip(prompts, rewards.tolist(), scored.tolist(), strict=True))
-        shares = self.world.gather([table])
-        texts = [prompt for share in shares for prompt, _, has in share if has]
-        values = [reward for share in shares for _, reward, has in share if has]
+        table = zip(numbers, prompts, rewards.tolist(), scored.tolist(), strict=True)
+        everything = sorted(self.world.gather([row for row in table if row[-1]]))
+        texts, values = [prompt for _, prompt, *_ in everything], [reward for *_, reward, _ in everything]
         if self.method.advantages == "group":
             return self._group_advantages(rewards, scored, values)
         by_prompt = self.method.advantages == "prompt"
         found = self.prompt_statistics.advantages(texts, values) if by_prompt else normalized(values)
-        before = sum(has for share in shares[: self.world.rank] for *_, has in share)
-        own = torch.tensor(found[before : before + int(scored.sum())], dtype=torch.float64)
+        by_number = {row[0]: advantage for row, advantage in zip(everything, found, strict=True)}
+        own = torch.tensor([by_number[n] for n in numbers if n in by_number], dtype=torch.float64)
         return torch.zeros_like(rewards).masked_scatter(scored, own), scored
 
     def _group_advantages(self, rewards: Tensor, scored: Tensor, everything: list[float]) -> tuple[Tensor, Tensor]:
@@ -291,9 +294,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         """Generate images for the evaluation prompts, from the same noise every time, and return their metrics."""
         if self.eval_prompts is None:
             return {}
-        torch.manual_seed(self.config.train.seed + self.world.rank)
-        captions, size = self.own(self.eval_prompts), self.method.chunk_size
-        chunks = (self.make_images(captions[start : start + size]) for start in range(0, len(captions), size))
+        own = self.world.share(list(range(len(self.eval_prompts))))
+        captions, size, stream = self.eval_prompts[own], self.method.chunk_size, self.run.stream(EVALUATION)
+        chunks = (self.make_images(captions[start : start + size], stream) for start in range(0, len(captions), size))
         seen, shown = evaluation_rows((images for images in chunks if images is not None), self.method.image_type)
         self.scoring.rate(self.reward_fn, self.metric_fn, seen, shown)
         return show_evaluation(self.run, self.world.join(shown))
@@ -325,5 +328,8 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             return read_captions(given)
         if not callable(prompts):
             return None
-        with isolated_rng(self.config.train.seed):
-            return CaptionFunction(prompts).take(self.config.train.batch_size)
+        return CaptionFunction(prompts, self._seeded).take(self.config.train.batch_size)
+
+    def _seeded(self, call: int) -> AbstractContextManager[None]:
+        """Seed all generators for one call of a prompt function."""
+        return isolated_rng(self.run.stream(PROMPT_FUNCTION, call) % 2**63)

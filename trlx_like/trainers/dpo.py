@@ -49,14 +49,14 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             for name in ("preferences", "eval_preferences"):
                 self.state.register(name, SamePreferences(getattr(self, name), name))
             # Saved, because by the time of a resume the policy is no longer its own reference.
-            self.state.register("store", self.store, local=True, small=False)
-            self.state.register("eval_store", self.eval_store, local=True, small=False)
+            self.state.register("store", self.store, small=False)
+            self.state.register("eval_store", self.eval_store, small=False)
         elif not self.method.reference_free:
             self.add_reference(moving=self.method.sync_ref_model)
         if self.method.sync_ref_model:
             self.model.followed()  # refuses a reference of another kind
         self.reference_texts: dict[str, list[str]] = {}
-        self.state.register("dpo", fields(self, "reference_texts"), local=True)
+        self.state.register("dpo", fields(self, "reference_texts"))
 
     def read_data(self) -> None:
         self.preferences = self._encoded("preferences")
@@ -197,11 +197,14 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         """Evaluate responses to the evaluation prompts, and log the metrics of held-out pairs as `eval/<name>`."""
         start = self.progress.step == 0  # the policy is its own reference
         if start and self.method.generate_during_eval:
-            self.reference_texts = texts(self._reference_sampler(), self.eval_batches(), self.method.gen_kwargs)
+            sampler, options = self._reference_sampler(), self.method.gen_kwargs
+            self.reference_texts = texts(self.run, sampler, self.eval_batches(), options)
         if start or not self.method.precomputes:
             self.eval_store.clear()
             self.eval_store.push(self.experience(self.eval_preferences))
-        return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(self.eval_store.elements)
+            self.eval_store.join(self.world.gather, self.world.size)
+        held_out = self.world.share(self.eval_store.elements)
+        return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(held_out)
 
     def _reference_sampler(self) -> TextSampler:
         """Return a sampler that generates with the reference."""

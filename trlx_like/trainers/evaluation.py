@@ -11,7 +11,7 @@ from trlx_like.config.generation import swept
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.samplers.text import TextSampler
 from trlx_like.tracking import EVALUATION
-from trlx_like.trainers.context import Metrics, Row, Run
+from trlx_like.trainers.context import EVALUATION as DRAWS, Metrics, Row, Run
 from trlx_like.trainers.scoring import Scoring
 
 
@@ -47,10 +47,11 @@ def evaluate_text(
     """
     metrics: Metrics = {}
     table: list[Row] = []
-    for suffix, options in combinations(gen_kwargs):
-        seen, shown = _sampled(run, sampler, batches, options)
+    for number, (suffix, options) in enumerate(combinations(gen_kwargs)):
+        stream = run.stream(DRAWS, run.progress.step, number)
+        seen, shown = _sampled(run, sampler, batches, options, stream)
         scoring.rate(reward_fn, metric_fn, seen, shown)
-        others = (reference or {}).get(suffix, ())
+        others = run.world.share(list((reference or {}).get(suffix, ())))
         if len(others) == len(shown):  # else they are of other prompts
             pairs = zip(shown, others, strict=True)
             shown = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
@@ -85,12 +86,19 @@ def means(rows: Sequence[Row], suffix: str = "") -> Metrics:
     return metrics
 
 
-def texts(sampler: TextSampler, batches: Sequence[PromptBatch], gen_kwargs: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Generate responses to this process's evaluation prompts; return their texts by suffix of `combinations`."""
-    return {
-        suffix: [text for prompts in batches for text in sampler.sample(prompts, options).outputs]
-        for suffix, options in combinations(gen_kwargs)
-    }
+def texts(
+    run: Run, sampler: TextSampler, batches: Sequence[PromptBatch], gen_kwargs: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Generate responses to the evaluation prompts of all processes; return their texts by suffix of `combinations`.
+
+    The arguments are those of `evaluate_text`, which draws the same random numbers.
+    """
+    found = {}
+    for number, (suffix, options) in enumerate(combinations(gen_kwargs)):
+        stream = run.stream(DRAWS, run.progress.step, number)
+        own = [text for prompts in batches for text in sampler.sample(prompts, options, stream).outputs]
+        found[suffix] = run.world.join(own)
+    return found
 
 
 def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -110,14 +118,14 @@ def combinations(gen_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
 
 
 def _sampled(
-    run: Run, sampler: TextSampler, batches: Sequence[PromptBatch], options: Mapping[str, Any]
+    run: Run, sampler: TextSampler, batches: Sequence[PromptBatch], options: Mapping[str, Any], stream: int
 ) -> tuple[list[Row], list[Row]]:
     """Generate; return the arguments of a reward function for each sample, and its row in the table."""
     seen: list[Row] = []
     shown: list[Row] = []
     for prompts in batches:
         with run.clock("generate"):
-            samples = sampler.sample(prompts, options)
+            samples = sampler.sample(prompts, options, stream)
         for row, reason in zip(samples.rows(), samples.finish_reasons, strict=True):
             seen.append(row)
             columns = {"prompt": row["prompts"], "output": row["outputs"]}

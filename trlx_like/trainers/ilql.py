@@ -91,7 +91,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         rewards: Sequence[Any] | None = None,
         max_length: int | None = None,
     ) -> Metrics:
-        """Fill the store with this process's share of rewarded samples, by default those given to `train`.
+        """Fill the store with rewarded samples, by default those given to `train`.
 
         Args:
             samples: Texts or dialogues.
@@ -103,7 +103,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         """
         if samples is not None:
             self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
-        self.push_to_store(self.world.share(self.elements))
+        self.push_to_store(self.elements, whole=True)
         actions = sum(float(element.action.sum()) for element in self.elements)
         returns = torch.tensor([float(element.rewards.sum()) for element in self.elements])
         return {

@@ -55,7 +55,7 @@ class Ledger:
         self._own = []
 
     def write_step(self, trackers: Trackers | None, store: RolloutStore[Any], *, given: bool) -> None:
-        """Write all pending notes with the step that was just made. Every process calls it.
+        """Write all pending notes with the step that was just made.
 
         Args:
             trackers: The trackers of the run.
@@ -63,10 +63,8 @@ class Ledger:
             given: Whether it holds given data, whose rows are recorded step by step.
         """
         if given:
-            every = self.world.gather([(len(store), [(store.epoch, row) for row in store.rows])])
-            # Rank r holds each n-th row of the data from r on, as `World.share` deals them out.
-            shares = [[(epoch, rank + len(every) * row) for epoch, row in own] for rank, (_, own) in enumerate(every)]
-            self._keep(shares, {"of": sum(size for size, _ in every)})
+            shares = [store.rows[rank :: self.world.size] for rank in range(self.world.size)]
+            self._keep([[(store.epoch, row) for row in share] for share in shares], {"of": len(store)})
         self.write(trackers, self.progress.step)
         self.progress.used = []
 

@@ -12,7 +12,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.text import TextSamples
-from trlx_like.trainers.context import Metrics
+from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
 from trlx_like.trainers.scoring import whole
@@ -151,9 +151,10 @@ class OnlineTextTrainer(TextTrainer[E]):
         if given is None:
             prompts = self.take_prompts(size)
         else:
-            prompts = self.share_prompts(self.prompts.pipeline[[row for _, row in given]])
+            prompts = self.rollouts.own(self.prompts.pipeline[[row for _, row in given]])
             self.run.ledger.use(self.world.share(list(given)), self.prompts.rows)
         if not len(prompts):
             return None
         with self.clock("generate"):
-            return self.sampler.sample(prompts, self.experience_kwargs)
+            stream = self.run.stream(ROLLOUTS, self.progress.round)
+            return self.sampler.sample(prompts, self.experience_kwargs, stream)

@@ -210,6 +210,7 @@ def _pair(best: Completion, worst: Completion, scores: list[float], finished: li
         worst.mask,
         scores=torch.tensor(scores),
         finished=torch.tensor(finished),
+        place=best.place,
     )
 
 

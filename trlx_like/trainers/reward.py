@@ -103,7 +103,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
 
     def make_experience(self) -> Metrics:
-        self.push_to_store(self.world.share(self.pairs))
+        self.push_to_store(self.pairs, whole=True)
         tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in self.pairs)
         return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens), **self.truncation.metrics()}
 

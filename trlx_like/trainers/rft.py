@@ -52,15 +52,15 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         times = self.method.n_generations_per_prompt
         first = self.progress.round // self.method.n_improve_steps * times  # one epoch for each response to a prompt
         prompts = [(first + again, row) for row in range(self.prompts.rows) for again in range(times)]
-        made: list[ScoredResponse] = []
+        made: list[tuple[int, ScoredResponse]] = []
         shown = ShownSamples(self.run, group_size=None)
         for samples, rewards in self.scored_samples(len(prompts), self.method.chunk_size, prompts):
             shown.add(samples, rewards)
             rows = zip(samples.completion.to("cpu").split(), samples.outputs, map(whole, rewards), strict=True)
-            made += [
-                ScoredResponse(e.prompt.tolist(), e.response.tolist(), text, score or 0.0) for e, text, score in rows
-            ]
-        self.pool.extend(self.world.gather(made))
+            for number, (e, text, score) in zip(samples.numbers, rows, strict=True):
+                made.append((number, ScoredResponse(e.prompt.tolist(), e.response.tolist(), text, score or 0.0)))
+        everything = sorted(self.world.gather(made), key=lambda pair: pair[0])
+        self.pool.extend(response for _, response in everything)
         shown.log()
 
     def select(self, step: int) -> Metrics:
@@ -77,7 +77,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         scores = self.pool.scores()
         thresholds = score_thresholds(scores, percentile)
         chosen = self.pool.select(thresholds)
-        self.push_to_store([_element(*pair) for pair in self.world.share(chosen)])
+        self.push_to_store([_element(*pair) for pair in chosen], whole=True)
         return _metrics(scores, thresholds) | {"pool/percentile": percentile, "pool/selected": float(len(chosen))}
 
     def loss(self, batch: Completion) -> LossOutput:

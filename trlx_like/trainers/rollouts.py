@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trlx_like.errors import RewardError, writing
 from trlx_like.functional.reward_range import dominant
+from trlx_like.pipelines.rows import PromptColumns
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.text import TextSamples
@@ -30,6 +31,7 @@ from trlx_like.trainers.scoring import Batch, Scoring, after_faults, whole
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Columns = TypeVar("Columns", bound=PromptColumns)
 
 FEWEST_PROMPTS = 4
 """Fewest different prompts in a round for which the share of the commonest output is logged.
@@ -60,20 +62,33 @@ class Rollouts:
         run: The run.
         scoring: Calls the reward function.
         samples: The samples of the round so far.
+        prompts: Prompts taken for the round so far, over all processes.
         faults: Calls of reward functions that failed in this round.
     """
 
     run: Run
     scoring: Scoring
     samples: list[Sample] = field(default_factory=list)
+    prompts: int = 0
     faults: int = 0  # calls of reward functions that failed in this round
     extreme: tuple[float, str] = (0.0, "")  # largest absolute score of this process, and its sample as words
     warned: bool = False  # of an outlier
 
     def begin(self) -> None:
         """Start a round, and drop the samples of the last one."""
-        self.samples, self.faults, self.extreme = [], 0, (0.0, "")
+        self.samples, self.prompts, self.faults, self.extreme = [], 0, 0, (0.0, "")
         self.run.ledger.begin()
+
+    def own(self, prompts: Columns) -> Columns:
+        """Number prompts in the round, and return this process's share of them.
+
+        Args:
+            prompts: The next prompts of the round, the same on all processes.
+        """
+        rows = list(range(len(prompts)))
+        numbered = prompts.numbered([self.prompts + row for row in rows])
+        self.prompts += len(rows)
+        return numbered[self.run.world.share(rows)]
 
     def chunks(
         self,

@@ -92,9 +92,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
         rows = self._packed() if self.method.packing else [[dialogue] for dialogue in dialogues]
-        elements = [_element(row, bool(self.method.packing), self.seq2seq) for row in self.world.share(rows)]
-        self.push_to_store(elements)
-        trained = self.world.sum([sum(float(element.target.sum()) for element in elements)])[0]
+        elements = [_element(row, bool(self.method.packing), self.seq2seq) for row in rows]
+        self.push_to_store(elements, whole=True)
+        trained = sum(float(element.target.sum()) for element in elements)
         sizes = {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
         return sizes | Truncation.of(dialogue.lost for dialogue in dialogues).metrics()
 

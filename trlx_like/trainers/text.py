@@ -224,13 +224,9 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def take_prompts(self, count: int) -> PromptBatch:
         """Take the next `count` prompts of the training data, and return this process's share."""
-        prompts = self.share_prompts(self.prompts.take(count))
+        prompts = self.rollouts.own(self.prompts.take(count))
         self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
         return prompts
-
-    def share_prompts(self, prompts: PromptBatch) -> PromptBatch:
-        """Return this process's share of prompts that every process holds."""
-        return PromptBatch(self.world.share(prompts.ids), self.world.share(prompts.metadata))
 
     def eval_batches(self) -> list[PromptBatch]:
         """Return this process's share of the evaluation prompts in batches, in order."""
@@ -238,7 +234,8 @@ class TextTrainer(BaseRLTrainer[E]):
             return []
         rows = self.world.share(list(range(len(self.eval_pipeline))))
         size = self.config.sampler.batch_size or self.config.train.batch_size
-        return [self.eval_pipeline[rows[start : start + size]] for start in range(0, len(rows), size)]
+        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [self.eval_pipeline[chunk].numbered(chunk) for chunk in chunks]
 
     def evaluate(self) -> Metrics:
         return self.evaluate_prompts()

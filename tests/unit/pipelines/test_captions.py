@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -36,10 +38,17 @@ def test_errors_name_the_row(prompts: Any, message: str) -> None:
 
 
 def test_a_function_is_called_once_a_prompt_and_its_calls_are_counted_on() -> None:
-    numbers = count()
-    made = CaptionFunction(lambda: f"number {next(numbers)}")
+    numbers, seeds = count(), list[int]()
+
+    @contextmanager
+    def seeded(call: int) -> Iterator[None]:
+        seeds.append(call)
+        yield
+
+    made = CaptionFunction(lambda: f"number {next(numbers)}", seeded)
     assert made.take(2).texts == ["number 0", "number 1"] and made.state_dict() == {"calls": 2}
-    resumed = CaptionFunction(lambda: None)
+    resumed = CaptionFunction(lambda: None, seeded)
     resumed.load_state_dict({"calls": 2})
     with pytest.raises(DataError, match="call 2 of prompts is a NoneType"):
         resumed.take(1)
+    assert seeds == [0, 1, 2]

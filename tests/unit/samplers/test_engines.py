@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
 from tests.tiny import FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
 from trlx_like.functional.draw import draw
 from trlx_like.models import LanguagePolicy
-from trlx_like.samplers import engines
+from trlx_like.samplers import drawing
 from trlx_like.samplers.engines import ENGINES, TransformersEngine, ends
 
 PLAIN: dict[str, Any] = {"max_new_tokens": 8}
@@ -67,11 +67,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Fills with the probabilities [B, V] that each token is drawn from."""
     found: list[Tensor] = []
 
-    def seen(probabilities: Tensor) -> Tensor:
+    def seen(probabilities: Tensor, uniform: Tensor) -> Tensor:
         found.append(probabilities)
-        return draw(probabilities)
+        return draw(probabilities, uniform)
 
-    monkeypatch.setattr(engines, "draw", seen)
+    monkeypatch.setattr(drawing, "draw", seen)
     return found
 
 
@@ -102,6 +102,63 @@ def test_what_is_scored_is_what_was_sampled_from(family: str, masked: bool, monk
     # A distribution without the temperature would be far away.
     hot = LanguagePolicy(lm, allowed=allowed)(completion).logprobs
     assert (hot - drawn)[completion.mask].abs().max() > 0.05
+
+
+WARPED: list[dict[str, Any]] = [
+    *({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_h": 0.4}, {"typical_p": 0.3}, {"epsilon_cutoff": 0.05}),
+    {"eta_cutoff": 0.2, "top_k": 9, "top_p": 0.9, "temperature": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", WARPED, ids=[next(iter(options)) for options in WARPED])
+def test_other_distributions_are_those_of_transformers(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first token is drawn from, against the processors that `generate` would make."""
+    lm: Any = sharp_lm("llama")
+    batch, found = prompts(["abc", "defg"]), recorded(monkeypatch)
+    sampler(lm=lm).sample(batch, {"max_new_tokens": 1, **options})
+    ids, mask = batch.tensors(1)
+    config = GenerationConfig(**{"do_sample": True, "top_k": 0, **options})
+    lm._prepare_special_tokens(config, device="cpu")
+    theirs = lm._get_logits_processor(config, input_ids_seq_length=4, logits_processor=LogitsProcessorList())
+    positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    scores = lm(ids, attention_mask=mask.long(), position_ids=positions).logits[:, -1]
+    torch.testing.assert_close(found[0], theirs(ids, scores).softmax(dim=-1))
+    assert bool((found[0] == 0).any())
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 20, "temperature": 2.0}], ids=["plain", "top_k"])
+def test_a_sample_is_the_same_alone_and_in_a_batch(options: dict[str, Any]) -> None:
+    """Of 32 with other lengths, in another place, engine calls of another size; another stream draws others."""
+    texts = ["abcdefghij"[: 1 + number % 9] for number in range(32)]
+    options = {"max_new_tokens": 6, "eos_token_id": [EOS, 5, 10], **options}
+    made = sampler(lm=sharp_lm("gpt2"))
+    together = made.sample(prompts(texts), options, 7).completion.split()
+    other = made.sample(prompts(texts), options, 8).completion.split()
+    made.batch_size = 5
+    parts = made.sample(prompts(texts)[[31, *range(31)]], options, 7).completion.split()
+    for number in (0, 8, 31):
+        alone = made.sample(prompts(texts)[[number]], options, 7).completion.split()[0]
+        assert alone.response.tolist() == together[number].response.tolist()
+        assert alone.place is not None and int(alone.place) == number
+    assert [row.response.tolist() for row in [*parts[1:], parts[0]]] == [row.response.tolist() for row in together]
+    assert sum(a.response.tolist() != b.response.tolist() for a, b in zip(together, other, strict=True)) > 16
+
+
+def test_an_engine_without_keys_draws_from_seeded_generators() -> None:
+    """Beams of transformers do so, too. What the rest of the process draws is not touched."""
+    made = sampler(lm=sharp_lm("gpt2"))
+    rows = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 6, "num_beams": 2, "do_sample": True, "temperature": 3.0}
+        rows.append(made.sample(prompts(["ab", "c"]), options, 7).completion.response.tolist())
+        assert torch.equal(torch.rand(3), expected)
+    assert rows[0] == rows[1]
+    assert rows[0] != made.sample(prompts(["ab", "c"]), options, 8).completion.response.tolist()
 
 
 OWN: list[dict[str, Any]] = [
@@ -192,14 +249,14 @@ def test_options_raise_no_warnings(options: dict[str, Any], recwarn: pytest.Warn
     assert messages == [] and not recwarn.list
 
 
-@pytest.mark.parametrize("option", [{}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}], ids=str)
-def test_only_what_bends_the_distribution_is_left_to_generate(
+@pytest.mark.parametrize("option", [{}, {"top_k": 3}, {"repetition_penalty": 1.5}, {"num_beams": 2}], ids=str)
+def test_only_beams_are_left_to_generate_and_only_plain_sampling_has_log_probabilities(
     option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = recorded(monkeypatch)
     options = {"max_new_tokens": 3, "eos_token_id": 31, **option}
     samples = sampler(lm=sharp_lm("gpt2")).sample(prompts(["ab", "c"]), options)
-    assert len(found) == (0 if option else 3)
+    assert len(found) == (0 if "num_beams" in option else 3)
     assert (samples.sampling_logprobs is None) == bool(option)
 
 

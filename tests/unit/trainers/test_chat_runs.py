@@ -59,7 +59,7 @@ def run(
         "method": method,
         "train": {
             **{"trainer": name, "seq_length": length, "batch_size": 2, "total_steps": 1, "epochs": 1},
-            **{"checkpoint_dir": str(folder), **({"best_metric": None} if name == "RewardTrainer" else {})},
+            **{"seed": 2, "checkpoint_dir": str(folder), **({"best_metric": None} if name == "RewardTrainer" else {})},
         },
     }
     return trlx_like.train(trlx_like.TRLConfig.update(config, options or {}), **{**usual, **arguments})

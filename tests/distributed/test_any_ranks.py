@@ -1,0 +1,77 @@
+"""A run is the same on one, two and four processes: the same samples, the same metrics, the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.recipes import RECIPES, make
+from tests.contract.runs import StopAfter, rows
+from tests.distributed.ranks import on_ranks
+
+FEW = ("DDPOTrainer", "PPOTrainer", "SFTTrainer")
+"""Of images, of rollouts, of given data."""
+SIX_STEPS = {
+    **{"train.batch_size": 4, "train.total_steps": 6, "train.epochs": 20, "train.eval_interval": 3},
+    # Adam divides by roots of squares: where a gradient is all but 0, eps bounds what it makes of a rounding error.
+    "optimizer.kwargs": {"lr": 5e-4, "eps": 1e-6},
+}
+AUTO = {"train.resume_from_checkpoint": "auto"}
+SAMPLED = ("response", "chosen", "rejected", "order")
+
+
+def learned(rank: int, name: str, folder: Path, stop: int = 0) -> dict[str, Any]:
+    """Train, and return the weights before and after, and the ids of the store's elements in their order.
+
+    stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
+    """
+    callbacks = [StopAfter(stop)] if stop else []
+    trainer = make(name, folder, **SIX_STEPS, **AUTO, callbacks=callbacks)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.learn()
+    ids = [
+        [getattr(element, field).tolist() for field in SAMPLED if hasattr(element, field)]
+        for element in trainer.store.elements
+    ]
+    return {"before": before, "after": trainer.model.state_dict(), "ids": ids}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, marks=[] if name in FEW and ranks == 2 else pytest.mark.slow)
+        for name in RECIPES
+        for ranks in (2, 4)
+    ],
+)
+def test_the_run_is_that_of_one_process(name: str, ranks: int, tmp_path: Path) -> None:
+    """Drawn samples, and pairs or responses that the trainer leaves out, in chunks of another size on each number."""
+    alone = learned(0, name, tmp_path / "1")
+    assert_close(on_ranks(learned, name, tmp_path / "n", processes=ranks), alone, tmp_path / "n", tmp_path / "1")
+    moved = max(float((alone["after"][key] - weight).abs().max()) for key, weight in alone["before"].items())
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "PPOTrainer" else pytest.mark.slow) for name in RECIPES]
+)
+def test_a_run_resumes_on_another_number_of_processes(name: str, tmp_path: Path) -> None:
+    """Stopped on two in the third step, which is in the middle of a round, then on four in the fifth, ends on one."""
+    alone = learned(0, name, tmp_path / "1")
+    for ranks, stop in ((2, 3), (4, 5)):
+        codes = on_ranks(learned, name, tmp_path / "n", stop, processes=ranks, exits=True)
+        assert codes == [143] * ranks
+    assert_close([learned(0, name, tmp_path / "n")], alone, tmp_path / "n", tmp_path / "1")
+
+
+def assert_close(found: Sequence[dict[str, Any]], alone: dict[str, Any], folder: Path, other: Path) -> None:
+    for one in found:
+        assert one["ids"] == alone["ids"]
+        for key, weight in alone["after"].items():
+            torch.testing.assert_close(one["after"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
+    for got, expected in zip(rows(folder), rows(other), strict=True):
+        assert got == pytest.approx(expected, rel=2e-6, abs=1e-5, nan_ok=True)

@@ -1,0 +1,74 @@
+"""Drawing of tokens in `generate()` of transformers, with random numbers that follow from the key of each response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from trlx_like.functional.counter import uniforms
+from trlx_like.functional.draw import draw
+
+_BLOCK = 64
+"""Positions of a response whose random numbers are computed at once."""
+
+
+class TokenSampler(LogitsProcessor):
+    """A logits processor that samples the next tokens itself and records their probabilities.
+
+    It sets all other logits to -inf, so that greedy decoding of `generate()` takes the sampled tokens.
+    """
+
+    def __init__(self, keys: Tensor, temperature: float) -> None:
+        self.keys = keys
+        self.temperature = temperature
+        self._numbers: list[Tensor] = []  # of the next positions, each [B, 1], the nearest last
+        self.probabilities: list[Tensor] = []  # of the sampled tokens, one [B, 1] per call
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Sample one token per row, and forbid all others."""
+        if not self._numbers:
+            block = uniforms(self.keys, _BLOCK, len(self.probabilities))
+            self._numbers = list(block.split(1, dim=1))[::-1]
+        probabilities = (scores / self.temperature).softmax(dim=-1)
+        tokens = draw(probabilities, self._numbers.pop())
+        self.probabilities.append(probabilities.gather(1, tokens))
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
+
+
+def draws_token_by_token(config: GenerationConfig) -> bool:
+    """Return whether one token after the other is drawn from a distribution that `warpers` make: not in a beam."""
+    return bool(config.do_sample) and config.num_beams in (None, 1) and config.watermarking_config is None
+
+
+def warpers(config: GenerationConfig, device: torch.device) -> list[LogitsProcessor]:
+    """Return the logits processors that `generate()` of transformers applies last when it samples, in its order."""
+    made: list[LogitsProcessor] = [TemperatureLogitsWarper(config.temperature)]
+    if config.top_h is not None:
+        made.append(TopHLogitsWarper(config.top_h))
+    if config.top_k:
+        made.append(TopKLogitsWarper(config.top_k))
+    if config.top_p is not None and config.top_p < 1:
+        made.append(TopPLogitsWarper(config.top_p))
+    if config.min_p is not None:
+        made.append(MinPLogitsWarper(config.min_p))
+    if config.typical_p is not None and config.typical_p < 1:
+        made.append(TypicalLogitsWarper(config.typical_p))
+    if config.epsilon_cutoff:
+        made.append(EpsilonLogitsWarper(config.epsilon_cutoff))
+    if config.eta_cutoff:
+        made.append(EtaLogitsWarper(config.eta_cutoff, device=str(device)))
+    return made
