@@ -1,4 +1,4 @@
-"""Try many drawn cases: python -m tests.fuzz --examples 10000 [--seed 0] [NAME ...].
+"""Try many drawn cases: python -m tests.fuzz --examples 10000 [--seed 0] [NAME ...]. An example is up to 21 cases.
 
 Prints for each kind of case how many were tried and how long it took. Ends with 1 and the smallest case found if one
 ends in anything but a result or an error that the user can correct.
@@ -20,7 +20,7 @@ from tests.fuzz.cases import CASES
 
 
 def tried(name: str, folder: Path, *, examples: int, seed: int) -> int:
-    """Try cases of one kind, and return how many; raises what a case raises, for the smallest such case."""
+    """Try cases of one kind, and return how many; raises what a case raises, for the smallest such example."""
     strategy, run = CASES[name]
     count = 0
 
@@ -29,8 +29,7 @@ def tried(name: str, folder: Path, *, examples: int, seed: int) -> int:
     @given(strategy)
     def cases(drawn: Any) -> None:
         nonlocal count
-        count += 1
-        run(folder, drawn)
+        count += run(folder, drawn)
 
     cases()
     return count
@@ -40,7 +39,7 @@ def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(CASES), help=f"kinds of cases: {', '.join(CASES)}")
-    parser.add_argument("--examples", type=int, default=1000, help="cases of each kind")
+    parser.add_argument("--examples", type=int, default=1000, help="examples of each kind")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     asked = parser.parse_args()
     logging.getLogger("trlx_like").setLevel(logging.CRITICAL)

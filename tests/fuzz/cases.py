@@ -1,13 +1,15 @@
 """Cases of what people write and disks return: each ends with a result, or with an error that the user can correct.
 
-A property takes a folder and a drawn case. Anything that it raises beside a `TrlxError` of one clear line or more is a
-finding. `python -m tests.fuzz` tries as many cases as it is told; the tests try a few.
+A property takes a folder and a drawn example, and tries it with others around it: to draw one takes as long as to try
+ten. It returns how many cases it tried. Anything that it raises beside a `TrlxError` of one clear line or more is a
+finding. `python -m tests.fuzz` tries as many as it is told; the tests try a few.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import yaml
 from hypothesis import strategies as st
 
 from tests.tiny import tiny_tokenizer
+from trlx_like.algorithms import ALGORITHMS
 from trlx_like.checkpoint import CheckpointStore
 from trlx_like.checkpoint.manifest import MANIFEST, seal_folder, verify_folder
 from trlx_like.checkpoint.tree import load_tree, save_tree
@@ -28,9 +31,9 @@ from trlx_like.pipelines.files import READERS
 from trlx_like.pipelines.sources import load_rows
 from trlx_like.presets import PRESETS
 
-Property = Callable[[Path, Any], None]
+Property = Callable[[Path, Any], int]
 CASES: dict[str, tuple[st.SearchStrategy[Any], Property]] = {}
-"""By name: how cases are drawn, and what is done with each."""
+"""By name: how examples are drawn, and what is done with each."""
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
@@ -73,26 +76,62 @@ def spoiled(text: bytes) -> st.SearchStrategy[bytes]:
     return st.builds(lambda i, n, new: text[:i] + new + text[i + n :], places, st.integers(0, 40), parts)
 
 
+NEIGHBOURS = 20
+SMALL = 300  # bytes; a longer file takes longer to read than to draw
+PIECES = [
+    *(b"", b"[", b"]", b"{", b"}", b":", b": ", b",", b"- ", b"&a ", b"*a", b"<<: ", b"!!int ", b"!x ", b"|\n"),
+    *(b"\n", b"\r", b" ", b"\t", b"'", b'"', b"#", b"%YAML 9\n", b"@", b"?", b"---\n", b"...\n", b"~", b"\x00"),
+    *(b"\xff", b"\xed\xa0\x80", b"\xc2\x85", b"1e400", b"-0", b"NaN", b"null", b"9" * 50, b"0x", b"0o9", b"\\u"),
+    *(b">-\n", b"\\ud800"),
+]
+
+
+def around(content: bytes, seed: int) -> Iterator[bytes]:
+    """Yield a file's bytes, and of a small file others that differ from them in one place."""
+    yield content
+    chance = random.Random(seed)
+    for _ in range(NEIGHBOURS if len(content) <= SMALL else 0):
+        place, gone = chance.randint(0, len(content)), chance.choice((0, 0, 1, 2, 5, 40))
+        yield content[:place] + chance.choice(PIECES) + content[place + gone :]
+
+
+seeds = st.integers(0, 2**32)
+
+
 # Configurations.
 
 
 @cache
 def complete() -> dict[str, dict[str, Any]]:
+    """The presets with all options; of these a case has those that the preset changes, and a few."""
     return {name: yaml.safe_load(str(preset())) for name, preset in PRESETS.items()}
+
+
+@cache
+def short() -> dict[str, str]:
+    """The presets as JSON, without the options that have their defaults."""
+    found = {}
+    for row in ALGORITHMS:
+        sections = {"model": {}, "tokenizer": {}, **json.loads(json.dumps(row.preset))}
+        sections["method"] = {"name": row.method, **sections.get("method", {})}
+        sections["train"] = {"trainer": row.trainer, **sections.get("train", {})}
+        found[row.name] = json.dumps(sections)
+    return found
 
 
 @st.composite
 def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
     """A preset with some options replaced, removed or added, and words of `--set`."""
-    values = json.loads(json.dumps(complete()[draw(st.sampled_from(sorted(PRESETS)))]))
+    preset = draw(st.sampled_from(sorted(PRESETS)))
+    values, known = json.loads(short()[preset]), complete()[preset]
     names = st.sampled_from([*METHODS.names(), *TRAINERS.names()]) | st.text(max_size=4)
     for _ in range(draw(st.integers(1, 4))):
-        section = draw(st.sampled_from([*values, "plugin"]))
-        options = values.get(section)
+        section = draw(st.sampled_from([*known, "plugin"]))
+        options = values.setdefault(section, {})
         if not isinstance(options, dict) or draw(st.integers(0, 9)) == 0:
             values[section] = draw(trees)
             continue
-        option = draw(st.sampled_from([*options, "trust_remote_code"]) | st.text(max_size=6))
+        option = draw(st.sampled_from([*known.get(section, {}), "trust_remote_code"]) | st.text(max_size=6))
         if draw(st.booleans()):
             options[option] = draw(trees | names)
         else:
@@ -106,7 +145,7 @@ def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
 
 
 @case("configuration", configurations())
-def _configuration(folder: Path, given: tuple[dict[str, Any], list[str]]) -> None:
+def _configuration(folder: Path, given: tuple[dict[str, Any], list[str]]) -> int:
     """Values of any kind in any place. What is read can be written and read again, and is then the same."""
     values, overrides = given
     file = folder / "config.yml"
@@ -117,6 +156,7 @@ def _configuration(folder: Path, given: tuple[dict[str, Any], list[str]]) -> Non
         again = answers(TRLConfig.load_yaml, file)
         assert again is None or str(again) == str(config)
         str(config), repr(config)
+    return 1
 
 
 SHORT = b"""# comment
@@ -136,12 +176,19 @@ method:
 """
 
 
-@case("yaml text", st.text(max_size=60) | spoiled(SHORT))
-def _yaml_text(folder: Path, text: str | bytes) -> None:
+SECTIONS = [SHORT[:66], SHORT[66:135], SHORT[135:210], SHORT[210:]]
+
+
+@case("yaml text", st.tuples(st.text(max_size=60) | st.sampled_from(SECTIONS) | spoiled(SHORT), seeds))
+def _yaml_text(folder: Path, given: tuple[str | bytes, int]) -> int:
     """Bytes of any kind in the place of YAML."""
-    file = folder / "text.yml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    answers(TRLConfig.load_yaml, file, plugins=False)
+    text, seed = given
+    file, count = folder / "text.yml", 0
+    for content in around(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"), seed):
+        file.write_bytes(content)
+        answers(TRLConfig.load_yaml, file, plugins=False)
+        count += 1
+    return count
 
 
 # Data files.
@@ -183,14 +230,17 @@ def parquet() -> bytes:
     return content
 
 
-@case("data file", data_files())
-def _data_file(folder: Path, given: tuple[str, str, bytes]) -> None:
+@case("data file", st.tuples(data_files(), seeds))
+def _data_file(folder: Path, given: tuple[tuple[str, str, bytes], int]) -> int:
     """Files with rows of any kind, damaged files, and bytes that are no file of their suffix."""
-    option, suffix, content = given
-    file = folder / f"data{suffix}"
-    file.write_bytes(content)
-    found = answers(load_rows, str(file), option)
-    assert found is None or (isinstance(found, list) and found)
+    (option, suffix, whole), seed = given
+    file, count = folder / f"data{suffix}", 0
+    for content in around(whole, seed):
+        file.write_bytes(content)
+        found = answers(load_rows, str(file), option)
+        assert found is None or (isinstance(found, list) and found)
+        count += 1
+    return count
 
 
 # Checkpoints.
@@ -237,10 +287,10 @@ def changed(node: Any, draw: st.DrawFn) -> Any:
     return draw(trees | dtypes | st.sampled_from(nodes))
 
 
-@case("checkpoint", st.tuples(st.sampled_from(["item.json", MANIFEST, "item.safetensors"]), st.data()))
-def _checkpoint(folder: Path, given: tuple[str, Any]) -> None:
+@case("checkpoint", st.tuples(st.sampled_from(["item.json", MANIFEST, "item.safetensors"]), st.data(), seeds))
+def _checkpoint(folder: Path, given: tuple[str, Any, int]) -> int:
     """A manifest, an index of tensors, or tensors that were changed; those of the index in a folder that verifies."""
-    name, data = given
+    name, data, seed = given
     files = dict(saved(folder))
     text = files[name]
     if name.endswith(".json") and data.draw(st.booleans()):
@@ -250,10 +300,16 @@ def _checkpoint(folder: Path, given: tuple[str, Any]) -> None:
     place = folder / "run" / "checkpoint_1"
     place.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        (place / file).write_bytes(text if file == name else content)
-    answers(verify_folder, place)
-    answers(CheckpointStore(place.parent).resolve, "auto")
-    answers(load_tree, place / "item")
+        (place / file).write_bytes(content)
+    count = 0
+    for content in around(text, seed):
+        (place / name).write_bytes(content)
+        if not count:  # it verifies as well
+            answers(CheckpointStore(place.parent).resolve, "auto")
+        answers(verify_folder, place)
+        answers(load_tree, place / "item")
+        count += 1
+    return count
 
 
 # Chat templates.
@@ -315,13 +371,28 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
-@case(
-    "chat template", st.tuples(st.lists(fragments | st.text(max_size=3), max_size=6).map("".join), messages, messages)
-)
-def _chat_template(folder: Path, given: tuple[str, list[Any], list[Any]]) -> None:
-    """Templates of any parts with conversations of any kind."""
-    template, before, after = given
-    options = {"chat_template": template, "place": "here"}
-    answers(encode_prompt, before, tokenizer(), **options)
-    answers(encode_answer, before, after, tokenizer(), **options)
-    answers(encode_chat, [*before, *after], tokenizer(), **options)
+TALKS: list[list[Any]] = [
+    [{"role": "user", "content": "a"}],
+    [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}],
+    [{"role": "system", "content": ""}, {"role": "tool", "content": None}],
+    [{"role": "user"}, {"content": [{"type": "text", "text": "a"}]}],
+    [],
+]
+templates = st.lists(fragments | st.text(max_size=3), max_size=6)
+
+
+@case("chat template", st.tuples(templates, messages, messages, seeds))
+def _chat_template(folder: Path, given: tuple[list[str], list[Any], list[Any], int]) -> int:
+    """Templates of any parts with conversations of any kind; a template is compiled once for all conversations."""
+    parts, before, after, seed = given
+    chance = random.Random(seed)
+    others = [[*parts, chance.choice(FRAGMENTS)], chance.choices(FRAGMENTS, k=chance.randint(1, 5))]
+    count = 0
+    for template in map("".join, (parts, *others)):
+        options = {"chat_template": template, "place": "here"}
+        for talk in (before, *TALKS):
+            answers(encode_prompt, talk, tokenizer(), **options)
+            answers(encode_answer, talk, after, tokenizer(), **options)
+            answers(encode_chat, [*talk, *after], tokenizer(), **options)
+            count += 1
+    return count

@@ -30,7 +30,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     rewards, values = zero_padding(rewards, mask), zero_padding(values, mask)
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)  # [B, R]
     deltas = rewards + gamma * next_values - values
-    advantages = torch.zeros_like(deltas)
+    advantages = torch.empty_like(deltas)
     advantage = deltas.new_zeros(len(deltas))  # [B]
     for t in reversed(range(deltas.shape[1])):
         advantage = deltas[:, t] + gamma * lam * advantage

@@ -34,6 +34,10 @@ def test_thresholds_golden() -> None:
     assert thresholds.tolist() == pytest.approx([3 + MARGIN, 17.5 - MARGIN, 5])
 
 
+def test_scores_of_any_format_have_thresholds_in_float64() -> None:
+    assert score_thresholds([torch.tensor([0.0, 1.0]), torch.tensor([3, 5])], 0.5).dtype == torch.float64
+
+
 def test_right_or_wrong() -> None:
     """Prompts that are never solved give nothing, those that are always solved all, others what is right."""
     never, often, always = tensors([[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1]])
