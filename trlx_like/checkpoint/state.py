@@ -86,7 +86,7 @@ class Registered:
     item: Stateful
     local: bool
     small: bool
-    renew: Callable[[], None] | None
+    renew: Callable[[], None] | None = None
 
 
 class TrainState:
