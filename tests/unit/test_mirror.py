@@ -38,6 +38,7 @@ ELSEWHERE = {
     "rewards/checks": "tests/unit/rewards/test_call.py",
     "rewards/judging": "tests/unit/rewards/test_judges.py",
     "rewards/outcome": "tests/unit/rewards/test_runner.py",
+    "rewards/transport": "tests/unit/rewards/test_llm_judge.py",
     "samplers/drawing": "tests/unit/samplers/test_engines.py",
     "samplers/agreement": "tests/faults/test_canary.py",
     "samplers/canary": "tests/faults/test_canary.py",

@@ -180,9 +180,9 @@ class SamplerConfig(Section):
     section: ClassVar[str] = "sampler"
 
     engine: Applied[str] = "transformers"
-    """Registered name of the engine that generates text: transformers (the trained model itself) or copy."""
+    """Registered name of the engine that generates text: transformers (the trained model itself), copy or vllm."""
     kwargs: Applied[dict[str, Any]] = {}
-    """Options of the engine. The engine copy takes dtype, the number format of its weights."""
+    """Options of the engine. copy takes dtype, the number format of its weights; vllm takes url, folder and more."""
     batch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of responses to generate at once, per process; null: all of a chunk."""
 

@@ -12,19 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import random
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from trlx_like.errors import ConfigError, RewardError
-from trlx_like.redact import HIDDEN
 from trlx_like.rewards.awaiting import run_async
+from trlx_like.rewards.transport import Session, Transport, check_url
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +37,6 @@ Answer B:
 Reply with one letter and nothing else: A or B."""
 
 _VERDICT = re.compile(r"[\W_]*([AB])[\W_]*")
-_TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
-"""HTTP statuses that another attempt may not meet."""
-MAX_BYTES = 2**20
-"""Size above which an answer is refused."""
-MAX_WAIT = 60.0
-"""Seconds that a retry waits at most before the random part, whatever the server asks for."""
-_pause = asyncio.sleep
-_JITTER = random.Random()  # not the generator whose state belongs to the run
 
 
 class LLMJudge:
@@ -96,27 +83,23 @@ class LLMJudge:
         cache: str | Path | None = None,
         body: dict[str, Any] | None = None,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"judge.url ({url!r}) must begin with http:// or https://.")
-        try:
-            named = httpx2.URL(url).host
-        except httpx2.InvalidURL as error:
-            raise ConfigError(f"judge.url ({url!r}) is no address: {error}") from error
-        if not named:
-            raise ConfigError(f"judge.url ({url!r}) names no server.")
-        for name, value, least in (("retries", retries, 0), ("backoff", backoff, 0), ("workers", workers, 1)):
-            if value < least:
-                raise ConfigError(f"judge.{name} ({value}) must be at least {least}.")
-        if timeout <= 0:
-            raise ConfigError(f"judge.timeout ({timeout}) must be above 0 seconds.")
+        check_url("judge.url", url)
+        self.transport = Transport(
+            "judge",
+            RewardError,
+            timeout=timeout,
+            retries=retries,
+            backoff=backoff,
+            workers=workers,
+            api_key_env=api_key_env,
+        )
         missing = [field for field in ("{prompt}", "{a}", "{b}") if field not in template]
         if missing:
             raise ConfigError(f"judge.template lacks {', '.join(missing)}.")
         self.url, self.model, self.template = url.rstrip("/") + "/chat/completions", model, template
-        self.api_key_env, self.swap, self.timeout = api_key_env, swap, timeout
-        self.retries, self.backoff, self.workers = retries, backoff, workers
+        self.swap = swap
         self.body = {"temperature": 0, **(body or {})}
-        self.counts: Counter[str] = Counter()
+        self.counts = self.transport.counts
         self._file = None if cache is None else Path(cache)
         self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
 
@@ -168,56 +151,12 @@ class LLMJudge:
         return self._answers
 
     async def _ask_new(self, questions: Sequence[str]) -> None:
-        # A compressed answer could be small on its way and have gigabytes here.
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key := self._key():
-            headers["Authorization"] = key if " " in key else f"Bearer {key}"
-        slots = asyncio.Semaphore(self.workers)
-        tls = self.url.startswith("https")  # reading the certificates takes a tenth of a second
-        async with httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, verify=tls) as client:
+        async with self.transport.session(self.url) as session:
             # The first failure ends all: the other questions would fail one after the other.
-            await asyncio.gather(*(self._ask(question, client, slots) for question in questions))
+            await asyncio.gather(*(self._ask(question, session) for question in questions))
 
-    def _key(self) -> str:
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"judge.api_key_env ({self.api_key_env}): its value has characters that no key has.")
-        return key
-
-    async def _ask(self, question: str, client: httpx2.AsyncClient, slots: asyncio.Semaphore) -> None:
-        """Ask one question, again after temporary failures, and keep the answer."""
-        async with slots:
-            for attempt in range(self.retries + 1):
-                wait = self.backoff * 2**attempt
-                try:
-                    async with asyncio.timeout(self.timeout):
-                        response, content = await self._request(question, client)
-                except TimeoutError:
-                    reason = f"it had not answered within judge.timeout ({self.timeout:g} s)"
-                except httpx2.TransportError as error:
-                    reason = f"{type(error).__name__}: {error}"
-                else:
-                    if response.is_success:
-                        return self._keep(question, content)
-                    place = f" redirects to {response.headers['Location']}" if response.has_redirect_location else ""
-                    reason = f"status {response.status_code}{place}: {content[:200].decode(errors='replace')}"
-                    reason = reason.replace(self._key() or HIDDEN, HIDDEN)  # of the redirect; the answer has none
-                    if response.status_code not in _TRANSIENT:
-                        raise RewardError(f"judge.url ({self.url}) refuses: {reason}")
-                    wait = max(wait, _seconds(response.headers.get("Retry-After")))
-                if attempt < self.retries:
-                    self.counts["retried"] += 1
-                    await _pause(min(wait, MAX_WAIT) * _JITTER.uniform(1, 1.5))
-        raise RewardError(f"judge.url ({self.url}) failed {self.retries + 1} times; the last time {reason}")
-
-    async def _request(self, question: str, client: httpx2.AsyncClient) -> tuple[httpx2.Response, bytes]:
-        content = b""
-        async with client.stream("POST", self.url, content=question) as response:
-            async for part in response.aiter_raw():
-                content += part
-                if len(content) > MAX_BYTES:
-                    raise RewardError(f"judge.url ({self.url}) answered with more than {MAX_BYTES} bytes.")
-        return response, content.replace(self._key().encode() or HIDDEN.encode(), HIDDEN.encode())
+    async def _ask(self, question: str, session: Session) -> None:
+        self._keep(question, await session.post(self.url, question))
 
     def _keep(self, question: str, content: bytes) -> None:
         """Take the answer out of a chat completion, and add it to the cache."""
@@ -249,8 +188,3 @@ def _read(file: Path) -> dict[str, str]:
         except (ValueError, LookupError, TypeError, RecursionError):
             logger.warning("%s: left out a line that is no answer of a judge: %.80s", file, line)
     return answers
-
-
-def _seconds(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, or 0 if it is missing or a date."""
-    return float(header) if header is not None and header.isdecimal() else 0.0

@@ -37,6 +37,7 @@ ENGINES: Registry[Any] = Registry(
     lazy={
         "copy": "trlx_like.samplers.plain_copy:CopyEngine",
         "transformers": "trlx_like.samplers.engines:TransformersEngine",
+        "vllm": "trlx_like.samplers.vllm:VLLMEngine",
     },
 )
 register_engine = ENGINES.register

@@ -20,11 +20,12 @@ from tests.contract.recipes import make
 from tests.unit.rewards.support import score
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
-from trlx_like.rewards import llm_judge
+from trlx_like.rewards import transport
 from trlx_like.rewards.judges import GroupReward, make_judge
 from trlx_like.rewards.judging import judged
-from trlx_like.rewards.llm_judge import MAX_BYTES, LLMJudge
+from trlx_like.rewards.llm_judge import LLMJudge
 from trlx_like.rewards.runner import RewardRunner, Scores
+from trlx_like.rewards.transport import MAX_BYTES
 
 Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
 
@@ -163,7 +164,7 @@ def test_a_server_cannot_make_a_run_wait_for_long(server: Server, monkeypatch: p
         waits.append(seconds)
         await real(0)
 
-    monkeypatch.setattr(llm_judge, "_pause", sleep)
+    monkeypatch.setattr(transport, "_pause", sleep)
     server.reply = lambda text: (429, "later", {"Retry-After": asked})
     with pytest.raises(RewardError, match="failed 9 times; the last time status 429"):
         judge_of(server, swap=False, retries=8, backoff=1).compare(prompts=["p"], pairs=[("aaa", "b")])
