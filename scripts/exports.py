@@ -28,6 +28,9 @@ def stub() -> Iterator[str]:
     for name, module in sorted(names.items(), key=lambda item: (item[1], item[0])):
         if module != "presets":
             yield f"from trlx_like.{module} import {name} as {name}"
+    yield ""
+    for row in ALGORITHMS:
+        yield from (f"{alias} = {row.trainer}" for alias in row.aliases)
     yield "\n__version__: str\n"
     for row in ALGORITHMS:
         yield f'def {row.default}() -> TRLConfig:\n    """{row.summary}"""\n'

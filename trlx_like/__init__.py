@@ -33,14 +33,16 @@ _SHARED = {
 }
 _NAMES = {name: module for module, names in _SHARED.items() for name in names.split()}
 _NAMES |= {name: module for row in ALGORITHMS for name, module in row.exports.items()}
+_ALIASES = {alias: row.trainer for row in ALGORITHMS for alias in row.aliases}
 
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    own = _ALIASES.get(name, name)
+    if own not in _NAMES:
         raise AttributeError(f"module 'trlx_like' has no attribute {name!r}")
-    return getattr(import_module(f"trlx_like.{_NAMES[name]}"), name)
+    return getattr(import_module(f"trlx_like.{_NAMES[own]}"), own)
 
 
 def __dir__() -> list[str]:

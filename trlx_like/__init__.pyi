@@ -53,6 +53,11 @@ from trlx_like.trainers.rloo import RLOOTrainer as RLOOTrainer
 from trlx_like.trainers.sft import SFTTrainer as SFTTrainer
 from trlx_like.trainers.text import TextTrainer as TextTrainer
 
+AcceleratePPOTrainer = PPOTrainer
+AccelerateRFTTrainer = RFTTrainer
+AccelerateILQLTrainer = ILQLTrainer
+AccelerateSFTTrainer = SFTTrainer
+
 __version__: str
 
 def default_ppo_config() -> TRLConfig:

@@ -69,15 +69,23 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
     Args:
         optimizer: the optimizer whose learning rate it sets, after each optimizer step.
         config: the section `scheduler`.
-        total_steps: `num_training_steps` of a schedule of transformers, unless `scheduler.kwargs` has it.
+        total_steps: `num_training_steps` of a schedule of transformers, unless `scheduler.kwargs` has it. A fraction
+            as `num_warmup_steps` is that part of it.
 
     Raises:
         RegistryError: if no schedule has that name.
         ConfigError: if the schedule refuses its keyword arguments.
     """
     name, kwargs = SCHEDULERS.canonical(config.name), config.kwargs
+    if "warmup_ratio" in kwargs:
+        raise ConfigError(
+            "scheduler.kwargs.warmup_ratio: write num_warmup_steps, of which 0.1 is a tenth of the steps."
+        )
     if name in WARMING or (name == "linear" and "num_warmup_steps" in kwargs):
         kwargs = {"num_training_steps": total_steps, **kwargs}
+        warmup = kwargs.get("num_warmup_steps")
+        if isinstance(warmup, float) and 0 < warmup < 1 and kwargs["num_training_steps"]:
+            kwargs["num_warmup_steps"] = math.ceil(warmup * kwargs["num_training_steps"])
     scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
     return scheduler
 

@@ -99,3 +99,12 @@ def test_an_algorithm_of_our_own_is_its_files_and_one_row(tmp_path: Path) -> Non
     python(str(ROOT / "scripts" / "exports.py"))
     assert "import EchoTrainer as EchoTrainer" in (package / "__init__.pyi").read_text()
     python("-c", "from trlx_like.config import EchoConfig; EchoConfig(volume=1)")
+
+
+def test_aliases_of_trainers_are_attributes_too() -> None:
+    import trlx_like
+
+    found = {alias: row.trainer for row in ALGORITHMS for alias in row.aliases}
+    assert len(found) == 4
+    for alias, name in found.items():
+        assert getattr(trlx_like, alias) is getattr(trlx_like, name)

@@ -120,6 +120,10 @@ def test_schedules_with_warm_up_golden() -> None:
     assert rates("linear", 7, total_steps=6, num_warmup_steps=2) == [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
     assert rates("linear", 3, total_steps=9, num_training_steps=2) == [1.0, 0.5, 0]  # what is given counts
     assert rates("constant_with_warmup", 4, num_warmup_steps=2) == [0, 0.5, 1.0, 1.0]
+    # a fraction is of all steps, rounded up
+    assert rates("linear", 7, total_steps=6, num_warmup_steps=0.3) == [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
+    with pytest.raises(ConfigError, match="warmup_ratio: write num_warmup_steps, of which 0.1 is a tenth"):
+        rates("linear", 7, total_steps=6, warmup_ratio=0.1)
     # (1 + cos(pi t / 4)) / 2 after the warm-up.
     cosine = rates("cosine", 6, total_steps=5, num_warmup_steps=1)
     assert cosine == pytest.approx([0, 1.0, 0.8535534, 0.5, 0.1464466, 0])

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from trlx_like.config.elsewhere import ELSEWHERE
 from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, expected, shown
 from trlx_like.redact import redacted
 from trlx_like.registry import nearest
@@ -106,6 +107,8 @@ class Section(BaseModel):
     @classmethod
     def unknown(cls, name: str) -> Problem:
         """Return the problem of a key that this section does not have."""
+        if name in ELSEWHERE:
+            return UnknownKey(cls._path(name), f"unknown key. Here this is {ELSEWHERE[name]}.")
         close = nearest(name, cls.model_fields)
         if close:
             return UnknownKey(cls._path(name), f"unknown key. Did you mean {'.'.join(cls._path(close))}?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from trlx_like.config.model import PathText
 from trlx_like.config.problems import Accepts, Problem
@@ -30,6 +30,15 @@ def _known_trainer(name: str) -> str:
     return name
 
 
+def _steps(value: Any) -> Any:
+    if isinstance(value, float) and 0 < value < 1:
+        raise ValueError(f"must count optimizer steps, got {value}; write that share of train.total_steps.")
+    return value
+
+
+Interval = Annotated[int, Field(ge=1), BeforeValidator(_steps)]
+
+
 class TrainConfig(Section):
     """Configure the training loop, checkpoints and logging: the section `train`."""
 
@@ -52,9 +61,9 @@ class TrainConfig(Section):
     pipeline: OfData[str] = "PromptPipeline"
     """Registered name of the pipeline that turns prompts into batches."""
 
-    checkpoint_interval: Applied[int] = Field(default=1000, ge=1)
+    checkpoint_interval: Applied[Interval] = 1000
     """Number of optimizer steps between two checkpoints."""
-    eval_interval: Applied[int] = Field(default=100, ge=1)
+    eval_interval: Applied[Interval] = 100
     """Number of optimizer steps between two evaluations."""
     checkpoint_dir: OfStart[Annotated[PathText, AfterValidator(_folder), Accepts("the path of a folder")]] = "ckpts"
     """Folder of the run: checkpoints, metrics, report. Files there that no run has made are left alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,12 @@ class _WithValueHead(PreTrainedModelWrapper):
 
     head_prefix = "v_head."
     head_options = ("v_head_init_strategy", "v_head_initializer_range", "summary_dropout_prob")
+    refused: ClassVar[Mapping[str, str]] = {
+        **PreTrainedModelWrapper.refused,
+        "score_module": "load the reward model's adapter, which has its head, with reward_adapter=",
+        "supports_rm_adapter": "every policy with an adapter of its own takes a reward adapter",
+        "rm_adapter_name": "it is called reward_adapter_name",
+    }
 
     def __init__(
         self,
@@ -42,8 +48,9 @@ class _WithValueHead(PreTrainedModelWrapper):
         v_head_init_strategy: str | None = None,
         v_head_initializer_range: float = 0.2,
         summary_dropout_prob: float | None = None,
+        **others: Any,
     ) -> None:
-        super().__init__(pretrained_model)
+        super().__init__(pretrained_model, **others)
         lm = self.pretrained_model
         head = SummaryHead(
             hidden_size(lm),

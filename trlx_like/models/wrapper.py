@@ -26,12 +26,6 @@ from trlx_like.models.merging import has_adapter
 from trlx_like.models.saved_heads import HEADS_FILE, read_heads
 from trlx_like.models.sources import no_progress_bars
 
-_REFUSED = {
-    "score_module": "load the reward model's adapter, which has its head, with reward_adapter=",
-    "supports_rm_adapter": "every policy with an adapter of its own takes a reward adapter",
-    "rm_adapter_name": "it is called reward_adapter_name",
-    "output_loading_info": "weights that are missing are an error",
-}
 _KBIT = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
 """Options of `peft.prepare_model_for_kbit_training`."""
 _LM = "pretrained_model."
@@ -44,6 +38,7 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
 
     Args:
         pretrained_model: The language model, or a `PeftModel` around it.
+        others: None; options that are not known are refused, with the reason if they are TRL's or trlX's.
 
     Raises:
         ConfigError: For a causal model where an encoder-decoder is expected, or the other way round.
@@ -55,9 +50,14 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
     """Beginning of the names of the heads' weights in a state dict, such as "v_head."."""
     head_options: ClassVar[tuple[str, ...]] = ()
     """Names of the options of the constructor, which `from_pretrained` and `from_config` take as well."""
+    refused: ClassVar[Mapping[str, str]] = {"output_loading_info": "weights that are missing are an error"}
+    """Options of the classes with these names in TRL and trlX that are not taken, with the reason."""
 
-    def __init__(self, pretrained_model: Any) -> None:
+    def __init__(self, pretrained_model: Any, **others: Any) -> None:
         super().__init__()
+        self._split(others)  # names those that are refused
+        if others:
+            raise ConfigError(f"{type(self).__name__} takes no {', '.join(others)}; from_pretrained may.")
         lm = unwrapped(pretrained_model)
         if not isinstance(lm, PreTrainedModel):
             raise ConfigError(f"{type(self).__name__} needs a model of transformers, not a {type(lm).__name__}.")
@@ -122,7 +122,7 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
     @classmethod
     def _split(cls, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Divide keywords into those of the heads, those of adapters, and those of transformers."""
-        for name, why in _REFUSED.items():
+        for name, why in cls.refused.items():
             if name in kwargs:
                 raise ConfigError(f"{cls.__name__}: {name} is not taken: {why}.")
         names = {"peft_config", "is_trainable", "reward_adapter", "reward_adapter_name", *_KBIT}

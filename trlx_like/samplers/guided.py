@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
@@ -139,9 +139,15 @@ class _WithILQLHeads(PreTrainedModelWrapper):
 
     head_prefix = "ilql_heads."
     head_options = ("two_qs",)
+    refused: ClassVar[Mapping[str, str]] = {
+        **PreTrainedModelWrapper.refused,
+        "alpha": "it is an argument of ilql_heads.sync",
+    }
 
-    def __init__(self, pretrained_model: Any, heads: ILQLHeads | None = None, *, two_qs: bool = True) -> None:
-        super().__init__(pretrained_model)
+    def __init__(
+        self, pretrained_model: Any, heads: ILQLHeads | None = None, *, two_qs: bool = True, **others: Any
+    ) -> None:
+        super().__init__(pretrained_model, **others)
         lm = self.pretrained_model
         made = ILQLHeads(hidden_size(lm), vocabulary_size(lm), two_qs) if heads is None else heads
         self.ilql_heads = made.to(lm.device)

@@ -33,7 +33,7 @@ from trlx_like.errors import (
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.callbacks import Callback, call
-from trlx_like.trainers.checks import refuse_removed_hooks, refuse_unused, require, require_method
+from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
@@ -109,11 +109,15 @@ class BaseRLTrainer(Verbs[E]):
 
     # The loop.
 
-    def learn(self) -> Metrics:
+    def learn(self, **functions: Any) -> Metrics:
         """Train until `train.total_steps` or `train.epochs`, and return the last value of every metric.
 
         Ctrl-C and SIGTERM end it after the running step: the run is saved and the process exits with 130 or 143.
+
+        Args:
+            functions: None; those of trlX's `learn` are refused with the callback in their place.
         """
+        refuse_functions(functions)
         self._check_needs()
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
@@ -326,11 +330,6 @@ class BaseRLTrainer(Verbs[E]):
     def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
         """Add this process's share of elements to the store, or with `whole` the same elements on every process."""
         self.store.push(experience, whole=whole)
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimiser of the trained parameters, as accelerate wraps it."""
-        return self.optimisation.optimizer
 
     def _prepare(self) -> None:
         """Bring the model to the device, make the optimiser, and register what checkpoints hold."""

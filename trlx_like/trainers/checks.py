@@ -97,6 +97,21 @@ def refuse_removed_hooks(trainer_class: type) -> None:
             )
 
 
+FUNCTIONS = {
+    "log_fn": "on_step, which gets the metrics of a step",
+    "save_fn": "on_save, which gets the folder of a checkpoint",
+    "eval_fn": "on_evaluate, which gets the metrics of an evaluation",
+}
+
+
+def refuse_functions(given: Iterable[str]) -> None:
+    """Raise ConfigError for arguments of `learn`: those of trlX are methods of a `Callback` here."""
+    for name in given:
+        if name not in FUNCTIONS:
+            raise ConfigError(f"learn takes no {name}.")
+        raise ConfigError(f"learn({name}=...): pass callbacks=[...] instead, a Callback with {FUNCTIONS[name]}.")
+
+
 def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
     """Return the metric by which checkpoints are compared, the highest one of a sweep.
 

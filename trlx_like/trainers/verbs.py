@@ -113,6 +113,11 @@ class Verbs(OfRun, ABC, Generic[E]):
             merged: Whether an adapter is merged into the model's weights; None: what fits the trainer best.
         """
 
+    @property
+    def optimizer(self) -> Any:
+        """The optimiser of the trained parameters, as accelerate wraps it."""
+        return self.optimisation.optimizer
+
     def generate(self, prompts: Sequence[Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Generate from prompts with the current model: token ids, or images from a diffusion model."""
         raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")

@@ -86,6 +86,17 @@ def test_options_that_cannot_be_followed(source: str, options: dict[str, Any], m
         Model.from_pretrained(given, **options)
 
 
+def test_options_of_the_constructor_that_are_not_taken() -> None:
+    with pytest.raises(ConfigError, match="AutoModelForCausalLMWithValueHead: score_module is not taken: load the"):
+        Model(tiny_lm(), score_module=nn.Linear(2, 1))
+    with pytest.raises(
+        ConfigError, match="AutoModelForCausalLMWithValueHead takes no peft_config; from_pretrained may"
+    ):
+        Model(tiny_lm(), peft_config=LORA)
+    with pytest.raises(ConfigError, match="alpha is not taken: it is an argument of ilql_heads.sync"):
+        AutoModelForCausalLMWithILQLHeads.from_pretrained(tiny_lm(), alpha=0.5)
+
+
 def test_quantization_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match="load_in_4bit needs bitsandbytes: pip install"):

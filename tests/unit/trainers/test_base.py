@@ -417,3 +417,13 @@ def test_what_only_a_loop_by_hand_calls_is_warned_of(tmp_path: Path, caplog: pyt
         caplog.clear()
         refuse_removed_hooks(kind)
         assert [text.partition(";")[0] for text in caplog.messages] == expected
+
+
+def test_functions_of_trlx_for_learn_are_refused_with_the_callback(tmp_path: Path) -> None:
+    trainer = line(tmp_path)
+    for name, hook in (("log_fn", "on_step"), ("save_fn", "on_save"), ("eval_fn", "on_evaluate")):
+        with pytest.raises(ConfigError, match=rf"learn\({name}=...\): pass callbacks=.* a Callback with {hook}, which"):
+            trainer.learn(**{name: print})
+        assert hasattr(Callback, hook)
+    with pytest.raises(ConfigError, match="learn takes no speed"):
+        trainer.learn(speed=2)

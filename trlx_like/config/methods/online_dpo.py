@@ -53,8 +53,9 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     @field_validator("gen_kwargs", "gen_experience_kwargs")
     @classmethod
     def _with_defaults(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Add the defaults of options that are not given, so that naming one does not change the temperature."""
-        return given if given is None else {**default_gen_kwargs(), **given}
+        """Add the length and temperature of the defaults where they are not given; the others have no effect."""
+        defaults = default_gen_kwargs()
+        return given and {**{name: defaults[name] for name in ("max_new_tokens", "temperature")}, **given}
 
     def beta_of(self, epoch: int) -> float:
         """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""
