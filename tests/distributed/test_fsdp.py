@@ -93,7 +93,7 @@ def test_bfloat16_with_sums_in_float32_loses_little(tmp_path: Path) -> None:
     assert found["bf16"] != found["fp32"] and found["sums"] != found["bf16"]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
     "optimizer": ({"optimizer.name": "adafactor"}, r"optimizer.name \(adafactor\) must be an optimizer that treats"),
     "hybrid": ({"backend.shard": "hybrid"}, r"there are 2 processes, \d of them on this machine"),

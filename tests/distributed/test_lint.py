@@ -17,6 +17,7 @@ WRITES = re.compile(r"(_foreach)?_?(copy|lerp|add|mul|sub|div|fill|addcmul|zero|
 """Methods of tensors that write into them, and functions of torch on lists of tensors."""
 
 OWN = {
+    "functional/counter.py": "random numbers that are being made",
     "imagined.py": "weights without memory, to estimate a run",
     "models/adapters.py": "the number format of a new adapter",
     "models/diffusion.py": "number formats, before the model is divided",
