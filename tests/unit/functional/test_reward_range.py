@@ -20,7 +20,17 @@ from trlx_like.functional.reward_range import dominant
         ([0.0, 0.0, 0.0, 1.0], None),
         ([0.3, 0.30000001, 0.3, 1.0], None),
         ([1.0, 2.0, 3.0, 1000.0], None),
+        ([1.0, 2.0, 1e9], 2),  # three are enough
         ([1.0, 1e9], None),
+        ([0.0, 0.0, 1.0, 100001.0], 3),  # 1e5 times a range of 1 from the median, 1
+        ([0.0, 0.0, 1.0, 100000.5], None),
+        ([0.0, 1.0, 1.0, 50000.0], None),
+        ([-50000.0, 0.0, 1.0, 1.0], None),
+        ([1000.0, 1000.0, 1000.5, 101020.5], None),  # 1e-3 of the larger, 1.0005, is what counts as their range
+        ([0.0] * 4, None),
+        ([-100.0, -100.1, -99.9, 1e6], 3),
+        ([0.0, 100.0, 1e6, 0.0], None),
+        ([-1e9, 0.0, 0.0, 0.0, 0.01], 0),
         ([], None),
         ([5.0] * 8, None),
     ],
