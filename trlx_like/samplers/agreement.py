@@ -103,11 +103,14 @@ class Agreement:
             if found is not None:
                 where = f" on process {rank}" if self.world.size > 1 else ""
                 self._refuse(f"does not hold the weights that are trained{where}: {found}", round_)
+        known = "although their weights are the same"
+        if not hasattr(engine, "digests"):
+            known = "and it cannot tell whether its weights are right"
         deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
         if not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
             self._refuse(
                 "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
-                f"{deviation:.2g} from 1 on average, above {limit:g}, although their weights are the same",
+                f"{deviation:.2g} from 1 on average, above {limit:g}, {known}",
                 round_,
             )
 

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.rewards.awaiting import run_async
@@ -197,12 +198,12 @@ class VLLMEngine:
 
     def _params(self, config: GenerationConfig, stop: list[str]) -> dict[str, Any]:
         """Translate generation options; nothing is left to the defaults of the model or the server."""
-        plain = GenerationConfig(**{**config.to_dict(), **dict.fromkeys(_SAME_HERE)})
-        if not is_plain(GenerationConfig(**{**plain.to_dict(), "do_sample": True})):
-            raise ConfigError(
-                f"method.gen_kwargs: sampler.engine (vllm) takes max_new_tokens, temperature, {', '.join(_SAME_HERE)} "
-                "only, of the options that change what is sampled."
-            )
+        for name, neutral in NEUTRAL.items():
+            if name not in _SAME_HERE and getattr(config, name, None) not in neutral:
+                raise ConfigError(
+                    f"method.gen_kwargs.{name}: sampler.engine (vllm) does not have it; of the options that change "
+                    f"what is sampled it takes temperature, {', '.join(_SAME_HERE)}."
+                )
         return {
             "max_tokens": config.max_new_tokens,
             "temperature": (config.temperature or 1.0) if config.do_sample else 0.0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from tests.contract.recipes import LORA, make
 from tests.distributed.ranks import on_ranks
@@ -126,6 +127,14 @@ def test_two_processes_share_a_server(server: VLLMServer, tmp_path: Path) -> Non
     first, second = on_ranks(_on_two, tmp_path, server.url, timeout=120)
     assert first == second and first[1] == 3
     assert server.routes["/collective_rpc"] == server.routes["/update_weight_version"] < 12
+
+
+def test_generation_options_that_a_server_has_not(tmp_path: Path) -> None:
+    engine = trainer_of(tmp_path, "http://127.0.0.1:1").sampler.engine
+    with pytest.raises(ConfigError, match=r"^method.gen_kwargs.typical_p: sampler.engine \(vllm\) does not have it"):
+        engine._params(GenerationConfig(max_new_tokens=3, do_sample=True, typical_p=0.5), [])
+    params = engine._params(GenerationConfig(max_new_tokens=3, do_sample=False), [])
+    assert (params["temperature"], params["max_tokens"], params["top_k"]) == (0.0, 3, 0)
 
 
 @pytest.mark.parametrize(
