@@ -26,6 +26,9 @@ from tests.distributed.ranks import on_ranks
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
 """Metrics are relative to 1 where they are larger. Both runs round differently: sums over processes, and the norm."""
 
+COARSE = {"DDPOTrainer / sd3": {"metrics": 1e-2}}
+"""Its reward is the brightness of images with 8 bits, in which a rounding error can change a pixel by one."""
+
 # The gradient of the bias of attention keys is 0 up to rounding. Adam divides it by its own size, unless eps is larger.
 SIX_STEPS: dict[str, Any] = {
     "train.batch_size": 4,
@@ -111,6 +114,12 @@ def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind:
     }
 
 
+def too_large(label: str, found: Mapping[str, float]) -> list[str]:
+    """Name the differences of a case that are above their bounds."""
+    bounds = {**BOUNDS, **COARSE.get(label, {})}
+    return [column for column, value in found.items() if not value <= bounds[column]]
+
+
 def main() -> int:
     """Run the cases and print the table; return 1 if one is above a bound or fails."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -129,7 +138,7 @@ def main() -> int:
             wrong += 1
             print(f"| {label} | {str(error).strip().splitlines()[-1][:200]} | | |", flush=True)
             continue
-        above = [column for column, value in found.items() if not value <= BOUNDS[column]]
+        above = too_large(label, found)
         wrong += bool(above)
         print(
             f"| {label} | {' | '.join(f'{value:.1e}' for value in found.values())} | {'ABOVE' * bool(above)}",
