@@ -2,9 +2,9 @@
 
 Exit codes: 0 success; 1 an error in this library (a traceback), a run that diverged, a process that died or hung, or an
 estimate that does not fit; 2 an error that the user can correct (one sentence); 3 a run that stopped itself because its
-sampler and its learner disagree; 4 `audit`, `ledger` or `reproduce` found something; 129, 130 and 143 interrupted by
-SIGHUP, Ctrl-C and SIGTERM. Modules that need torch are imported inside the commands, so that help and errors in a YAML
-file appear at once.
+sampler and its learner disagree; 4 `audit`, `ledger` or `reproduce` found something; 129, 130, 138 and 143 interrupted
+by SIGHUP, Ctrl-C, SIGUSR1 and SIGTERM. Modules that need torch are imported inside the commands, so that help and
+errors in a YAML file appear at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Annotated, Any, cast
 import typer
 
 import trlx_like
-from trlx_like import api, records
+from trlx_like import api, cluster, records
+from trlx_like.cluster import ConfigFile, Overrides, Plugins, Restarts, Resume, count_of, start
 from trlx_like.command_group import Commands
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
@@ -55,18 +56,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with the configuration.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override an option of the file, such as train.seed=1. Repeatable."
-    ),
-]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", metavar="PLUGIN", help="Load a module, a .py file or an entry point first. Repeatable."),
-]
-
 
 def main() -> None:
     """Run the command line and exit with its exit code."""
@@ -98,13 +87,11 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    processes: Annotated[int, typer.Option("--num-processes", min=1, help="Number of processes on this machine.")] = 1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
-    ] = False,
-    restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="Number of times to resume after a process died or failed.")
-    ] = 0,
+    processes: Annotated[
+        str, typer.Option("--num-processes", metavar="N|auto", help="Number of processes; auto: one per GPU.")
+    ] = "1",
+    resume: Resume = False,
+    restarts: Restarts = 0,
     force: Annotated[bool, typer.Option("--force", help="Resume even if what must not change has changed.")] = False,
 ) -> None:
     """Train a model with the configuration in a YAML file."""
@@ -115,20 +102,11 @@ def train(
     ]
     read = api.read_config(config, plugins=plugins or (), overrides=changes)
     api.check_folder(read)
-    if (
-        processes == 1 and not restarts
-    ) or "RANK" in os.environ:  # one of several already, that torchrun or accelerate started
+    number = count_of("--num-processes", processes)
+    if (number == 1 and not restarts) or "RANK" in os.environ:  # one of several, that torchrun or accelerate started
         api.make_trainer(read).learn()
         return
-    from trlx_like.distributed import launch
-
-    options = [word for value in changes for word in ("--set", value)]
-    options += [word for value in plugins or [] for word in ("--plugin", value)]
-    options += ["--traceback"] if ctx.find_root().params["traceback"] else []
-    command = ["-m", "trlx_like", "train", *options]
-    again = [*command, "--resume", "--", str(config)]
-    code = launch([*command, "--", str(config)], processes, restarts, again)
-    raise typer.Exit(128 - code if code < 0 else code)  # killed by signal n: -n, which a shell gives as 128 + n
+    start(ctx, config, changes, plugins or [], number, restarts)
 
 
 @app.command()
@@ -163,34 +141,6 @@ def check(
         from trlx_like.deep_check import deep_check
 
         typer.echo("\n".join(deep_check(read)))
-
-
-@app.command()
-def estimate(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    plugins: Plugins = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs.")] = 1,
-    memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in GiB.")] = 80.0,
-) -> None:
-    """Estimate the memory that a run needs on each GPU, without weights, data or a GPU.
-
-    Prints a table of phases and kinds of memory, and whether it fits. If it does not, prints the smallest change that
-    would make it fit, and exits with 1. Reward functions, judges and what CUDA itself takes are not counted.
-    """
-    from trlx_like.estimate import estimate as estimated, smallest_change
-
-    read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
-    found = estimated(read, gpus, memory)
-    typer.echo("\n".join(found.lines()))
-    size = f"{found.peak / 2**30:.1f} of {memory:g} GiB"
-    if found.fits:
-        typer.echo(f"It fits: {size} on each of {gpus} GPUs.")
-        return
-    change = smallest_change(read, gpus, memory)
-    options = " ".join(f"--set {name}={json.dumps(value)}" for name, value in (change or {}).items())
-    typer.echo(f"It does not fit: {size}. " + (f"It would with {options}" if change else "No option changes that."))
-    raise typer.Exit(1)
 
 
 @app.command("list")
@@ -333,5 +283,5 @@ def reproduce_(
     raise typer.Exit(0 if equal else records.FINDINGS)
 
 
-for command in (records.report, records.audit, records.ledger):
+for command in (cluster.launch, cluster.slurm, cluster.estimate, records.report, records.audit, records.ledger):
     app.command()(command)

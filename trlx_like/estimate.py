@@ -26,10 +26,12 @@ from transformers.pytorch_utils import Conv1D
 from trlx_like.check import never_called
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.data import Completion
+from trlx_like.distributed.fsdp import blocks
 from trlx_like.errors import ConfigError
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.imports import is_python_name
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load
+from trlx_like.trainers.probe import generate_longest
 
 COLUMNS = (
     *("weights", "reference", "heads", "gradients", "optimizer", "copies"),
@@ -102,7 +104,10 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     """
     with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
-        return Estimate(_table(trainer, gpus, config.model.quantization), memory * 2**30)
+        table = _table(trainer, gpus, config.model.quantization)
+        if config.backend.kind == "fsdp" and gpus > 1:
+            _divide(table, trainer.model, config, gpus)
+        return Estimate(table, memory * 2**30)
 
 
 @contextmanager
@@ -157,6 +162,8 @@ def _changes(config: TRLConfig, gpus: int) -> Iterator[dict[str, Any]]:
         yield {"train.minibatch_size": size}
     if "chunk_size" in type(config.method).model_fields and config.sampler.batch_size is None:
         yield {"sampler.batch_size": 8}
+    if config.backend.kind == "ddp" and gpus > 1:
+        yield {"backend.kind": "fsdp"}
     if model.peft_config is None:
         yield {"model.peft_config": {"peft_type": "LORA", "r": 16}}
         yield {"model.peft_config": {"peft_type": "LORA", "r": 16}, "model.dtype": "bfloat16"}
@@ -179,9 +186,11 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     local = train.batch_size // gpus
     own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
     own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
-    changes: dict[str, Any] = {"train": own, "model": {"quantization": None}}
+    changes: dict[str, Any] = {"train": own, "model": {"quantization": None}, "backend": {"kind": "ddp"}}
+    totals = {name: getattr(config.method, name, None) for name in ("num_rollouts", "num_prompts")}
+    changes["method"] = {name: max(1, total // gpus) for name, total in totals.items() if total is not None}
     if getattr(config.method, "formatting_func", None) is not None:
-        changes["method"] = {"formatting_func": None}
+        changes["method"]["formatting_func"] = None
     changed = config.evolve(**changes)
     for option in ("model_path", "ref_model_path"):
         setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))
@@ -248,6 +257,29 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     return table
 
 
+def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None:
+    """Divide what fsdp holds over GPUs, and add the weights that it gathers.
+
+    While samples are generated and scored all weights are gathered. In a step these are what is outside of the blocks,
+    and the block that runs with the next one.
+    """
+    of_blocks = [_bytes(_tensors([block])) for block in blocks(model)]
+    outside = _bytes(_tensors([model])) - sum(of_blocks)
+    backend = config.backend
+    gathered = sum(of_blocks) if backend.shard == "gradients" else 2 * max(of_blocks, default=0)
+    share = 0.0 if backend.offload == "all" else 1 / (min(gpus, 8) if backend.shard == "hybrid" else gpus)
+    for phase, row in table.items():
+        whole = row.copy()
+        for name in (*HELD, "gradients"):
+            row[name] = round(whole[name] * share)
+        if phase in ("generate", "reward"):
+            row.update({name: whole[name] - row[name] for name in ("weights", "heads", "reference")})
+        elif phase == "forward/backward":
+            row["weights"] += outside + gathered
+        elif phase == "step":  # gradients are summed where they are made
+            row["copies"] = round(table["rest"]["copies"] * share)
+
+
 def _states(trainer: Any) -> Counter[str]:
     """Count the bytes of weights, heads and reference."""
     model = trainer.model
@@ -308,20 +340,15 @@ def _kind(model: nn.Module, trained: list[nn.Parameter]) -> Any:
 
 def _generation(trainer: Any, live: LiveBytes) -> Counter[str]:
     """Measure the forward pass of the prompts and of a token; count the cache at the end of the responses."""
-    from trlx_like.samplers.generation import generation_config
-
     length, prompt = trainer.config.train.seq_length, trainer.max_prompt_length
-    rows = trainer.config.sampler.batch_size or math.inf
-    rows = int(min(rows, len(trainer.take_prompts(_chunk(trainer)))))
-    ids = torch.ones(rows, prompt, dtype=torch.int64)
-    config = generation_config({**trainer.experience_kwargs}, trainer.tokenizer)
     trainer.model.eval()
     with live:
-        trainer.sampler.engine.generate(ids, ids.bool(), config, [])
+        rows = generate_longest(trainer)
+    ids = torch.ones(1, prompt, dtype=torch.int64)
     with torch.no_grad():
         lm = trainer.model.lm
-        start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:1, :1]}
-        cache = lm(input_ids=ids[:1], use_cache=True, **start).past_key_values
+        start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:, :1]}
+        cache = lm(input_ids=ids, use_cache=True, **start).past_key_values
     of_prompt, of_token = _cache_bytes(cache, prompt, bool(start))
     full = round(rows * (of_prompt + of_token * (length - prompt)))
     # The forward pass of the prompts ends before the cache is full: the larger of both counts.
@@ -330,13 +357,6 @@ def _generation(trainer: Any, live: LiveBytes) -> Counter[str]:
     first = first + Counter({"KV cache": begun})
     first["activations"] = max(0, first["activations"] - begun)
     return max(first, last, key=Counter.total)
-
-
-def _chunk(trainer: Any) -> int:
-    """Return the number of prompts of this process that are generated for at once."""
-    method = trainer.method
-    total = getattr(method, "num_rollouts", None) or getattr(method, "num_prompts", None)
-    return int(min(method.chunk_size, total or math.inf))
 
 
 def _cache_bytes(cache: Any, prompt: int, seq2seq: bool) -> tuple[int, float]:

@@ -142,6 +142,18 @@ def test_several_processes(tmp_path: Path) -> None:
         estimate(config, gpus=3)
 
 
+def test_weights_that_are_divided_over_processes(tmp_path: Path) -> None:
+    config = ingredients("SFTTrainer", tmp_path, **{**COMMON, "train.batch_size": 8})[0]
+    whole, divided = estimate(config, gpus=4).table, estimate(config.evolve(backend={"kind": "fsdp"}), gpus=4).table
+    for kind in ("weights", "optimizer", "copies"):
+        assert divided["rest"][kind] == pytest.approx(whole["rest"][kind] / 4, abs=1)
+    assert divided["step"]["copies"] == divided["rest"]["copies"]
+    # Outside of the blocks: embeddings and head [700, 64], the last norm. Of two blocks: all their weights.
+    outside, block = 4 * (2 * 700 * 64 + 64), 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64)
+    gathered = divided["forward/backward"]["weights"] - divided["rest"]["weights"]
+    assert gathered == pytest.approx(outside + 2 * block, rel=0.001)  # and the frequencies of positions
+
+
 def test_the_command(here: Path) -> None:
     file = ppo_file(here)
     lines = said(0, "estimate", file).splitlines()

@@ -50,12 +50,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_check": EVERYTHING - {"cli"} | {"check"},
     "imagined": set(),
     "estimate": EVERYTHING - {"cli"} | {"check", "imagined"},
+    "cluster": EVERYTHING - {"cli"} | {"estimate"},
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
     "command_group": GROUND,
     "cli": EVERYTHING - {"cli"}
-    | {"check", "command_group", "continuation", "deep_check", "doctor", "estimate", "records", "reproduce"}
+    | {"check", "cluster", "command_group", "continuation", "deep_check", "doctor", "records", "reproduce"}
     | {"__init__"},
     "__main__": {"cli"},
 }

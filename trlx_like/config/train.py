@@ -61,6 +61,9 @@ class TrainConfig(Section):
     pipeline: OfData[str] = "PromptPipeline"
     """Registered name of the pipeline that turns prompts into batches."""
 
+    probe_memory: Applied[bool] = False
+    """Run the longest sample that the run may meet first, so that it runs out of memory at once or never."""
+
     checkpoint_interval: Applied[Interval] = 1000
     """Number of optimizer steps between two checkpoints."""
     eval_interval: Applied[Interval] = 100

@@ -2,7 +2,7 @@
 
 from trlx_like.distributed.backend import BACKENDS, Backend, make_backend, register_backend
 from trlx_like.distributed.heartbeat import Heartbeat
-from trlx_like.distributed.launcher import launch
+from trlx_like.distributed.launcher import launch, slurm_node
 from trlx_like.distributed.setup import make_accelerator
 from trlx_like.distributed.world import NamedNumbers, Statistics, World
 
@@ -21,4 +21,5 @@ __all__ = [
     "make_accelerator",
     "make_backend",
     "register_backend",
+    "slurm_node",
 ]

@@ -97,8 +97,10 @@ class World:
             ConfigError: If `total` is not a multiple of the number of processes.
         """
         if total % self.size:
+            below = total - total % self.size
+            near = " or ".join(str(value) for value in (below, below + self.size) if value)
             raise ConfigError(
-                f"{name} ({total}) is over all processes and must be a multiple of their number ({self.size})."
+                f"{name} ({total}) is over all processes and must be a multiple of their number ({self.size}): {near}."
             )
         return total // self.size
 

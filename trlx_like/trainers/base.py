@@ -38,6 +38,7 @@ from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation
+from trlx_like.trainers.probe import ProbeMemory
 from trlx_like.trainers.rollouts import Rollouts
 from trlx_like.trainers.scoring import Scoring
 from trlx_like.trainers.verbs import Verbs
@@ -47,7 +48,6 @@ __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
 logger = logging.getLogger(__name__)
 
 BEST = "best_checkpoint"
-
 E = TypeVar("E", bound=Experience)
 
 
@@ -87,7 +87,7 @@ class BaseRLTrainer(Verbs[E]):
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
         self.logit_mask = logit_mask
-        self.callbacks = list(callbacks)
+        self.callbacks = [*callbacks, *[ProbeMemory()] * config.train.probe_memory]
         self.data = {name: value for name, value in data.items() if value is not None}
         refuse_unused(type(self).__name__, self.data, self.uses, self.stop_sequences)
         if self.offline:

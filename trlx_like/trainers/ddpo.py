@@ -251,6 +251,12 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             for column in range(done * taken, (done + 1) * taken):
                 yield rows.at(column % steps)
 
+    def longest(self, rows: int) -> DenoisingExperience:
+        """Make a micro-batch of new images, all of which are of one size."""
+        images = self.make_images(self.prompts.take(rows))
+        assert images is not None
+        return next(self.microbatches(self.experience(images)))
+
     def units(self, batch: DenoisingExperience) -> float:
         return float(batch.order.numel())
 

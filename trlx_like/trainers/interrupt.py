@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: recorded when they arrive, handled after the running optimiser step."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1: recorded when they arrive, handled after the running optimiser step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class Interrupted(SystemExit):
-    """Exit the process after a signal stopped the run and it was saved: 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP)."""
+    """Exit the process after a signal stopped the run and it was saved: 130 (Ctrl-C), 143 (SIGTERM),
+    129 (SIGHUP) or 138 (SIGUSR1, which SLURM sends before the time limit)."""
 
     code: int
 
@@ -32,8 +33,10 @@ class StopRequest:
         self.code = 0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Record the first signal; raise KeyboardInterrupt at the second."""
+        """Record the first signal; raise KeyboardInterrupt at the second, unless it is SIGUSR1."""
         if self.code:
+            if signal.Signals(number).name == "SIGUSR1":  # a scheduler sends it to launcher and process alike
+                return
             raise KeyboardInterrupt  # asked twice: do not wait for the step to end
         self.code = 128 + number
         logger.warning("Stopping after this step, then saving. Ask again to stop at once, without saving.")
@@ -41,7 +44,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Record SIGINT, SIGTERM and SIGHUP within a `with` block, in the StopRequest that it yields.
+    """Record SIGINT, SIGTERM, SIGHUP and SIGUSR1 within a `with` block, in the StopRequest that it yields.
 
     A signal that is ignored, as `nohup` does with SIGHUP, stays ignored.
 

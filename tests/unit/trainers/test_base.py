@@ -354,7 +354,7 @@ def refused(rank: int, folder: Path) -> str:
 
 
 def test_a_batch_must_divide_among_the_processes(tmp_path: Path) -> None:
-    message = "train.batch_size (3) is over all processes and must be a multiple of their number (2)."
+    message = "train.batch_size (3) is over all processes and must be a multiple of their number (2): 2 or 4."
     assert on_ranks(refused, tmp_path) == [message, message]
 
 
