@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.contract.recipes import PROMPTS, RECIPES, make
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, whole
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
 """Metrics are relative to 1 where they are larger. Both runs round differently: sums over processes, and the norm."""
@@ -71,7 +71,7 @@ def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any
     assert trainer.run.backend.sharded == (changes["backend.kind"] != "ddp")
     items = trainer.state.items  # a reference that does not move has a fingerprint, which is small
     kept = [item for item in ("model", "optimizer", "reference") if item in items and not items[item].small]
-    states = {item: trainer.state.items[item].item.state_dict() for item in kept}
+    states = {item: whole(trainer.run.backend, items[item].item.state_dict()) for item in kept}
     exported = {str(file.relative_to(folder)): None for file in sorted(folder.glob("checkpoint_*/hf_model/**/*"))}
     for file in exported:
         exported[file] = load_file(folder / file) if file.endswith(".safetensors") else None  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import distributed as dist
 
 from trlx_like.distributed.launcher import free_port
+from trlx_like.functional.parts import Part
 
 # A process that has started threads of OpenMP cannot be forked.
 torch.set_num_threads(1)
@@ -50,6 +51,15 @@ def on_ranks(
     if failed and not (exits and all(kind in ("returned", "exited") for kind, _ in outcomes)):
         pytest.fail("\n".join(failed))
     return [value for _, value in outcomes]
+
+
+def whole(backend: Any, tree: Any) -> Any:
+    """A state dict with whole tensors in place of `Part`s. All processes call it."""
+    if isinstance(tree, Part):
+        return backend.gathered(tree).cpu()
+    if isinstance(tree, dict):
+        return type(tree)((name, whole(backend, value)) for name, value in tree.items())
+    return [whole(backend, value) for value in tree] if isinstance(tree, list) else tree
 
 
 def _gather(pipes: list[Connection], deadline: float) -> list[tuple[str, Any]]:

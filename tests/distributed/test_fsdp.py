@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import StopAfter, assert_same, rows
 from tests.distributed import matrix
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, whole
 from tests.tiny import tiny_config
 from trlx_like.errors import ConfigError
 from trlx_like.trainers.interrupt import Interrupted
@@ -197,7 +197,7 @@ def interrupted(rank: int, name: str, changes: Mapping[str, Any], folder: Path, 
             trainer.learn()
     trainer = make(name, folder, **{**changes, "train.resume_from_checkpoint": "auto"})
     trainer.learn()
-    states = {item: kept.item.state_dict() for item, kept in trainer.state.items.items()}
+    states = {item: whole(trainer.run.backend, kept.item.state_dict()) for item, kept in trainer.state.items.items()}
     return states, rows(folder)
 
 
@@ -219,7 +219,8 @@ def carried(rank: int, folder: Path, state: Any) -> Any:
         trainer.learn()
     for name, value in (state or {}).items():
         trainer.state.items[name].item.load_state_dict(value)
-    return {name: trainer.state.items[name].item.state_dict() for name in ("model", "optimizer")}
+    backend, items = trainer.run.backend, trainer.state.items
+    return {name: whole(backend, items[name].item.state_dict()) for name in ("model", "optimizer")}
 
 
 @pytest.mark.slow

@@ -36,11 +36,11 @@ def agreed(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, Any], dict[
     return first, second
 
 
-@pytest.mark.parametrize(("rollouts", "held"), [(3, [2, 1]), (1, [1, 0])])
-def test_few_rollouts(rollouts: int, held: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rollouts", [3, 1])
+def test_few_rollouts(rollouts: int, tmp_path: Path) -> None:
     """Three for two processes, and one: the second has nothing to train on, and only one prompt to evaluate."""
     runs = agreed(tmp_path, {"method.num_rollouts": rollouts, "eval_prompts": PROMPTS[:1]})
-    assert [run["rollouts"] for run in runs] == held
+    assert [run["rollouts"] for run in runs] == [rollouts] * 2  # both hold the whole round
 
 
 def only_from_the_first(outputs: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
@@ -51,7 +51,7 @@ def only_from_the_first(outputs: Sequence[str], prompts: Sequence[str], **_: Any
 
 def test_abstaining_on_one_process_only(tmp_path: Path) -> None:
     first, second = agreed(tmp_path, {"reward_fn": only_from_the_first})
-    assert (first["rollouts"], second["rollouts"]) == (3, 0)
+    assert (first["rollouts"], second["rollouts"]) == (3, 3)
     assert rows(tmp_path)[1]["rollout/score_std"] >= 0
 
 
@@ -201,8 +201,7 @@ def test_a_pool_is_the_same_on_both(count: int, tmp_path: Path) -> None:
     first, second = on_ranks(grown, tmp_path, {**changes, "method.n_improve_steps": 2, "train.epochs": 2})
     assert_same([second["pool"], second["metrics"]], [first["pool"], first["metrics"]])
     assert len(first["pool"]["scores"]) == count
-    assert first["held"] + second["held"] == first["metrics"]["pool/selected"]
-    assert first["held"] - second["held"] in (0, 1)
+    assert first["held"] == second["held"] == first["metrics"]["pool/selected"]
 
 
 def test_a_pool_without_what_one_process_made(tmp_path: Path) -> None:

@@ -185,11 +185,11 @@ def learn_with_a_broken_disk(rank: int, folder: Path) -> tuple[Any, str]:
     """A run in which the disk refuses what the second process writes of the first checkpoint."""
     save, calls = vars(state)["save_tree"], []
 
-    def broken(tree: Any, path: Path) -> None:
+    def broken(tree: Any, path: Path, *given: Any, **options: Any) -> None:
         calls.append(path)
         if rank == 1 and len(calls) == 1:
             raise CheckpointError(f"{path} cannot be written") from OSError(errno.EIO, "")
-        save(tree, path)
+        save(tree, path, *given, **options)
 
     vars(state)["save_tree"] = broken
     trainer = make("SFTTrainer", folder, **CONTINUE, **{"train.batch_size": 4, "train.save_best": False})

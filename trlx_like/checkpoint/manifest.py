@@ -16,7 +16,37 @@ MANIFEST = "manifest.json"
 FORMAT = "trlx_like.checkpoint"
 VERSION = 1
 
+_SEALED = ".sealed.rank_"
 _DESKTOP = {".DS_Store", "Thumbs.db", "desktop.ini"}  # created by file managers that merely showed the folder
+
+
+def seal_own(folder: Path, rank: int) -> None:
+    """Hash and flush the files that only this process has written, `rank_<r>/...` and `....rank_<r>.<suffix>`.
+
+    `seal_folder` takes the hashes over, so that one process does not read what many have written.
+
+    Args:
+        folder: The folder.
+        rank: The number of this process.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    own = {
+        name: path
+        for name, path in _list_files(folder).items()
+        if f"/rank_{rank}/" in name or f".rank_{rank}." in path.name
+    }
+    listed = {name: _hashed(path) for name, path in own.items()}
+    (folder / f"{_SEALED}{rank}.json").write_text(json.dumps(listed), encoding="utf-8")
+
+
+def _hashed(path: Path) -> dict[str, Any]:
+    """Return the entry of a file in a manifest, and flush the file to disk."""
+    with FileIO(path, "r+" if os.name == "nt" else "r") as file:  # Windows flushes only files opened for writing
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return {"size": file.tell(), "sha256": digest}
 
 
 def seal_folder(folder: Path) -> None:
@@ -29,12 +59,15 @@ def seal_folder(folder: Path) -> None:
         CheckpointError: If it contains links.
         OSError: If the disk refuses.
     """
+    sealed: dict[str, Any] = {}
+    for own in sorted(folder.glob(f"{_SEALED}*.json")):
+        sealed |= json.loads(own.read_bytes())
+        own.unlink()
     files = {}
     for name, path in _list_files(folder).items():
-        with FileIO(path, "r+" if os.name == "nt" else "r") as file:  # Windows flushes only files opened for writing
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files[name] = {"size": file.tell(), "sha256": digest}
-            os.fsync(file.fileno())
+        of_process = sealed.get(name)
+        whole = of_process is not None and of_process["size"] == path.stat().st_size
+        files[name] = of_process if whole else _hashed(path)
     with (folder / MANIFEST).open("w", encoding="utf-8") as manifest:
         json.dump({"format": FORMAT, "version": VERSION, "files": files}, manifest, indent=1)
         manifest.flush()

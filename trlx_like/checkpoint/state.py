@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trlx_like.checkpoint.ranges import has_parts
 from trlx_like.checkpoint.tree import load_tree, save_tree, tree_bytes
 from trlx_like.errors import CheckpointError
 
@@ -92,7 +93,8 @@ class Registered:
 class TrainState:
     """Save and restore the state of a run: items registered by name.
 
-    Their files are `state/shared/<name>` and `state/rank_<r>/<name>`.
+    Their files are `state/shared/<name>` and `state/rank_<r>/<name>`. Of a shared item whose state has `Part`s every
+    process writes its own.
 
     Args:
         meta: Who writes the state, such as {"trainer": "PPOTrainer"}; it is shown in error messages.
@@ -172,11 +174,11 @@ class TrainState:
         self.sizes = {name: tree_bytes(state) for name, state in states.items()}
         for name, kept in self.items.items():
             state = states.pop(name)
-            if kept.local or main:
+            if kept.local or main or has_parts(state):
                 place = _place(directory, name, kept.local, rank)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    save_tree(state, place)
+                    save_tree(state, place, rank, main=kept.local or main)
                 except CheckpointError as error:
                     raise CheckpointError(f"{name} cannot be saved: {error}") from error
         if main:
@@ -207,7 +209,8 @@ class TrainState:
                 assert kept.renew is not None
                 kept.renew()
                 continue
-            state = load_tree(_place(directory, name, kept.local, rank))
+            # Of an item that is divided over processes only this process's range is read.
+            state = load_tree(_place(directory, name, kept.local, rank), getattr(kept.item, "own_range", None))
             try:
                 kept.item.load_state_dict(state)
             except (LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trlx_like.checkpoint.ranges import SavedRanges, save_ranges
 from trlx_like.errors import CheckpointError
+from trlx_like.functional.parts import Part
 
 FORMAT = "trlx_like.tree"
 VERSION = 1
@@ -46,14 +48,16 @@ _DAMAGE = (
 Place = tuple[str, ...]
 
 
-def save_tree(tree: Any, path: Path) -> None:
-    """Write a nested state to `<path>.safetensors` and `<path>.json`.
+def save_tree(tree: Any, path: Path, rank: int = 0, *, main: bool = True) -> None:
+    """Write a nested state to `<path>.safetensors` and `<path>.json`, and divided tensors as `ranges.py` says.
 
     Args:
         tree: Dicts (also OrderedDict and Counter) with str or int keys, lists, tuples, None, bool, int, float, str,
-            dense tensors of any dtype, numpy arrays and scalars. Tensors that share their memory are written once, and
-            are loaded as one tensor.
+            dense tensors of any dtype, `Part`s of tensors, numpy arrays and scalars. Tensors that share their memory
+            are written once, and are loaded as one tensor.
         path: The path without suffix.
+        rank: The number of this process, for its ranges of divided tensors.
+        main: Whether this process writes what is not divided.
 
     Raises:
         CheckpointError: If the state contains anything else, with its dotted place, or the disk refuses.
@@ -62,8 +66,11 @@ def save_tree(tree: Any, path: Path) -> None:
     document = {"format": FORMAT, "version": VERSION, "tree": writer.encode(tree, ())}
     structure, tensors = _files(path)
     try:
-        save_file(writer.tensors, tensors)
-        structure.write_text(json.dumps(document, allow_nan=False), encoding="ascii")
+        if writer.parts:
+            save_ranges(writer.parts, path, rank)
+        if main:
+            save_file(writer.tensors, tensors)
+            structure.write_text(json.dumps(document, allow_nan=False), encoding="ascii")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
 
@@ -74,17 +81,20 @@ def tree_bytes(tree: Any) -> int:
         return sum(map(tree_bytes, tree.values()))
     if isinstance(tree, (list, tuple)):
         return sum(map(tree_bytes, tree))
+    if isinstance(tree, Part):
+        return tree.values.element_size() * math.prod(tree.shape)
     return int(tree.nbytes) if isinstance(tree, (Tensor, np.ndarray)) else 0
 
 
-def load_tree(path: Path) -> Any:
-    """Read the nested state that `save_tree` wrote.
+def load_tree(path: Path, own: Callable[[Sequence[int]], tuple[int, int]] | None = None) -> Any:
+    """Read the nested state that `save_tree` wrote on any number of processes.
 
     Args:
         path: The path without suffix.
+        own: Returns which range of a flattened tensor of a given shape this process holds; None reads whole tensors.
 
     Returns:
-        The state, with tensors on the CPU.
+        The state, with tensors on the CPU. With `own`, divided tensors are this process's `Part`s.
 
     Raises:
         CheckpointError: If files are missing or damaged.
@@ -98,7 +108,9 @@ def load_tree(path: Path) -> Any:
         if document["format"] != FORMAT or document["version"] != VERSION:
             found = f"{document['format']!r}, version {document['version']!r}"
             raise CheckpointError(f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
-        return _Reader(_read_tensors(tensors)).decode(document["tree"])
+        return _Reader(_read_tensors(tensors), SavedRanges(path), own).decode(document["tree"])
+    except CheckpointError:
+        raise
     except _DAMAGE as error:
         raise CheckpointError(f"{structure} or {tensors.name} is damaged: {error!r}") from error
 
@@ -121,6 +133,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.parts: dict[str, Part] = {}
         self._names: dict[tuple[Any, ...], str] = {}
         self._storages: set[int] = set()
 
@@ -140,6 +153,8 @@ class _Writer:
             return self._encode_mapping(value, place)
         if kind in (Tensor, nn.Parameter):
             return self._encode_tensor(value, place)
+        if kind is Part:
+            return self._encode_part(value, place)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._encode_array(value, place)
         raise _refusal(place, f"is a {kind.__module__}.{kind.__qualname__}")
@@ -170,6 +185,15 @@ class _Writer:
         if value.dtype not in _NATIVE:
             node |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         return node
+
+    def _encode_part(self, value: Part, place: Place) -> Any:
+        """Collect this process's part of a tensor, and return a reference to the whole one."""
+        if value.values.dtype not in _NATIVE:
+            raise _refusal(place, f"is a divided tensor of {value.values.dtype}")
+        name = str(len(self.parts))
+        self.parts[name] = value
+        dtype = str(value.values.dtype).removeprefix("torch.")
+        return {_TAG: "part", "name": name, "shape": list(value.shape), "dtype": dtype}
 
     def _hold(self, value: Tensor) -> str:
         """Collect a dense copy on the CPU with memory of its own, as safetensors demands, and return its name."""
@@ -224,14 +248,17 @@ def _encode_scalar(value: float | str) -> Any:
 class _Reader:
     """The inverse of `_Writer`. Nodes that it never writes raise LookupError, TypeError or ValueError."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(
+        self, tensors: dict[str, Tensor], ranges: SavedRanges, own: Callable[[Sequence[int]], tuple[int, int]] | None
+    ) -> None:
+        self.tensors, self.ranges, self.own = tensors, ranges, own
         self._by_tag: dict[str, Callable[[dict[str, Any]], Any]] = {
             "int": lambda node: int(node["hex"], 16),
             "float": lambda node: struct.unpack(">d", bytes.fromhex(node["bits"]))[0],
             "str": lambda node: bytes.fromhex(node["utf8"]).decode("utf-8", "surrogatepass"),
             "tuple": lambda node: tuple(self.decode(item) for item in node["items"]),
             "tensor": self._decode_tensor,
+            "part": self._decode_part,
             "numpy": self._decode_array,
             **dict.fromkeys(_MAPPINGS, self._decode_mapping),
         }
@@ -262,6 +289,15 @@ class _Reader:
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"this release of torch has no dtype {node['dtype']!r}")
         return tensor.view(dtype).reshape(node["shape"])
+
+    def _decode_part(self, node: dict[str, Any]) -> Any:
+        """Read this process's part of a divided tensor, or all of it."""
+        name, shape, dtype = node["name"], tuple(map(int, node["shape"])), getattr(torch, node["dtype"])
+        if dtype not in _NATIVE:
+            raise ValueError(f"dtype {node['dtype']!r} is never written")
+        begin, end = (0, math.prod(shape)) if self.own is None else self.own(shape)
+        values = self.ranges.read(name, shape, begin, end, dtype)
+        return values.view(shape) if self.own is None else Part(values, shape, begin)
 
     def _decode_array(self, node: dict[str, Any]) -> Any:
         """Look up a numpy array or scalar and restore its dtype."""

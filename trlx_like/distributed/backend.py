@@ -118,7 +118,7 @@ class Backend(Protocol):
         ...
 
     def stateful(self, item: Any) -> Any:
-        """Wrap a module or optimizer for checkpoints, which hold whole tensors whatever the number of processes."""
+        """Wrap a module or optimizer for checkpoints, which any number of processes of any backend can read."""
         ...
 
     def parts(self, item: nn.Module | Optimizer) -> Any:

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import torch_fsdp
 from trlx_like.distributed.backend import Backend, Value
+from trlx_like.distributed.divided_state import DividedState, divided, undivided
 from trlx_like.distributed.replicated import ReplicatedBackend
-from trlx_like.distributed.whole_state import WholeState, divided, undivided
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part, flat_range
@@ -201,9 +201,9 @@ class ShardedBackend:
             own = self.own(weight)
             own.copy_(value(own, self.own(followed)))
 
-    def stateful(self, item: Any) -> WholeState:
-        """Wrap a module or optimizer, so that its state holds whole tensors, on the main process."""
-        return WholeState(self, item)
+    def stateful(self, item: Any) -> DividedState:
+        """Wrap a module or optimizer, so that each process writes and reads its own part."""
+        return DividedState(self, item)
 
     def parts(self, item: Any) -> Any:
         """Return the state dict of a module or optimizer with `Part`s in place of divided tensors."""
@@ -215,7 +215,7 @@ class ShardedBackend:
     def restore(self, item: Any, state: Any) -> None:
         """Load a state dict of whole tensors or `Part`s."""
         if not isinstance(item, nn.Module):
-            item.load_state_dict(undivided(state, [parameter for parameter, _ in self._trained], self._range))
+            item.load_state_dict(undivided(state, [parameter for parameter, _ in self._trained], self.own_range))
             return
         present = item.state_dict()
         if set(present) != set(state):
@@ -230,7 +230,7 @@ class ShardedBackend:
                 if isinstance(given, Part):
                     given = given.values
                 elif isinstance(value, DTensor):
-                    given = given.flatten()[slice(*self._range(whole))]
+                    given = given.flatten()[slice(*self.own_range(whole))]
                 own.copy_(given.view(own.shape))
 
     def gathered(self, part: Part) -> Tensor:
@@ -244,7 +244,7 @@ class ShardedBackend:
             dist.all_gather(list(every), own, group=self.group)
         return every.flatten()[: math.prod(part.shape)].view(part.shape)
 
-    def _range(self, shape: Sequence[int]) -> tuple[int, int]:
+    def own_range(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return the range of this process in a flattened tensor."""
         return flat_range(shape, self.rank, self.ranks)
 
@@ -254,7 +254,7 @@ class ShardedBackend:
             return value
         writes = self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
         shape = tuple(like.shape)
-        return Part(self.own(value).detach().flatten(), shape, self._range(shape)[0], writes)
+        return Part(self.own(value).detach().flatten(), shape, self.own_range(shape)[0], writes)
 
 
 def make_sharded(world: World, config: TRLConfig) -> Backend:

@@ -18,6 +18,7 @@ import torch
 
 from trlx_like.checkpoint import CheckpointStore, TrainState
 from trlx_like.checkpoint.claim import RunFiles
+from trlx_like.checkpoint.manifest import seal_own
 from trlx_like.config import TRLConfig
 from trlx_like.config.resume import Change
 from trlx_like.distributed import World
@@ -291,6 +292,7 @@ class RunFolder:
 
     def _write_state(self, state: TrainState, folder: Path) -> None:
         state.save(folder, self.world.rank, self.world.main)
+        seal_own(folder, self.world.rank)
         if self.world.main:
             (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
 

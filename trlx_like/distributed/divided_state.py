@@ -1,4 +1,4 @@
-"""States for checkpoints with whole tensors, of modules and optimizers whose tensors are divided over processes."""
+"""States for checkpoints of modules and optimizers whose tensors are divided over processes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from trlx_like.functional.parts import Part
 
 
 class Dividing(Protocol):
-    """What `WholeState` needs of a backend."""
-
-    world: Any
+    """What `DividedState` needs of a backend."""
 
     def parts(self, item: Any) -> Any:
         """Return the state dict with `Part`s."""
         ...
 
-    def gathered(self, part: Part) -> Tensor:
-        """Put a tensor together."""
-        ...
-
     def restore(self, item: Any, state: Any) -> None:
-        """Load a state dict of whole tensors."""
+        """Load a state dict with this process's `Part`s, or with whole tensors."""
+        ...
+
+    def own_range(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return the range of this process in a flattened tensor."""
         ...
 
 
-class WholeState:
-    """Save and restore a module or optimizer as one process alone would, so that any number of processes can read it.
+class DividedState:
+    """Save and restore this process's parts of a module or optimizer, from the parts of any number of processes.
 
     Args:
-        backend: Gathers and divides tensors.
+        backend: Divides tensors.
         item: The module or optimizer.
     """
 
@@ -40,25 +38,16 @@ class WholeState:
         self.backend, self.item = backend, item
 
     def state_dict(self) -> Any:
-        """Return the state with whole tensors on the CPU; on other processes than the main one nothing."""
-        whole = self._whole(self.backend.parts(self.item))
-        return whole if self.backend.world.main else {}
+        """Return the state with `Part`s of divided tensors."""
+        return self.backend.parts(self.item)
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore a state of whole tensors, which every process has read."""
+        """Restore a state with this process's `Part`s, or with whole tensors."""
         self.backend.restore(self.item, state)
 
-    def _whole(self, tree: Any) -> Any:
-        """Replace each `Part` by the whole tensor, one at a time; only the main process keeps them."""
-        if isinstance(tree, Part):
-            whole = self.backend.gathered(tree)
-            return whole.cpu() if self.backend.world.main else None
-        if isinstance(tree, dict):
-            kind = type(tree)
-            return kind((name, self._whole(value)) for name, value in tree.items())
-        if isinstance(tree, list):
-            return [self._whole(value) for value in tree]
-        return tree
+    def own_range(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return the range of a flattened tensor that this process has to read."""
+        return self.backend.own_range(shape)
 
 
 def divided(
