@@ -1,35 +1,15 @@
-"""The commands for several machines, with machines that are this one: two launchers that meet on loopback."""
+"""The commands for several machines: the file for SLURM, the place of a machine in a job, and refusals."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.contract.runs import rows
 from tests.unit.cli_support import ppo_file, said
 from trlx_like.distributed.launcher import Node, free_port, slurm_node
-
-# What SLURM's own srun does with one task on each of two machines, on this one.
-SRUN = """\
-#!/bin/bash
-export SLURM_NNODES=2 SLURM_JOB_NODELIST=localhost SLURM_GPUS_ON_NODE=1
-for node in 0 1; do
-    SLURM_NODEID=$node "$@" &
-    tasks+=($!)
-done
-trap 'kill -USR1 "${tasks[@]}"' USR1
-code=0
-for task in "${tasks[@]}"; do
-    while kill -0 "$task" 2> /dev/null; do wait "$task"; last=$?; done
-    [ "$last" -eq 0 ] || code=$last
-done
-exit "$code"
-"""
 
 
 def on_path(folder: Path, **programs: str) -> dict[str, str]:
@@ -85,41 +65,3 @@ def test_the_place_of_a_machine_in_a_job(machines: str, first: str) -> None:
 )
 def test_a_launch_without_what_it_needs(here: Path, options: list[object], sentence: str) -> None:
     assert said(2, "launch", ppo_file(here), *options).strip() == sentence
-
-
-@pytest.mark.slow
-def test_two_machines_train_the_run_of_one_are_stopped_and_go_on(here: Path) -> None:
-    environment = on_path(here, srun=SRUN, trlx_like=f'#!/bin/bash\nexec {sys.executable} -m trlx_like "$@"\n')
-    environment = {**environment, "HF_HUB_OFFLINE": "1"}
-    file = ppo_file(here)
-    one = ["trlx-like", "train", str(file), "--num-processes", "2", "--set", f"train.checkpoint_dir={here / 'one'}"]
-    assert subprocess.run(one, env=environment).returncode == 0
-    assert subprocess.run(job(here, file), env=environment).returncode == 0
-    told = [[{k: v for k, v in row.items() if "time" not in k} for row in rows(here / n)] for n in ("one", "run")]
-    assert told[0] == told[1] and told[0][-1]["step"] == 2
-
-
-@pytest.mark.slow
-def test_a_job_before_its_limit_is_saved_and_goes_on(here: Path) -> None:
-    queued = '#!/bin/bash\necho "$@" > requeued\n'
-    environment = on_path(
-        here, srun=SRUN, scontrol=queued, trlx_like=f'#!/bin/bash\nexec {sys.executable} -m trlx_like "$@"\n'
-    )
-    file = ppo_file(here)
-    endless = ["--set", "train.total_steps=100000", "--set", "train.epochs=100000", "--set", "train.save_best=false"]
-    running = subprocess.Popen(job(here, file, *endless), env=environment, start_new_session=True)
-    metrics = here / "run" / "metrics.jsonl"
-    try:
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
-            assert running.poll() is None
-        srun = int(subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True).stdout.split()[0])
-        os.kill(srun, signal.SIGUSR1)
-        assert running.wait(120) == 138
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-    assert (here / "requeued").exists() and list((here / "run").glob("checkpoint_*"))
-    step = max(int(path.name.split("_")[1]) for path in (here / "run").glob("checkpoint_*"))
-    goes_on = ["--set", f"train.total_steps={step + 2}", "--set", "train.epochs=100000"]
-    assert subprocess.run(job(here, file, *goes_on), env=environment, timeout=300).returncode == 0
-    assert rows(here / "run")[-1]["step"] == step + 2
