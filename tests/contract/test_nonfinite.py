@@ -179,7 +179,7 @@ def test_the_first_bad_sample_and_parameter_are_named(tmp_path: Path) -> None:
 
     def spoiled() -> Any:
         metrics = made()
-        trainer.store.elements[1].advantages.fill_(torch.nan)
+        trainer.store.elements[3].advantages.fill_(torch.nan)
         return metrics
 
     trainer.make_experience = spoiled
