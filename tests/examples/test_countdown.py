@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from examples import countdown
+from examples import configurations, countdown
 from examples.countdown import HELD_OUT, LONGEST, RIGHT, Problem, default_task, expressions, read
-from trlx_like.config import TRLConfig
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_every_text_fits_the_tokenizer_and_the_model() -> None:
     longest = max(len(p["prompt"]) for p in countdown.prompts() + countdown.eval_prompts())
     answer = max(len(expression) for row in default_task().expressions.values() for expression in row)
     for file, _ in countdown.METHODS.values():
-        options = TRLConfig.load_yaml(countdown.CONFIGS / file)
+        options = configurations.load(file)
         new_tokens = options.method.to_dict()["gen_kwargs"]["max_new_tokens"]
         assert new_tokens > answer
         assert longest + new_tokens <= options.train.seq_length <= config.n_positions
@@ -102,5 +101,5 @@ def test_every_text_fits_the_tokenizer_and_the_model() -> None:
 def test_every_method_is_what_it_is_called() -> None:
     """The command line changes the options of a file: the names must be options of its method."""
     for file, options in countdown.METHODS.values():
-        config = TRLConfig.load_yaml(countdown.CONFIGS / file).evolve(method=options)
+        config = configurations.load(file).evolve(method=options)
         assert all(getattr(config.method, name) == value for name, value in options.items())

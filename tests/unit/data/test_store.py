@@ -22,9 +22,16 @@ def numbered(count: int) -> RolloutStore[Trace]:
     return store
 
 
+def whole(store: RolloutStore[Trace], size: int, seed: int, epochs: int = 1) -> list[Trace]:
+    """The batches of one process, which has a part of each."""
+    batches = list(store.batches(size, torch.Generator().manual_seed(seed), epochs))
+    assert all(batch is not None for batch in batches)
+    return [batch for batch in batches if batch is not None]
+
+
 def drawn(store: RolloutStore[Trace], size: int, seed: int, epochs: int = 1) -> list[list[int]]:
     """The numbers of the elements in each batch."""
-    batches = store.batches(size, torch.Generator().manual_seed(seed), epochs)
+    batches = whole(store, size, seed, epochs)
     return [[int(score) for score in batch.score] for batch in batches]
 
 
@@ -51,7 +58,7 @@ def test_the_order_is_that_of_the_seed_and_another_one_each_pass() -> None:
 
 def test_batches_hold_the_elements_and_are_as_wide_as_their_longest() -> None:
     store = numbered(7)
-    for batch in store.batches(2, torch.Generator().manual_seed(0)):
+    for batch in whole(store, 2, 0):
         rows = [store.elements[int(score)] for score in batch.score]
         assert batch.mask.shape[1] == max(len(row.mask) for row in rows)
         assert batch.prompt.shape[1] == max(len(row.prompt) for row in rows)
@@ -61,7 +68,7 @@ def test_batches_hold_the_elements_and_are_as_wide_as_their_longest() -> None:
 def test_batches_do_not_lend_the_elements() -> None:
     store = RolloutStore(Trace)
     store.push([trace(1, 2)])
-    for batch in store.batches(1, torch.Generator()):
+    for batch in whole(store, 1, 0):
         batch.logprobs.fill_(7)
     assert same(store.elements[0], trace(1, 2))
 

@@ -82,7 +82,7 @@ class LineTrainer(BaseRLTrainer[Points]):
         self.evaluated.append(self.progress.step)
         return {"metrics/fall": 1 - weight(self)}
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, **_: Any) -> None:
         Path(directory).mkdir(parents=True, exist_ok=True)
 
 
