@@ -209,7 +209,7 @@ def test_a_file_is_completed(here: Path, plugin: Path) -> None:
     file = echo_file(here, gen_kwargs={"max_new_tokens": 3})
     text = said(0, "show-config", file, "--plugin", plugin, "--set", "train.seed=3")
     assert "  # Whether to shout.\n  loud: false\n" in text  # the plugin's
-    assert "  # Put several samples into one row" in text  # its parent's
+    assert "  # Fill rows of `train.seq_length` tokens with samples" in text  # its parent's
     assert yaml.safe_load(text)["train"]["seed"] == 3
     text = said(0, "show-config", "ppo", "--set", "train.batch_size=64")
     Path("changed.yml").write_text(text)
