@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     python = Environment().ensure(TEST_EXTRAS)
     settings = ["-m", "slow or not slow"] if options.slow else []
     if not chosen and (os.cpu_count() or 1) >= 2:
-        settings += ["-n", "2", "--dist", "loadfile"]  # what the tests of a file share is made once
+        # What the tests of a file share is made once; files of few, long tests do not come last.
+        settings += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     variables = {**VARIABLES, **in_memory()}
     if options.quick or options.measure:
         folders = QUICK if options.quick and not chosen else []

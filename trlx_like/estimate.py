@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from trlx_like.check import never_called
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.data import Completion
-from trlx_like.distributed.fsdp import blocks
+from trlx_like.distributed.backend import blocks
 from trlx_like.errors import ConfigError
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.imports import is_python_name

@@ -203,7 +203,7 @@ def collect(calls: list[str]) -> Decision:
 
     def decide(call: Call) -> None:
         path = call.path
-        if path is not None and path.parts[1] not in ("dev", "proc"):
+        if path is not None and (path.parts[1] not in ("dev", "proc") or path.parts[:3] == ("/", "dev", "shm")):
             calls.append(f"{call.name} {path}")
 
     return decide

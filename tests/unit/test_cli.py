@@ -118,7 +118,7 @@ def test_two_processes_train_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["nothing"], ["train"], ["train", "a.yml", "--num-processes", "0"], ["generate", "model"], ["list", "--x"]],
+    [["nothing"], ["train"], ["train", "a.yml", "--restarts", "0"], ["generate", "model"], ["list", "--x"]],
 )
 def test_a_wrong_use_exits_with_2(here: Path, words: list[str]) -> None:
     assert "Usage: " in said(2, *words)
@@ -170,7 +170,7 @@ def test_the_names_of_every_kind(here: Path, plugin: Path) -> None:
     assert {"adam", "adamw", "sgd"} <= set(lines["optimizers"].split(", "))
     assert {"constant", "cosine_annealing"} <= set(lines["schedulers"].split(", "))
     assert {"jsonl", "wandb"} <= set(lines["trackers"].split(", "))
-    assert (lines["pipelines"], lines["engines"]) == ("PromptPipeline", "copy, transformers")
+    assert (lines["pipelines"], lines["engines"]) == ("PromptPipeline", "copy, transformers, vllm")
     for kind, names in lines.items():
         assert said(0, "list", kind).splitlines() == names.split(", ")
     assert "EchoTrainer" in said(0, "list", "trainers", "--plugin", plugin).splitlines()

@@ -152,3 +152,19 @@ def make_backend(world: World, config: TRLConfig) -> Backend:
     """
     backend: Backend = BACKENDS.get(config.backend.kind)(world, config)
     return backend
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Find the outermost modules of the classes that transformers and diffusers name in `_no_split_modules`."""
+    names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    found: dict[nn.Module, None] = {}
+
+    def look(module: nn.Module) -> None:
+        for child in module.children():
+            if type(child).__name__ not in names:
+                look(child)
+            elif any(True for _ in child.parameters()):
+                found[child] = None
+
+    look(model)
+    return list(found)

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import torch_fsdp
-from trlx_like.distributed.backend import Backend, Value
+from trlx_like.distributed.backend import Backend, Value, blocks
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
 from trlx_like.distributed.replicated import ReplicatedBackend
 from trlx_like.distributed.world import World
@@ -286,22 +286,6 @@ def _refuse(config: TRLConfig) -> None:
             f"{kind}: optimizer.name ({config.optimizer.name}) must be an optimizer that treats every number of a "
             f"weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
         )
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """Find the outermost modules of the classes that transformers and diffusers name in `_no_split_modules`."""
-    names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
-    found: dict[nn.Module, None] = {}
-
-    def look(module: nn.Module) -> None:
-        for child in module.children():
-            if type(child).__name__ not in names:
-                look(child)
-            elif any(True for _ in child.parameters()):
-                found[child] = None
-
-    look(model)
-    return list(found)
 
 
 def _mesh(world: World, config: TRLConfig) -> DeviceMesh:

@@ -15,6 +15,7 @@ from tests.unit.functional import q_learning_numpy as reference
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, spelled, table
 from trlx_like.data import Completion
+from trlx_like.functional import draw as drawing
 from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
 from trlx_like.models.layout import decoder_start, run_base, use_eager_attention_if_biased
 from trlx_like.samplers.guided import (
@@ -45,13 +46,12 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
     lm = sharp_lm(family)
     beta, top_k, temperature = 3.0, 4, 0.6
     drawn: list[torch.Tensor] = []
-    multinomial = torch.multinomial
 
-    def draw(probabilities: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         drawn.append(probabilities)
-        return multinomial(probabilities, *args, **kwargs)
+        return drawing.draw(probabilities, uniform)
 
-    monkeypatch.setattr(torch, "multinomial", draw)
+    monkeypatch.setattr("trlx_like.samplers.drawing.draw", draw)
     options = {"max_new_tokens": 3, "beta": beta, "top_k": top_k, "temperature": temperature, "eos_token_id": 31}
     generator = GuidedEngine(lm, tiny_tokenizer(), heads=sharp_heads(lm))
     completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion

@@ -299,7 +299,8 @@ def test_a_step_by_hand_is_a_step_of_the_loop(tmp_path: Path, monkeypatch: pytes
     by_hand.step(queries, [element.response for element in stored], [float(e.scores.sum()) for e in stored])
     for got, expected in zip(by_hand.store.elements, stored, strict=True):
         for name, value in vars(expected).items():
-            torch.testing.assert_close(getattr(got, name), value, rtol=0, atol=1e-5)
+            if name != "place":  # among the samples of a round, which a step by hand has not
+                torch.testing.assert_close(getattr(got, name), value, rtol=0, atol=1e-5)
     assert len(optimised) == 4
 
 
