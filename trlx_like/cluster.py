@@ -175,7 +175,8 @@ def estimate(
     Prints a table of phases and kinds of memory, and whether it fits. If it does not, prints the smallest change that
     would make it fit, and exits with 1. Reward functions, judges and what CUDA itself takes are not counted.
     """
-    from trlx_like.estimate import estimate as estimated, smallest_change
+    from trlx_like.estimate import estimate as estimated
+    from trlx_like.savings import smallest_change
 
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     found = estimated(read, gpus, memory)

@@ -125,53 +125,6 @@ def _silence() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def smallest_change(config: TRLConfig, gpus: int, memory: float) -> dict[str, Any] | None:
-    """Find the first change of a list that makes a run fit, or else how many of them together.
-
-    Args:
-        config: The complete configuration, of a run that does not fit.
-        gpus: Number of GPUs.
-        memory: GiB of each.
-
-    Returns:
-        Options with their new values; None if even all changes together do not suffice.
-    """
-    changes = list(_changes(config, gpus))
-    together: list[dict[str, Any]] = [{}]
-    for change in changes:
-        together.append({**together[-1], **change})
-    for options in (*changes, *together[2:]):
-        try:
-            if estimate(TRLConfig.update(config.to_dict(), options), gpus, memory).fits:
-                return options
-        except ConfigError:  # this change is not for this run
-            continue
-    return None
-
-
-def _changes(config: TRLConfig, gpus: int) -> Iterator[dict[str, Any]]:
-    """Yield changes that save memory, those that cost least first."""
-    train, model = config.train, config.model
-    if train.undo_nonfinite_updates:
-        yield {"train.undo_nonfinite_updates": False}
-    if not config.backend.gradient_checkpointing:
-        yield {"backend.gradient_checkpointing": True}
-    size = min(train.minibatch_size or math.inf, train.batch_size // gpus)
-    while size > 1:
-        size = next(part for part in range(int(size) // 2, 0, -1) if train.batch_size % part == 0)
-        yield {"train.minibatch_size": size}
-    if "chunk_size" in type(config.method).model_fields and config.sampler.batch_size is None:
-        yield {"sampler.batch_size": 8}
-    if config.backend.kind == "ddp" and gpus > 1:
-        yield {"backend.kind": "fsdp"}
-    if model.peft_config is None:
-        yield {"model.peft_config": {"peft_type": "LORA", "r": 16}}
-        yield {"model.peft_config": {"peft_type": "LORA", "r": 16}, "model.dtype": "bfloat16"}
-    if model.quantization is None:
-        adapter = model.peft_config or {"peft_type": "LORA", "r": 16}
-        yield {"model.peft_config": adapter, "model.dtype": "bfloat16", "model.quantization": "nf4"}
-
-
 def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     """Make the trainer of a run with random weights and without its data; one process of several.
 

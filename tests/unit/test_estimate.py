@@ -17,8 +17,9 @@ from tests.tiny import tiny_config
 from tests.unit.cli_support import ppo_file, run, said
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
-from trlx_like.estimate import estimate, make_rehearsal, smallest_change
+from trlx_like.estimate import estimate, make_rehearsal
 from trlx_like.samplers.generation import generation_config
+from trlx_like.savings import smallest_change
 
 LORA = {"peft_type": "LORA", "r": 4, "target_modules": "all-linear"}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}

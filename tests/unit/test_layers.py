@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_check": EVERYTHING - {"cli"} | {"check"},
     "imagined": set(),
     "estimate": EVERYTHING - {"cli"} | {"check", "imagined"},
-    "cluster": EVERYTHING - {"cli"} | {"estimate"},
+    "savings": EVERYTHING - {"cli"} | {"estimate"},
+    "cluster": EVERYTHING - {"cli"} | {"estimate", "savings"},
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
@@ -79,6 +80,8 @@ OPTIONAL = {
     *("bitsandbytes", "datasets", "deepspeed", "diffusers", "pandas", "peft", "PIL", "pyarrow"),
     *("sklearn", "tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
 }
+
+LONGEST = 350  # lines of a file
 
 # A file `trainers/ppo.py`, `trainers/ppo_*.py` or folder `trainers/ppo` belongs to the algorithm ppo; all
 # others are shared. Shared files know no algorithm; an algorithm may know one other, its parent.
@@ -184,6 +187,11 @@ def test_heavy_and_optional_packages_are_imported_late() -> None:
 
 def test_algorithms_know_the_shared_files_and_at_most_one_parent() -> None:
     assert wrong_algorithms(PACKAGE) == []
+
+
+def test_a_file_holds_one_idea() -> None:
+    lines = {file.relative_to(PACKAGE): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
+    assert {file: count for file, count in lines.items() if count > LONGEST} == {}
 
 
 def test_the_table_has_no_cycle() -> None:

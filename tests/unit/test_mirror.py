@@ -46,6 +46,7 @@ ELSEWHERE = {
     "tracking/folder": "tests/unit/tracking/test_report.py",
     "tracking/signals": "tests/unit/tracking/test_audit.py",
     "tracking/values": "tests/unit/tracking/test_base.py",
+    "savings": "tests/unit/test_estimate.py",
     "trainers/callbacks": "tests/contract/test_attributes.py",
     "trainers/checks": "tests/unit/trainers/test_base.py",
     "trainers/context": "tests/unit/trainers/test_base.py",
