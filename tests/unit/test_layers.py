@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
     "command_group": GROUND,
+    "compat": EVERYTHING - {"cli"},
     "cli": EVERYTHING - {"cli"}
     | {"check", "cluster", "command_group", "continuation", "deep_check", "doctor", "records", "reproduce"}
     | {"__init__"},

@@ -41,8 +41,8 @@ def encode_dialogues(
             `Dialogue.lost` counts its lost tokens. None cuts no sample.
         rewards: One entry per sample, see `place_rewards`. Rewards of outputs that are cut at the end go to the last
             token that is left.
-        seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, and `max_length`
-            counts the tokens of both.
+        seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, or plain text,
+            whose prompt is empty; `max_length` counts the tokens of both.
         template: Options of the chat template for all messages.
 
     Raises:
@@ -101,11 +101,11 @@ def _turns(sample: Any, row: int) -> list[str]:
 
 
 def _check_pair(sample: Any, row: int) -> None:
-    """Raise DataError unless a sample is one prompt and one output."""
+    """Raise DataError unless a sample is one prompt and one output, or an output alone."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     turns = [] if is_messages(conversation) else _turns(sample, row)
-    if len(turns) != 2:
-        what = {0: "is messages", 1: "is plain text"}.get(len(turns), f"has {len(turns)} turns")
+    if len(turns) not in (1, 2):
+        what = f"has {len(turns)} turns" if turns else "is messages"
         raise DataError(f"samples[{row}] {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
 
 
@@ -119,6 +119,8 @@ def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, 
         options = template_options(sample if isinstance(sample, Mapping) else {}, template, place)
         return encode_chat(conversation, encoder.tokenizer, place=place, **options)
     turns = _turns(sample, row)
+    if encoder.seq2seq and len(turns) == 1:
+        turns = ["", *turns]  # the encoder reads an empty prompt: the tokenizer's special tokens, or BOS
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]
     ids[-1] = encoder.ended(ids[-1])
     alone = len(turns) == 1

@@ -47,6 +47,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seq2seq: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.seq2seq = seq2seq
         self.eos: int = tokenizer.eos_token_id
         bos: int | None = tokenizer.bos_token_id
         self.start: int = self.eos if bos is None else bos

@@ -164,10 +164,11 @@ def pairs(*samples: Any, longest: int = 20, side: str = "right") -> list[tuple[l
 
 
 def test_prompt_and_output_for_an_encoder_decoder() -> None:
-    assert pairs(["ab", "cd"], {"prompt": "a", "completion": ""}, ("", "b<eos>")) == [
+    assert pairs(["ab", "cd"], {"prompt": "a", "completion": ""}, ("", "b<eos>"), "ab") == [
         ([A, B, EOS], [C, D, EOS]),
         ([A, EOS], [EOS]),
         ([EOS], [B, EOS]),
+        ([EOS], [A, B, EOS]),  # plain text: its prompt is empty
     ]
 
 
@@ -185,7 +186,6 @@ def test_prompts_or_outputs_of_an_encoder_decoder_are_cut() -> None:
 @pytest.mark.parametrize(
     ("sample", "what"),
     [
-        ("ab", "is plain text"),
         (["a", "b", "c", "d"], "has 4 turns"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "is messages"),
         ({"messages": [{"role": "user", "content": "a"}]}, "is messages"),

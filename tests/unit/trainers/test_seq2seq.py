@@ -94,7 +94,6 @@ def test_sft_begins_with_the_dropout_of_the_model(tmp_path: Path) -> None:
     ("changes", "error", "message"),
     [
         ({"method.packing": True}, ConfigError, "method.packing: an encoder-decoder would mix packed samples"),
-        ({"samples": [("a", "b"), "plain"]}, DataError, "samples[1] is plain text; model.model_arch_type: seq2seq"),
         ({"samples": [("a", "b", "c", "d")]}, DataError, "samples[0] has 4 turns; model.model_arch_type: seq2seq"),
     ],
 )

@@ -1,0 +1,1 @@
+"""What only renames: programs and files of other libraries come in here, and the names of this package go out."""
