@@ -14,7 +14,6 @@ import argparse
 import copy
 import random
 import sys
-import tempfile
 import time
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -28,6 +27,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Pre
 
 import trlx_like
 from examples import configurations
+from examples.problems import add_options, draws
 
 STRENGTHS = {"fig": 0.6, "pineapple": -0.6, "plum": -1.8, "blueberry": 1.8, "apple": -1.2, "orange": 0.0, "pear": 1.2}
 PROMPT = "best: "
@@ -88,15 +88,20 @@ def log_probability(lm: Any, word: str) -> float:
     return float(logprobs.gather(1, torch.tensor(after)[:, None]).sum())
 
 
-def learn(seed: int, directory: Path, loss: str = "sigmoid") -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Train once; return the learned reward of each word, with mean 0, and the verdicts."""
+def learn(
+    seed: int, directory: Path, loss: str = "sigmoid", problem: int | None = None
+) -> tuple[dict[str, float], list[dict[str, str]]]:
+    """Train once; return the learned reward of each word, with mean 0, and the verdicts.
+
+    problem: The seed of the verdicts; None for `seed`.
+    """
     torch.manual_seed(seed)
     lm = AutoModelForCausalLM.from_config(model_config())
     reference = copy.deepcopy(lm)
     config = configurations.load("dpo_bradley_terry").evolve(
         method={"loss_type": loss}, train={"seed": seed, "checkpoint_dir": str(directory)}
     )
-    rows = preferences(seed)
+    rows = preferences(seed if problem is None else problem)
     trainer = trlx_like.train(config, preferences=rows, model_path=lm)
     lm.to("cpu")
     beta = trainer.method.beta
@@ -111,22 +116,21 @@ def in_order(values: dict[str, float]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1, help="runs, from seed 1000 on (default 1)")
+    add_options(parser, 1000, Path("runs/bradley_terry"), "judge's verdicts")
     parser.add_argument("--loss", default="sigmoid", help="method.loss_type (default sigmoid)")
     arguments = parser.parse_args()
     words = sorted(STRENGTHS, key=lambda word: -STRENGTHS[word])
-    lines = [["seed", *words, "order", "CPU s"], ["truth", *(f"{STRENGTHS[word]:+.2f}" for word in words), "", ""]]
+    lines = [["verdicts", *words, "order", "CPU s"], ["truth", *(f"{STRENGTHS[word]:+.2f}" for word in words), "", ""]]
     recovered, furthest = 0, 0.0
-    for seed in range(1000, 1000 + arguments.seeds):
+    for draw in draws(arguments):
         started = time.process_time()
-        with tempfile.TemporaryDirectory() as folder:
-            rewards, rows = learn(seed, Path(folder), arguments.loss)
+        rewards, rows = learn(draw.seed, draw.directory, arguments.loss, draw.problem)
         spent = time.process_time() - started
         likely = most_likely(rows)
         recovered += in_order(rewards)
         furthest = max(furthest, *(abs(rewards[word] - likely[word]) for word in words))
         cells = [f"{rewards[word]:+.2f}" for word in words]
-        lines.append([str(seed), *cells, "right" if in_order(rewards) else "wrong", f"{spent:.0f}"])
+        lines.append([str(draw.problem), *cells, "right" if in_order(rewards) else "wrong", f"{spent:.0f}"])
         lines.append(["likeliest", *(f"{likely[word]:+.2f}" for word in words), "", ""])
     print()
     for line in lines:

@@ -1,6 +1,6 @@
 """Countdown: write an expression that uses each of three numbers once and has a given value.
 
-    python examples/countdown.py [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5]
+    python examples/countdown.py [grpo | rloo | reinforce++] [--seed 1000] [--seeds 5] [--problem 0]
 
 The prompt "3 5 14=6:" may be answered by "14-3-5". A small GPT-2 first imitates expressions that use the right numbers,
 half of them with another value. Then it is rewarded for the right value, and evaluated on problems it has never seen.
@@ -29,6 +29,7 @@ import torch
 
 import trlx_like
 from examples import configurations
+from examples.problems import Draw, add_options, draws, summary
 from examples.randomwalks.seeds import Stopwatch, measured
 
 if TYPE_CHECKING:
@@ -122,7 +123,11 @@ def default_task() -> Countdown:
 @cache
 def samples() -> list[tuple[str, str]]:
     """Return problems with expressions to imitate first."""
-    task = default_task()
+    return drawn_samples(default_task())
+
+
+def drawn_samples(task: Countdown) -> list[tuple[str, str]]:
+    """Draw training problems with an expression for each."""
     return [(problem.prompt, task.sample(problem)) for problem in task.rng.choices(task.train, k=EXAMPLES)]
 
 
@@ -183,12 +188,19 @@ def model_config() -> GPT2Config:
     )
 
 
-def train_start(directory: Path) -> str:
-    """Return the path of the model that imitates, trained first if the folder lacks it."""
+def train_start(directory: Path, task: Countdown | None = None) -> str:
+    """Return the path of the model that imitates, trained first if the folder lacks it.
+
+    task: what is split into training and held-out problems; by default that of the YAML files.
+    """
     model = directory / "hf_model"
     if not (model / "model.safetensors").exists():
-        config = configurations.load("sft_countdown")
-        trlx_like.train(config.evolve(train={"checkpoint_dir": str(directory)})).save_pretrained(model)
+        config = configurations.load("sft_countdown").evolve(train={"checkpoint_dir": str(directory)})
+        data: dict[str, Any] = {}
+        if task is not None:
+            held_out = [problem.row() for problem in task.held_out]
+            data = {"samples": drawn_samples(task), "eval_prompts": held_out}
+        trlx_like.train(config, **data).save_pretrained(model)
     return str(model)
 
 
@@ -197,30 +209,34 @@ def start() -> str:
     return train_start(DIRECTORY / "start")
 
 
-def run(method: str, seed: int, directory: Path) -> tuple[list[float], float]:
-    """Train from the shared start; return the solved share of held-out problems at each evaluation, and CPU seconds."""
-    model = train_start(directory / "start")
+def run(method: str, draw: Draw, starts: Path) -> tuple[list[float], float]:
+    """Train from the start of a split; return the solved share of held-out problems per evaluation, and CPU seconds."""
+    task = Countdown(draw.problem)
+    model = train_start(starts / f"split{draw.problem}", task)
     file, options = METHODS[method]
-    folder = directory / method / f"seed{seed}"
-    train = {"seed": seed, "checkpoint_dir": str(folder), "resume_from_checkpoint": None}
+    folder = draw.directory / method
+    train = {"seed": draw.seed, "checkpoint_dir": str(folder), "resume_from_checkpoint": None}
     config = configurations.load(file)
     watch = Stopwatch()
-    trlx_like.train(config.evolve(model={"model_path": model}, method=options, train=train))
+    training, held_out = ([problem.row() for problem in part] for part in (task.train, task.held_out))
+    config = config.evolve(model={"model_path": model}, method=options, train=train)
+    trlx_like.train(config, prompts=training, eval_prompts=held_out)
     return measured(folder, "reward/mean"), watch.lap()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", nargs="?", default="grpo", choices=METHODS, help="what learns (default grpo)")
-    parser.add_argument("--seed", type=int, default=1000, help="of the training; the problems stay the same")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
-    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where the runs go")
+    add_options(parser, 1000, DIRECTORY, "split into training and held-out problems")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    results = {seed: run(given.method, seed, given.directory) for seed in range(given.seed, given.seed + given.seeds)}
-    print("\nseed  held-out problems solved at each evaluation; CPU seconds without the start")
-    for seed, ((before, *curve), seconds) in results.items():
-        print(f"{seed}  {before:.3f} -> {' '.join(f'{value:.3f}' for value in curve)}  {seconds:6.1f}")
+    drawn = draws(given)
+    results = [run(given.method, draw, given.directory / "start") for draw in drawn]
+    print("\nsplit  seed  held-out problems solved at each evaluation; CPU seconds without the start")
+    for draw, ((before, *curve), seconds) in zip(drawn, results, strict=True):
+        values = " ".join(f"{value:.3f}" for value in curve)
+        print(f"{draw.problem:5}  {draw.seed}  {before:.3f} -> {values}  {seconds:6.1f}")
+    print(f"at the end: {summary(drawn, [curve[-1] for curve, _ in results])}")
 
 
 if __name__ == "__main__":

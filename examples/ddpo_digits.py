@@ -30,6 +30,7 @@ from torch import Tensor
 
 from examples.assets import cached
 from examples.pictures import Result, Task, grid, table, train_denoiser, tune
+from examples.problems import Draw, add_options, draws
 from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, TrainConfig, TRLConfig
 from trlx_like.rewards.images import brightness, jpeg_compressibility
 
@@ -187,24 +188,23 @@ def config(task: Task, model: Path, seed: int, directory: Path) -> TRLConfig:
     )
 
 
-def run(task: Task, seed: int, directory: Path) -> Result:
-    """Tune the base model of a seed, and evaluate it on 200 drawings."""
-    return tune(task, config(task, base(seed), seed, directory), DIGITS, metric_fn, repeats=20)
+def run(task: Task, draw: Draw, directory: Path) -> Result:
+    """Tune a base model, and evaluate it on 200 drawings."""
+    return tune(task, config(task, base(draw.problem), draw.seed, directory), DIGITS, metric_fn, repeats=20)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="the first seed, of the base and of DDPO")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first up")
-    parser.add_argument("--directory", type=Path, default=Path("runs/digits"), help="where the runs go")
+    add_options(parser, 1, Path("runs/digits"), "base model")
     parser.add_argument("--grid", type=Path, help="a picture of the first seed's drawings, before and after")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[int, list[Result]] = {}
-    for seed in range(given.seed, given.seed + given.seeds):
+    for draw in draws(given):
+        seed = draw.seed
         results[seed] = []
         for task in TASKS:
-            results[seed].append(run(task, seed, given.directory / f"seed{seed}" / task.name.replace(" ", "_")))
+            results[seed].append(run(task, draw, draw.directory / task.name.replace(" ", "_")))
             print(table({seed: results[seed][-1:]}, SAMPLES, SHOWN), flush=True)
     if given.grid:
         grid(results[given.seed], DIGITS, given.grid)

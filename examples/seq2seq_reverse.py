@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, T5Config
 
 import trlx_like
+from examples.problems import Draw, add_options, draws, summary
 from trlx_like import TRLConfig
 
 LETTERS = "abcdefgh"
@@ -103,15 +104,15 @@ def metric_fn(prompts: list[str], outputs: list[str], **_: Any) -> dict[str, lis
     return {"right": [float(output == prompt[::-1]) for prompt, output in zip(prompts, outputs, strict=True)]}
 
 
-def run(seed: int, directory: Path) -> tuple[list[float], float]:
+def run(draw: Draw) -> tuple[list[float], float]:
     """Run SFT, then PPO from its model; return the fraction of right answers after each, and CPU seconds."""
-    rng = random.Random(0)
+    seed, directory, rng = draw.seed, draw.directory, random.Random(draw.problem)
     prompts, eval_prompts = ([word(rng) for _ in range(count)] for count in (2000, 500))
     began = time.process_time()
     changes = {"train.seed": seed, "train.checkpoint_dir": str(directory / "sft")}
     sft = trlx_like.train(
         TRLConfig.update({**SECTIONS, **SFT}, changes),
-        samples=examples(4000, seed),
+        samples=examples(4000, draw.problem),
         metric_fn=metric_fn,
         eval_prompts=eval_prompts,
     )
@@ -130,11 +131,12 @@ def run(seed: int, directory: Path) -> tuple[list[float], float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 1 up")
-    parser.add_argument("--directory", type=Path, default=Path("runs/reverse"), help="where the runs go")
+    add_options(parser, 1, Path("runs/reverse"), "words and of the mistakes in the examples")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    results = {seed: run(seed, given.directory / f"seed{seed}") for seed in range(1, given.seeds + 1)}
-    print("\nseed  right after SFT  after PPO  CPU seconds")
-    for seed, ((after_sft, after_ppo), seconds) in results.items():
-        print(f"{seed:4}  {after_sft:15.2f}  {after_ppo:9.2f}  {seconds:11.0f}")
+    drawn = draws(given)
+    results = [run(draw) for draw in drawn]
+    print("\nwords  seed  right after SFT  after PPO  CPU seconds")
+    for draw, ((after_sft, after_ppo), seconds) in zip(drawn, results, strict=True):
+        print(f"{draw.problem:5}  {draw.seed:4}  {after_sft:15.2f}  {after_ppo:9.2f}  {seconds:11.0f}")
+    print(f"after PPO: {summary(drawn, [ends[1] for ends, _ in results], 2)}")

@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trlx_like
 from examples.assets import stories8m
+from examples.problems import Draw, add_options, draws, openings, summary
 from examples.sentiment_rewards import sadder, vader_reward
 from trlx_like import TRLConfig
 
-HERE = Path(__file__).parent
 TOKENS = 28
 SAMPLES = 24
 
@@ -96,14 +96,11 @@ def pairs(prompts: list[str], written: list[list[str]], score: Score, least: flo
     return rows
 
 
-def lines(name: str) -> list[str]:
-    return (HERE / name).read_text(encoding="utf-8").splitlines()
-
-
-def learn(model: str, score: Score, seed: int, directory: Path) -> tuple[float, float]:
+def learn(model: str, score: Score, draw: Draw) -> tuple[float, float]:
     """Train once; return the mean score before and after."""
-    torch.manual_seed(seed)
-    prompts, held_out = lines("story_prompts.txt"), lines("story_eval_prompts.txt")
+    seed, directory = draw.seed, draw.directory
+    torch.manual_seed(draw.problem)
+    prompts, held_out = openings(draw.problem)
     rows = pairs(prompts, continuations(model, prompts), score)
     others = pairs(held_out, continuations(model, held_out), score)
     print(f"{len(rows)} pairs of {len(prompts)} openings, and {len(others)} of {len(held_out)} others to measure on")
@@ -129,17 +126,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or hub name of a causal language model (default: stories8M)")
     parser.add_argument("--score", choices=sorted(SCORES), default="sadder", help="what orders the samples")
-    parser.add_argument("--seeds", type=int, default=1, help="runs, from seed 1000 on (default 1)")
-    parser.add_argument("--directory", type=Path, default=Path("runs/story_preferences"), help="where the runs go")
+    add_options(parser, 1000, Path("runs/story_preferences"), "openings and of the pairs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = arguments.model or str(stories8m())
-    table = []
-    for seed in range(1000, 1000 + arguments.seeds):
+    table, reached, drawn = [], [], draws(arguments)
+    for draw in drawn:
         started = time.process_time()
-        before, after = learn(model, SCORES[arguments.score], seed, arguments.directory / str(seed))
-        table.append(f"{seed:>6}{before:>+10.2f}{after:>+10.2f}{time.process_time() - started:>10.0f}")
-    print("\n  seed    before     after     CPU s", *table, sep="\n")
+        before, after = learn(model, SCORES[arguments.score], draw)
+        reached.append(after)
+        table.append(f"{draw.problem:>8}{before:>+10.2f}{after:>+10.2f}{time.process_time() - started:>10.0f}")
+    print("\nopenings    before     after     CPU s", *table, f"after: {summary(drawn, reached, 2)}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python scripts/demo.py`: from a fresh machine to a learned policy, with nothing but Python.
 
-Makes the environment when there is none, trains PPO on shortest walks through a random graph,
+Makes the environment when there is none, trains PPO on shortest walks through the graph of the README's picture,
 and says what to try next. Further arguments go to the example.
 """
 
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     """Exit code of the example."""
     environment = Environment()
     python = environment.ensure()
-    code = run([python, "-m", "examples.randomwalks.ppo", *arguments])
+    code = run([python, "-m", "examples.randomwalks.ppo", "--problem", "44", *arguments])
     if code:
         say(f"The demo ended with exit code {code}; the lines above say why.")
         return code

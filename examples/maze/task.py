@@ -75,6 +75,11 @@ class Maze:
         self.distance = self._distances()  # [N], moves to the goal
         self.observations = [self._describe(cell) for cell in range(len(self.cells))]
 
+    @classmethod
+    def drawn(cls, number: int) -> Maze:
+        """Return the benchmark's maze for 0, and for any other number a random one without loops, of 29 cells."""
+        return cls(random_plan(np.random.default_rng(number))) if number else default_maze()
+
     def _distances(self) -> Ints:
         distance = np.full(len(self.cells), len(self.cells))
         distance[self.goal] = 0
@@ -110,6 +115,26 @@ class Maze:
     def expected_score(self, policy: Floats) -> float:
         """Compute the mean of `expected_scores` over the starts."""
         return float(self.expected_scores(policy)[self.starts].mean())
+
+
+def random_plan(rng: np.random.Generator, rows: int = 3, columns: int = 5) -> str:
+    """Draw a maze with one way between any two cells: rooms on a grid, joined by a random walk that backtracks."""
+    plan = np.full((2 * rows + 1, 2 * columns + 1), "#")
+    way = [(0, 0)]
+    plan[1, 1] = " "
+    while way:
+        row, column = way[-1]
+        near = [(row + down, column + right) for down, right in MOVES.values()]
+        closed = [(r, c) for r, c in near if 0 <= r < rows and 0 <= c < columns and plan[2 * r + 1, 2 * c + 1] == "#"]
+        if not closed:
+            way.pop()
+            continue
+        way.append(closed[int(rng.integers(len(closed)))])
+        plan[2 * way[-1][0] + 1, 2 * way[-1][1] + 1] = " "
+        plan[row + way[-1][0] + 1, column + way[-1][1] + 1] = " "  # the wall between the two
+    rooms = np.argwhere(plan == " ")
+    plan[tuple(rooms[rng.integers(len(rooms))])] = "G"
+    return "\n".join("".join(line) for line in plan)
 
 
 class Walk:
@@ -163,12 +188,12 @@ def wander(maze: Maze, episodes: int = EPISODES, skill: float = SKILL, seed: int
     return Data(walks)
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token per line: 25 observations, 4 moves and special tokens. It pads on the left."""
+def tokenizer(maze: Maze | None = None) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with one token per line: observations, 4 moves and special tokens. It pads on the left."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    lines = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens())}, UNKNOWN))
+    lines = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens(maze))}, UNKNOWN))
     lines.pre_tokenizer = pre_tokenizers.Split("\n", "merged_with_previous")
     lines.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -181,9 +206,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tokens() -> list[str]:
+def tokens(maze: Maze | None = None) -> list[str]:
     """List the vocabulary in the order of its ids."""
-    maze = default_maze()
+    maze = maze or default_maze()
     return [
         *(f"{move}\n" for move in MOVES),
         *(maze.observations[cell] for cell in maze.starts),
@@ -194,14 +219,14 @@ def tokens() -> list[str]:
     ]
 
 
-def model_config() -> LlamaConfig:
+def model_config(maze: Maze | None = None) -> LlamaConfig:
     """Configure a Llama with 2 layers of width 64, 0.1 million parameters, and room for the longest episode.
 
     Its positions are relative (rotary), which suits a task in which the time since the start does not matter.
     """
     from transformers import LlamaConfig
 
-    ids = tokens()
+    ids = tokens(maze)
     return LlamaConfig(
         vocab_size=len(ids),
         hidden_size=64,
@@ -238,18 +263,25 @@ def rewards() -> list[list[float]]:
 
     With values down to -14, the squared errors of Q would outweigh the language-model loss on the shared weights.
     """
-    return [[reward / REWARD_UNIT for reward in walk] for walk in default_data().rewards]
+    return scaled_rewards(default_data())
 
 
-def eval_prompts() -> list[str]:
+def scaled_rewards(data: Data) -> list[list[float]]:
+    """Return the rewards of episodes in units of `REWARD_UNIT` moves."""
+    return [[reward / REWARD_UNIT for reward in walk] for walk in data.rewards]
+
+
+def eval_prompts(maze: Maze | None = None) -> list[str]:
     """Return the first observation from each start."""
-    maze = default_maze()
+    maze = maze or default_maze()
     return [maze.observations[cell] for cell in maze.starts]
 
 
-def metric_fn(prompts: Sequence[str], outputs: Sequence[str], **_: object) -> dict[str, list[float]]:
+def metric_fn(
+    prompts: Sequence[str], outputs: Sequence[str], maze: Maze | None = None, **_: object
+) -> dict[str, list[float]]:
     """Measure "shortest": 1 for each first move that begins a shortest path, else 0."""
-    maze = default_maze()
+    maze = maze or default_maze()
     good = maze.policy(1.0) > 0
     cells = [maze.observations.index(prompt) for prompt in prompts]
     said = [list(MOVES).index(word.strip()) if word.strip() in MOVES else None for word in outputs]

@@ -2,8 +2,8 @@
 
     python examples/randomwalks/ilql.py [--seed 1000] [--directory runs/randomwalks/ilql]
 
-The configuration is configs/ilql_randomwalks.yml; the table shows decoding with beta 100. With `--seeds 5` it trains
-five times.
+The configuration is configs/ilql_randomwalks.yml; the table shows decoding with beta 100. With `--seeds 10` it
+trains on ten graphs, with `--seeds 5 --problem 44` five times on one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any
 
 import trlx_like
 from examples import configurations
+from examples.problems import Draw
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
-from examples.randomwalks.task import default_task, metric_fn
+from examples.randomwalks.task import RandomWalks
 
 BETA = 100
 
 
-def run(seed: int, directory: Path) -> Result:
-    """Train ILQL from random weights under one seed (the graph stays the same)."""
+def run(draw: Draw) -> Result:
+    """Train ILQL from random weights on one graph."""
     watch = Stopwatch()
-    train_ilql(directory, seed)
-    return Result(directory, measured(directory), {"ILQL": watch.lap()})
+    train_ilql(RandomWalks(draw.problem), draw.directory, draw.seed)
+    return Result(draw.directory, measured(draw.directory), {"ILQL": watch.lap()})
 
 
-def train_ilql(directory: Path, seed: int, steps: int = 150, **method: Any) -> Any:
+def train_ilql(task: RandomWalks, directory: Path, seed: int, steps: int = 150, **method: Any) -> Any:
     """Train ILQL with evaluations at one beta, and return the trainer. method: options of ILQL to change."""
-    task = default_task()
     config = configurations.load("ilql_randomwalks").evolve(
         method={"gen_kwargs": {"max_new_tokens": 10, "top_k": 10, "beta": BETA}, **method},
         scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
@@ -47,9 +47,9 @@ def train_ilql(directory: Path, seed: int, steps: int = 150, **method: Any) -> A
         samples=task.samples,
         rewards=task.optimality(task.samples),
         eval_prompts=task.eval_prompts * WALKS,
-        metric_fn=metric_fn,
+        metric_fn=task.metric_fn,
     )
 
 
 if __name__ == "__main__":
-    main(__doc__, run, Path("runs/randomwalks/ilql"))
+    main(__doc__, {"ilql": run}, Path("runs/randomwalks/ilql"))

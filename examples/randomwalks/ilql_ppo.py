@@ -5,7 +5,8 @@
 PPO can load the folder that ILQL exports as its `model.model_path`, but it samples from the language model alone,
 without ILQL's values. So the language model first imitates, by SFT, walks that the export itself generated guided by
 its values. PPO starts from the result. The table shows PPO from its step 0 on, and guided ILQL, at temperatures .1 and
-1. `--alone` instead runs PPO from random walks for as many CPU seconds; `--seeds 5` trains five times.
+1. `alone` instead runs PPO from random walks for as many CPU seconds; `--seeds 10` trains
+on ten graphs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
+from examples.problems import Draw
 from examples.randomwalks.ilql import BETA, train_ilql
-from examples.randomwalks.ppo import train_ppo
+from examples.randomwalks.ppo import tune
 from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
 from examples.randomwalks.start import train_start
-from examples.randomwalks.task import default_task
+from examples.randomwalks.task import RandomWalks
 
 # Weights of up to 20 make the imitation term large. At full scale it dominates the shared layers, and Q gets worse.
 AWAC = {"beta": 6.0, "awac_clip": 20.0, "awac_scale": 0.2}
@@ -35,42 +37,45 @@ PPO_STEPS, ALONE_STEPS = 200, 280
 TEMPERATURES = [0.1, 1.0]
 
 
-def run(seed: int, directory: Path) -> Result:
-    """Run ILQL, imitation of its guided walks, and PPO under one seed (the graph stays the same)."""
+def run(draw: Draw) -> Result:
+    """Run ILQL, imitation of its guided walks, and PPO on one graph."""
     watch = Stopwatch()
+    task, directory, seed = RandomWalks(draw.problem), draw.directory, draw.seed
     exported, imitated = directory / "ilql" / "hf_model", directory / "sft" / "hf_model"
     decoding = {"max_new_tokens": 10, "top_k": 10, "beta": BETA, "temperature": TEMPERATURES}
-    ilql = train_ilql(directory / "ilql", seed, ILQL_STEPS, **AWAC, gen_kwargs=decoding)
+    ilql = train_ilql(task, directory / "ilql", seed, ILQL_STEPS, **AWAC, gen_kwargs=decoding)
     ilql.save_pretrained(exported)
     seconds = {"ILQL": watch.lap()}
-    train_start(directory / "sft", guided_walks(ilql), exported, seed=seed).save_pretrained(imitated)
+    train_start(directory / "sft", guided_walks(ilql, task), exported, task, seed=seed).save_pretrained(imitated)
     seconds["SFT"] = watch.lap()
-    curves = ppo_curves(imitated, directory / "ppo", seed, PPO_STEPS)
+    curves = ppo_curves(task, imitated, directory / "ppo", seed, PPO_STEPS)
     seconds["PPO"] = watch.lap()
     guided = {f"ILQL guided, {name}": curve for name, curve in curves_of(directory / "ilql").items()}
     return Result(directory / "ppo", curves.pop("temperature 0.1"), seconds, curves | guided)
 
 
-def guided_walks(ilql: Any) -> list[tuple[str, str]]:
+def guided_walks(ilql: Any, task: RandomWalks) -> list[tuple[str, str]]:
     """Sample (node, rest of the walk) guided by the values of a trained `ILQLTrainer`, equally often from each node."""
-    starts = default_task().prompts * WALKS
+    starts = task.prompts * WALKS
     return list(zip(starts, ilql.decode(ilql.generate_eval(starts, beta=GUIDANCE, temperature=1.0)), strict=True))
 
 
-def alone(seed: int, directory: Path) -> Result:
+def alone(draw: Draw) -> Result:
     """Run the same PPO from a model that imitates random walks, for as many CPU seconds as `run`."""
     watch = Stopwatch()
+    task, directory, seed = RandomWalks(draw.problem), draw.directory, draw.seed
     start = directory / "start" / "hf_model"
-    train_start(directory / "start", seed=seed).save_pretrained(start)
+    train_start(directory / "start", task=task, seed=seed).save_pretrained(start)
     seconds = {"SFT": watch.lap()}
-    curves = ppo_curves(start, directory / "alone", seed, ALONE_STEPS)
+    curves = ppo_curves(task, start, directory / "alone", seed, ALONE_STEPS)
     return Result(directory / "alone", curves.pop("temperature 0.1"), {**seconds, "PPO": watch.lap()}, curves)
 
 
-def ppo_curves(model: Path, directory: Path, seed: int, steps: int) -> dict[str, list[float]]:
+def ppo_curves(task: RandomWalks, model: Path, directory: Path, seed: int, steps: int) -> dict[str, list[float]]:
     """Train PPO from the model in a folder; return the optimality at each evaluation, by temperature."""
     decoding = {"max_new_tokens": 10, "temperature": TEMPERATURES}
-    train_ppo(model, directory, seed, steps, gen_kwargs=decoding, gen_experience_kwargs={"max_new_tokens": 10}, **PPO)
+    options = {**PPO, "gen_kwargs": decoding, "gen_experience_kwargs": {"max_new_tokens": 10}}
+    tune("ppo", task, model, directory, seed, steps, **options)
     return curves_of(directory)
 
 
@@ -80,4 +85,4 @@ def curves_of(directory: Path) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    main(__doc__, run, Path("runs/randomwalks/ilql_ppo"), alone)
+    main(__doc__, {"both": run, "alone": alone}, Path("runs/randomwalks/ilql_ppo"))

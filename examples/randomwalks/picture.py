@@ -1,6 +1,6 @@
 """Draw where walks go before and after PPO: the picture at the top of the README.
 
-    python examples/randomwalks/ppo.py
+    python examples/randomwalks/ppo.py --problem 44
     python examples/randomwalks/picture.py runs/randomwalks docs/images/walks.svg
 
 A line is an edge of the graph, as wide as the fraction of the sampled walks that take it. One walk is drawn in orange.
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.randomwalks.task import GOAL, LETTERS, MAX_LENGTH, RandomWalks, default_task
+from examples.randomwalks.task import DEFAULT_SEED, GOAL, LETTERS, MAX_LENGTH, RandomWalks
 
 WALKS = 50  # from each node
 WIDTH, HEIGHT, TOP, RADIUS = 450, 340, 52, 10
@@ -153,8 +153,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="the folder of examples.randomwalks.ppo")
     parser.add_argument("picture", type=Path, help="SVG file to write")
+    parser.add_argument("--problem", type=int, default=DEFAULT_SEED, help="number of the graph of the runs")
     given = parser.parse_args()
-    task = default_task()
+    task = RandomWalks(given.problem)
     before, after = (sampled(given.runs / name, task) for name in ("start/hf_model", "ppo/checkpoint_100/hf_model"))
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(before, after, task), encoding="utf-8")

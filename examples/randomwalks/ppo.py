@@ -1,14 +1,16 @@
 """PPO finds shortest paths: a GPT-2 first imitates random walks, then is rewarded for short ones.
 
-    python examples/randomwalks/ppo.py [--seed 1000] [--directory runs/randomwalks]
+    python examples/randomwalks/ppo.py [ppo | grpo | rloo | rft | online_dpo] [--seed 1000]
 
-The configurations are configs/sft_randomwalks.yml and configs/ppo_randomwalks.yml. With `--seeds 5` it trains
-five times and prints a table.
+The other trainers learn from the same start, on the same task. The configurations are configs/sft_randomwalks.yml and
+configs/ppo_randomwalks.yml and so on. With `--seeds 10` it trains on ten graphs, with `--seeds 5 --problem 44` five
+times on one. It prints a table.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +18,53 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any
 
 import trlx_like
 from examples import configurations
-from examples.randomwalks.seeds import WALKS, Result, Stopwatch, main, measured
+from examples.problems import Draw
+from examples.randomwalks.seeds import WALKS, Result, Run, Stopwatch, main, measured
 from examples.randomwalks.start import train_start
-from examples.randomwalks.task import default_task, metric_fn, reward_fn
+from examples.randomwalks.task import RandomWalks
+
+METHODS = ("ppo", "grpo", "rloo", "rft", "online_dpo")
 
 
-def run(seed: int, directory: Path) -> Result:
-    """Train the start model and PPO under one seed (the graph stays the same)."""
+def run(method: str, draw: Draw) -> Result:
+    """Train the start model, and then by one of `METHODS`, on one graph."""
     watch = Stopwatch()
+    task, directory = RandomWalks(draw.problem), draw.directory
     model = directory / "start" / "hf_model"
-    train_start(directory / "start", seed=seed).save_pretrained(model)
+    train_start(directory / "start", task=task, seed=draw.seed).save_pretrained(model)
     seconds = {"start": watch.lap()}
-    train_ppo(model, directory / "ppo", seed)
-    return Result(directory / "ppo", measured(directory / "ppo"), {**seconds, "PPO": watch.lap()})
+    tune(method, task, model, directory / method, draw.seed)
+    return Result(directory / method, measured(directory / method), {**seconds, method: watch.lap()})
 
 
-def train_ppo(
-    model: Path, directory: Path, seed: int, steps: int = 100, batch_size: int | None = None, **method: Any
+def tune(
+    method: str, task: RandomWalks, model: Path, directory: Path, seed: int, steps: int | None = None, **options: Any
 ) -> None:
-    """Train PPO from the model in a folder. method: options of PPO to change."""
-    task = default_task()
-    config = configurations.load("ppo_randomwalks")
+    """Train from the model in a folder.
+
+    Args:
+        method: One of `METHODS`, which has a configuration of that name.
+        task: The graph.
+        model: The folder of the start model.
+        directory: The run folder.
+        seed: Of everything random in training.
+        steps: Optimizer steps; None for those of the configuration.
+        options: Options of the method to change, and `batch_size`.
+    """
+    config = configurations.load(f"{method}_randomwalks")
+    steps = steps or config.train.total_steps
+    train: dict[str, Any] = {"seed": seed, "checkpoint_dir": str(directory), "total_steps": steps}
+    train["batch_size"] = options.pop("batch_size", config.train.batch_size)
     config = config.evolve(
-        model={"model_path": str(model)},
-        method=method,
-        scheduler={"kwargs": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": steps}},
-        train={
-            "seed": seed,
-            "checkpoint_dir": str(directory),
-            "resume_from_checkpoint": None,
-            "total_steps": steps,
-            "batch_size": batch_size or config.train.batch_size,
-        },
+        model={"model_path": str(model)}, method=options, train={**train, "resume_from_checkpoint": None}
     )
-    trlx_like.train(config, reward_fn, task.prompts, eval_prompts=task.eval_prompts * WALKS, metric_fn=metric_fn)
+    if config.scheduler.name == "linear":
+        config = config.evolve(scheduler={"kwargs": {**config.scheduler.kwargs, "total_iters": steps}})
+    trlx_like.train(
+        config, task.reward_fn, task.prompts, eval_prompts=task.eval_prompts * WALKS, metric_fn=task.metric_fn
+    )
 
 
 if __name__ == "__main__":
-    main(__doc__, run)
+    runs: dict[str, Run] = {method: partial(run, method) for method in METHODS}
+    main(__doc__, runs, Path("runs/randomwalks"))

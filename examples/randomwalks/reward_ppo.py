@@ -21,10 +21,11 @@ import torch
 
 import trlx_like
 from examples import configurations
+from examples.problems import Draw, add_options, draws
 from examples.randomwalks.reward import run
 from examples.randomwalks.seeds import WALKS
 from examples.randomwalks.start import train_start
-from examples.randomwalks.task import default_task
+from examples.randomwalks.task import RandomWalks
 from trlx_like import RewardModel
 
 WAYS: dict[str, tuple[float, bool]] = {
@@ -35,9 +36,10 @@ WAYS: dict[str, tuple[float, bool]] = {
 """For each run the weight of the KL penalty, and whether only edges of the graph are allowed."""
 
 
-def tune(start: Path, reward: Path, directory: Path, seed: int, kl: float, edges_only: bool) -> dict[str, Any]:
+def tune(
+    task: RandomWalks, start: Path, reward: Path, directory: Path, seed: int, kl: float, edges_only: bool
+) -> dict[str, Any]:
     """Train PPO from `start` on the reward model in `reward`; return the last metrics."""
-    task = default_task()
     config = configurations.load("ppo_randomwalks").evolve(
         model={"model_path": str(start)},
         method={"init_kl_coef": kl},
@@ -57,18 +59,18 @@ def tune(start: Path, reward: Path, directory: Path, seed: int, kl: float, edges
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1000, help="of everything random in training")
-    parser.add_argument("--directory", type=Path, default=Path("runs/randomwalks/reward_ppo"), help="for the runs")
-    arguments = parser.parse_args()
+    add_options(parser, 1000, Path("runs/randomwalks/reward_ppo"), "graph")
     torch.set_num_threads(1)
-    folder = arguments.directory / f"seed{arguments.seed}"
-    run(arguments.seed, folder / "reward")
-    start = folder / "start" / "hf_model"
-    train_start(folder / "start", seed=arguments.seed).save_pretrained(start)
-    for number, (name, (kl, edges_only)) in enumerate(WAYS.items()):
-        found = tune(start, folder / "reward" / "hf_model", folder / f"ppo{number}", arguments.seed, kl, edges_only)
-        print(
-            f"seed {arguments.seed}, {name:<23}: learned reward {found['reward/mean']:5.2f}, "
-            f"optimality {found['metrics/optimality']:.3f}",
-            flush=True,
-        )
+    for draw in draws(parser.parse_args()):
+        folder, task = draw.directory, RandomWalks(draw.problem)
+        run(Draw(draw.seed, draw.problem, folder / "reward"))
+        start = folder / "start" / "hf_model"
+        train_start(folder / "start", task=task, seed=draw.seed).save_pretrained(start)
+        for number, (name, (kl, edges_only)) in enumerate(WAYS.items()):
+            reward = folder / "reward" / "hf_model"
+            found = tune(task, start, reward, folder / f"ppo{number}", draw.seed, kl, edges_only)
+            print(
+                f"graph {draw.problem}, seed {draw.seed}, {name:<23}: learned reward {found['reward/mean']:5.2f}, "
+                f"optimality {found['metrics/optimality']:.3f}",
+                flush=True,
+            )

@@ -1,15 +1,17 @@
-"""Shared by the randomwalks programs: one run per seed, and a table of optimality and CPU seconds."""
+"""Shared by the randomwalks programs: one run per graph or seed, and a table of optimality and CPU seconds."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from examples.problems import Draw, add_options, draws, summary
 
 WALKS = 25  # walks from each of 20 nodes in an evaluation: the standard error of a trained model's mean is about .007
 
@@ -44,32 +46,29 @@ class Stopwatch:
         return self.began - before
 
 
-Run = Callable[[int, Path], Result]
+Run = Callable[[Draw], Result]
 
 
-def main(doc: str | None, run: Run, directory: Path = Path("runs/randomwalks"), alone: Run | None = None) -> None:
-    """Run `--seeds` times, one after the other on one thread, and print a table. alone: run instead with `--alone`."""
+def main(doc: str | None, runs: Mapping[str, Run], directory: Path) -> None:
+    """Run `--seeds` times, one after the other on one thread, and print a table.
+
+    runs: What can be run, by name; the first is the default.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1000, help="of the training; the graph stays the same")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from --seed up")
-    parser.add_argument("--directory", type=Path, default=directory, help="where the runs go")
-    if alone is not None:
-        parser.add_argument("--alone", action="store_true", help="the run to compare with instead")
+    add_options(parser, 1000, directory, "graph")
+    parser.add_argument("what", nargs="?", choices=runs, default=next(iter(runs)), help="what to run")
     given = parser.parse_args()
-    if alone is not None and given.alone:
-        run = alone
     torch.set_num_threads(1)
-    folders = {seed: given.directory / f"seed{seed}" for seed in range(given.seed, given.seed + given.seeds)}
-    if given.seeds == 1:
-        folders = {given.seed: given.directory}
-    results = {seed: run(seed, folder) for seed, folder in folders.items()}
-    print(f"\nseed  optimality at each evaluation{'':24}CPU seconds: {', '.join(results[given.seed].seconds)}")
-    for seed, result in results.items():
+    drawn = draws(given)
+    results = [runs[given.what](draw) for draw in drawn]
+    print(f"\ngraph  seed  optimality at each evaluation{'':24}CPU seconds: {', '.join(results[0].seconds)}")
+    for draw, result in zip(drawn, results, strict=True):
         seconds = "".join(f"{value:7.1f}" for value in result.seconds.values())
-        print(f"{seed}  {_line(result.curve):<56}{seconds}")
+        print(f"{draw.problem:5}  {draw.seed}  {_line(result.curve):<56}{seconds}")
         for name, curve in result.more.items():
-            print(f"      {_line(curve)}  {name}")
-    last = results[given.seed].directory
+            print(f"{'':13}{_line(curve)}  {name}")
+    print(f"at the end: {summary(drawn, [result.curve[-1] for result in results])}")
+    last = results[0].directory
     print(f"\nrun folder: {last}\nreport:     {last / 'report.html'}")
 
 

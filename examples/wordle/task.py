@@ -54,6 +54,7 @@ EPISODES = 102400
 SMART = 0.34
 SPELLING = 0.044  # standard deviation of a letter's vector: that of five letters is .1
 DATA_SEED = 1
+DRAWN = 330
 BOS, EOS, PAD, UNKNOWN = "<|bos|>", "<|eos|>", "<|pad|>", "<|unknown|>"
 
 Ints = npt.NDArray[np.int64]
@@ -73,6 +74,13 @@ class Wordle:
         marks = np.where(same, GREEN, np.where(has, YELLOW, BLACK))
         self.clues: Ints = marks @ 3 ** np.arange(LETTERS)  # [guess, hidden], a number for each clue
         self.right = GREEN * sum(3**place for place in range(LETTERS))
+
+    @classmethod
+    def drawn(cls, number: int) -> Wordle:
+        """Return the whole list for 0, and for any other number `DRAWN` words of it."""
+        if number == 0:
+            return default_wordle()
+        return cls(np.random.default_rng(number).choice(WORDS, DRAWN, replace=False).tolist())
 
     def clue_line(self, guess: int, hidden: int) -> str:
         """Write a clue as text: a fact for each letter of the guess, as in "s- t2? o- n- e5!"."""

@@ -34,7 +34,7 @@ def test_the_walks_to_imitate_are_guided_by_the_values(ilql: Any) -> None:
     with torch.no_grad():
         for target in ilql.values.targets:
             target.layers[2].bias[TOKENS.index("k")] += 100.0
-    walks = ilql_ppo.guided_walks(ilql)
+    walks = ilql_ppo.guided_walks(ilql, default_task())
     assert sorted(start for start, _ in walks) == sorted(default_task().prompts * 25)
     assert {set(rest) == {"k"} for _, rest in walks} == {True}
 
