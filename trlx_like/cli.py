@@ -24,6 +24,7 @@ import trlx_like
 from trlx_like import api, cluster, records
 from trlx_like.cluster import ConfigFile, Overrides, Plugins, Restarts, Resume, count_of, start
 from trlx_like.command_group import Commands
+from trlx_like.compat.command import migrate
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
@@ -283,5 +284,8 @@ def reproduce_(
     raise typer.Exit(0 if equal else records.FINDINGS)
 
 
-for command in (cluster.launch, cluster.slurm, cluster.estimate, records.report, records.audit, records.ledger):
+for command in (
+    *(cluster.launch, cluster.slurm, cluster.estimate),
+    *(records.report, records.audit, records.ledger, migrate),
+):
     app.command()(command)

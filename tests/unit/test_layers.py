@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command_group": GROUND,
     "compat": EVERYTHING - {"cli"},
     "cli": EVERYTHING - {"cli"}
-    | {"check", "cluster", "command_group", "continuation", "deep_check", "doctor", "records", "reproduce"}
+    | {"check", "cluster", "command_group", "compat", "continuation", "deep_check", "doctor", "records", "reproduce"}
     | {"__init__"},
     "__main__": {"cli"},
 }

@@ -11,6 +11,8 @@ ELSEWHERE = {
     "api": "tests/unit/trainers/test_base.py",
     "checkpoint/manifest": "tests/unit/checkpoint/test_store.py",
     "command_group": "tests/unit/test_cli.py",
+    "compat/checkpoints": "tests/compat/test_migrate.py",
+    "compat/command": "tests/compat/test_migrate.py",
     "config/methods/dpo": "tests/unit/trainers/test_dpo.py",
     "config/methods/groups": "tests/unit/trainers/test_groups.py",
     "config/methods/grpo": "tests/unit/test_presets.py",

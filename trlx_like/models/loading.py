@@ -202,10 +202,10 @@ def check_complete(found: Mapping[str, Any], place: str, may_differ: bool = Fals
     """
     missing = [name for name in found["missing_keys"] if not name.startswith(new)]
     if missing:
-        raise ConfigError(
-            f"{place} has no {min(missing)}{_and_more(missing)}: it is another kind of model, and what it lacks would "
-            "be random."
-        )
+        why = "it is another kind of model, and what it lacks would be random."
+        if any(name.startswith("base_model.") for name in found.get("unexpected_keys", ())):
+            why = "its weights have trlX's names; `trlx-like migrate FOLDER --to NEW_FOLDER` gives them transformers'."
+        raise ConfigError(f"{place} has no {min(missing)}{_and_more(missing)}: {why}")
     if found["mismatched_keys"] and not may_differ:
         name, saved, wanted = min(found["mismatched_keys"])
         raise ConfigError(

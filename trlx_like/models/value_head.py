@@ -67,17 +67,15 @@ class _WithValueHead(PreTrainedModelWrapper):
         Raises:
             ConfigError: If it is a value branch, which has blocks of its own, or does not fit the model.
         """
-        if any(name.startswith("head_tops.value.") for name in saved):
+        if any(name.startswith(("head_tops.value.", "v_head.")) for name in saved):
             raise ConfigError(
                 f"{file} has a value branch (method.num_value_layers_unfrozen), which this model has no place for."
             )
-        prefixes = ("heads.value.", "v_head.")
-        named = [(name, prefix) for name in saved for prefix in prefixes if name.startswith(prefix)]
-        value = {name.removeprefix(prefix): saved[name].float() for name, prefix in named}
+        prefix = "heads.value."
+        value = {name.removeprefix(prefix): part.float() for name, part in saved.items() if name.startswith(prefix)}
         if not value:
             return
         if "summary.weight" not in value:
-            value = {name if name.startswith("layers.") else f"layers.{name}": part for name, part in value.items()}
             if isinstance(self.v_head, SummaryHead) and self.v_head.dropout.p:
                 raise ConfigError(f"summary_dropout_prob: the head in {file} has two layers and no dropout.")
             self.v_head = ValueHead(hidden_size(self.pretrained_model)).to(self.pretrained_model.device)

@@ -1,0 +1,324 @@
+"""Turns files of trlX into files of this package, and says what was changed and why: `trlx-like migrate`.
+
+A configuration of a run, a configuration of accelerate, a sweep of Ray, or a checkpoint. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.config.problems import InvalidConfig, UnknownKey, shown
+from trlx_like.config.yaml_source import YamlSource, as_yaml, plain
+from trlx_like.errors import ConfigError
+
+Migration = tuple[str, list[str]]
+"""The text of the new file, and a line for each thing that was changed, lost, or now means something else."""
+
+
+def migrate(file: str | Path) -> Migration:
+    """Translate a YAML file.
+
+    Args:
+        file: A configuration of trlX, a configuration of accelerate, or a sweep file of trlX (Ray Tune).
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    values = _read(file)
+    kinds: dict[str, Callable[[dict[str, Any]], Migration]] = {
+        "tune_config": _sweep,
+        "distributed_type": _accelerate,
+        "method": _run,
+    }
+    for key, translate in kinds.items():
+        if key in values:
+            return translate(values)
+    raise ConfigError(
+        f"{file}: this is no configuration of trlX (method, train, ...), of accelerate (distributed_type) or of a "
+        "sweep (tune_config)."
+    )
+
+
+def _read(file: str | Path) -> dict[str, Any]:
+    """Read values as trlX's reader (YAML 1.1) takes them, but text such as "1e-5" as the number that it is."""
+    values = YamlSource(file).values
+    older = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+
+    def merged(new: Any, old: Any) -> Any:
+        if isinstance(new, dict) and isinstance(old, dict):
+            return {key: merged(value, old.get(key, value)) for key, value in new.items()}
+        return old if isinstance(old, bool) else new
+
+    found: dict[str, Any] = merged(values, older)
+    return found
+
+
+# A run.
+
+_ADDED: dict[tuple[str, str], tuple[Any, str]] = {
+    ("train", "tracker"): ("wandb", "trlX's default"),
+    ("train", "project_name"): ("trlx", "trlX's default"),
+    ("train", "max_grad_norm"): (None, "trlX clips no gradients"),
+}
+"""Options that a file of trlX leaves to a default which is another one here."""
+
+_WHY = {
+    ("method", "name"): "the name here",
+    ("train", "trainer"): "the name here",
+    ("method", "scale_reward"): "the value that switches it off",
+    ("method", "cliprange_reward"): "the value that switches it off",
+}
+
+
+def _meanings(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each option that keeps its name and value and means something else."""
+    train, method = values.get("train", {}), values.get("method", {})
+    per_process = "counts all processes together, and in trlX each: times the number of processes for the same run"
+    for section, key in (("train", "batch_size"), ("method", "num_rollouts")):
+        if key in values.get(section, {}):
+            yield f"{section}.{key} ({shown(values[section][key])}) {per_process}"
+    if train.get("minibatch_size") not in (None, train.get("batch_size")):
+        times = -(-train["batch_size"] // train["minibatch_size"])
+        yield f"train.minibatch_size no longer changes the gradient, which trlX made {times} times as large by it"
+    if method.get("target") is not None:
+        yield "method.target: the KL weight adapts once a round, and in trlX in each pass over it"
+    if "steps_for_target_q_sync" in method:
+        yield "method.steps_for_target_q_sync counts optimizer steps; trlX looks at it only at the end of an epoch"
+    if "ppo_epochs" in method:
+        yield "the KL reference is the policy's own start; in trlX another network for num_layers_unfrozen -1 and 0"
+
+
+def _run(values: dict[str, Any]) -> Migration:
+    """Translate a configuration of a run."""
+    notes: list[str] = []
+    for (section, key), (value, why) in _ADDED.items():
+        part = values.setdefault(section, {})
+        if key not in part:
+            part[key] = value
+            notes.append(f"added {section}.{key}: {shown(value)} ({why})")
+    notes += _dropped(values.get("train", {}))
+    config, lost = _valid(values)
+    if config is None:
+        return as_yaml(values), notes + lost
+    made = config.recorded()
+    written = {
+        section: {key: made[section][key] for key in part} if isinstance(part, dict) else made[section]
+        for section, part in values.items()
+    }
+    written["train"]["trainer"] = TRAINERS.canonical(config.train.trainer)
+    written["method"]["name"] = type(config.method).__name__
+    for section, part in written.items():
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if value != (before := plain(values[section][key])):
+                why = _WHY.get((section, key), "the same value")
+                notes.append(f"changed {section}.{key}: {shown(before)} -> {shown(value)} ({why})")
+    return as_yaml(written), notes + lost + [f"other meaning: {line}" for line in _meanings(written)]
+
+
+def _dropped(train: dict[str, Any]) -> Iterator[str]:
+    """Take out options of the section `train` that cannot be carried, and yield a line for each."""
+    if train.get("resume_from_checkpoint"):
+        yield (
+            f"dropped train.resume_from_checkpoint: {train['resume_from_checkpoint']} (a run of trlX cannot be "
+            "continued; migrate its folder and name it as model.model_path)"
+        )
+        train["resume_from_checkpoint"] = None
+    if train.get("trainer_kwargs"):
+        yield f"dropped train.trainer_kwargs: {shown(train['trainer_kwargs'])} (keywords of trlX's trainer)"
+        train["trainer_kwargs"] = {}
+
+
+def _valid(values: dict[str, Any]) -> tuple[TRLConfig | None, list[str]]:
+    """Make the configuration without the keys that it does not have; None if other problems are left."""
+    lost: list[str] = []
+    while True:
+        try:
+            return TRLConfig.from_dict(values), lost
+        except InvalidConfig as error:
+            unknown = [problem for problem in error.problems if isinstance(problem, UnknownKey)]
+            for problem in unknown:
+                section, key = problem.path[:2]
+                lost.append(f"dropped {problem.key}: {shown(values[section].pop(key))} ({problem.sentence})")
+            if not unknown:
+                return None, lost + [f"to do: {problem}" for problem in error.problems]
+
+
+# A configuration of accelerate.
+
+_SHARDS = {
+    **dict.fromkeys(("FULL_SHARD", "1"), {"kind": "fsdp", "shard": "full"}),
+    **dict.fromkeys(("SHARD_GRAD_OP", "2"), {"kind": "fsdp", "shard": "gradients"}),
+    **dict.fromkeys(("NO_SHARD", "3"), {"kind": "ddp"}),
+    **dict.fromkeys(("HYBRID_SHARD", "4"), {"kind": "fsdp", "shard": "hybrid"}),
+}
+_STAGES: dict[int, dict[str, str]] = {
+    0: {"kind": "ddp"},
+    1: {"kind": "fsdp", "shard": "gradients"},
+    2: {"kind": "fsdp", "shard": "gradients"},
+    3: {"kind": "fsdp", "shard": "full"},
+}
+_LAUNCH = {
+    *("compute_environment", "distributed_type", "num_processes", "num_machines", "machine_rank", "main_process_ip"),
+    *("main_process_port", "mixed_precision", "use_cpu", "gpu_ids", "fsdp_config", "deepspeed_config", "debug"),
+    *("rdzv_backend", "same_network", "main_training_function", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"),
+    *("deepspeed_config_file", "fsdp_version", "enable_cpu_affinity", "commands", "command_file"),
+}
+"""Keys that are read, or that say nothing about the run."""
+
+
+def _accelerate(values: dict[str, Any]) -> Migration:
+    """Translate a configuration of accelerate to a section `backend`, and to a command."""
+    backend: dict[str, Any] = {}
+    notes: list[str] = []
+    kind = str(values["distributed_type"]).upper()
+    train: dict[str, Any] = {}
+    if kind == "FSDP":
+        backend |= _from_fsdp(values.get("fsdp_config") or {})
+    elif kind == "DEEPSPEED":
+        backend |= _from_deepspeed(values.get("deepspeed_config") or {}, train, notes)
+    elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        notes.append(f"dropped distributed_type: {kind} (there is ddp and fsdp)")
+    precision = str(values.get("mixed_precision", "no")).lower()
+    precision = "no" if precision in ("false", "none") else precision  # YAML 1.1 reads a bare no as false
+    if precision in ("fp16", "bf16"):
+        backend["mixed_precision"] = precision
+    elif precision != "no":
+        notes.append(f"dropped mixed_precision: {precision} (there is fp16 and bf16)")
+    if values.get("use_cpu"):
+        backend["device"] = "cpu"
+    for key, value in values.items():
+        if key not in _LAUNCH and value not in (None, False, {}, "NO", "no"):
+            notes.append(f"dropped {key}: {shown(value)} (nothing here follows it)")
+    notes.append(f"run it with: {_command(values)}")
+    parts = {"backend": backend, "train": train}
+    return as_yaml({name: part for name, part in parts.items() if part}), notes
+
+
+def _from_fsdp(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the section `backend` that stand for an `fsdp_config`."""
+    strategy = str(given.get("fsdp_sharding_strategy", given.get("fsdp_reshard_after_forward", "FULL_SHARD"))).upper()
+    strategy = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(strategy, strategy)
+    backend: dict[str, Any] = {**_SHARDS.get(strategy.replace("_ZERO2", ""), _SHARDS["FULL_SHARD"])}
+    if given.get("fsdp_offload_params"):
+        backend["offload"] = "all"
+    if given.get("fsdp_activation_checkpointing"):
+        backend["gradient_checkpointing"] = True
+    return backend
+
+
+def _from_deepspeed(given: Mapping[str, Any], train: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the options of the section `backend` that divide what a stage of ZeRO divides."""
+    if given.get("deepspeed_config_file"):
+        notes.append(f"dropped deepspeed_config_file: {given['deepspeed_config_file']} (it is not read)")
+    stage = int(given.get("zero_stage", 2))
+    backend: dict[str, Any] = {**_STAGES.get(stage, _STAGES[3])}
+    notes.append(
+        f"changed ZeRO stage {stage} -> {', '.join(f'{k}: {v}' for k, v in backend.items())} (divides as much)"
+    )
+    devices = {name: given.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    if "cpu" in devices.values():
+        backend["offload"] = "all"
+    notes += [
+        f"dropped offload_{name}_device: nvme (there is the CPU's memory)"
+        for name in devices
+        if devices[name] == "nvme"
+    ]
+    clipping = given.get("gradient_clipping")
+    if clipping not in (None, "auto"):
+        train["max_grad_norm"] = float(clipping) or None
+    if str(given.get("gradient_accumulation_steps", 1)) not in ("1", "auto"):
+        notes.append("dropped gradient_accumulation_steps (train.minibatch_size says what goes through at once)")
+    return backend
+
+
+def _command(values: Mapping[str, Any]) -> str:
+    """Return the command that starts as many processes."""
+    processes, machines = int(values.get("num_processes") or 1), int(values.get("num_machines") or 1)
+    gpus = str(values.get("gpu_ids", "all"))
+    chosen = "" if gpus in ("all", "None") else f"CUDA_VISIBLE_DEVICES={gpus} "
+    if machines == 1:
+        return f"{chosen}trlx-like train FILE --num-processes {processes}"
+    words = {"--nodes": machines, "--gpus": max(processes // machines, 1), "--node": values.get("machine_rank", 0)}
+    words |= {"--address": values.get("main_process_ip"), "--port": values.get("main_process_port")}
+    given = " ".join(f"{name} {value}" for name, value in words.items() if value is not None)
+    return f"{chosen}trlx-like launch FILE {given}"
+
+
+# A sweep.
+
+_SCRIPT = """#!/bin/sh
+# {count} runs of one configuration: sh THIS_FILE config.yml
+# The best one has the {best} {metric} in its metrics.jsonl.
+{runs}
+"""
+SEED = 0
+"""The seed that the values of a sweep are drawn with."""
+
+
+def _sweep(values: dict[str, Any]) -> Migration:
+    """Translate a sweep to a script of the shell with a command for each run."""
+    tune = values.pop("tune_config") or {}
+    notes = [f"drawn with seed {SEED}; trlX draws other values in each sweep"]
+    for key, kept in (("search_alg", "random"), ("scheduler", "fifo")):
+        if tune.get(key) not in (None, kept):
+            notes.append(
+                f"dropped tune_config.{key}: {tune[key]} (values are drawn at random, and each run is finished)"
+            )
+    for key in sorted(set(tune) - {"search_alg", "scheduler", "mode", "metric", "num_samples"}):
+        notes.append(f"dropped tune_config.{key}: {shown(tune[key])} (nothing here follows it)")
+    rng = random.Random(SEED)
+    grids = {key: space["values"] for key, space in values.items() if _strategy(key, space) in ("grid", "grid_search")}
+    runs = []
+    for _ in range(int(tune.get("num_samples", 1))):
+        for point in product(*grids.values()):
+            drawn = {key: _drawn(rng, key, space) for key, space in values.items() if key not in grids}
+            runs.append({**dict(zip(grids, point, strict=True)), **drawn})
+    lines = []
+    for number, options in enumerate(runs):
+        options["train.checkpoint_dir"] = f"sweep/{number:03d}"
+        words = [word for key, value in options.items() for word in ("--set", f"{key}={_text(value)}")]
+        lines.append(f'trlx-like train {shlex.join(words)} -- "$1"')
+    best = {"min": "lowest"}.get(str(tune.get("mode")), "highest")
+    metric = tune.get("metric", "reward/mean")
+    return _SCRIPT.format(count=len(runs), best=best, metric=metric, runs="\n".join(lines)), notes
+
+
+def _strategy(key: str, space: Any) -> str:
+    if not (isinstance(space, dict) and isinstance(space.get("values"), list) and "strategy" in space):
+        raise ConfigError(f"{key}: a sweep needs strategy and values, got {shown(space)}.")
+    return str(space["strategy"])
+
+
+def _drawn(rng: random.Random, key: str, space: Mapping[str, Any]) -> Any:
+    """Draw a value by a strategy of Ray Tune."""
+    strategy, values = _strategy(key, space), space["values"]
+    kind = strategy.removeprefix("q")
+    step = values[-1] if kind != strategy else None
+    numbers = values[:-1] if step is not None else values
+    draw: dict[str, Callable[..., Any]] = {
+        "uniform": rng.uniform,
+        "loguniform": lambda low, high: math.exp(rng.uniform(math.log(low), math.log(high))),
+        "randn": lambda mean=0.0, deviation=1.0: rng.gauss(mean, deviation),
+        "randint": lambda low, high: rng.randrange(low, high),
+        "lograndint": lambda low, high: int(math.exp(rng.uniform(math.log(low), math.log(high)))),
+        "choice": lambda *options: rng.choice(options),
+    }
+    if kind not in draw:
+        raise ConfigError(f"{key}: strategy {strategy!r} is none of Ray's; use {', '.join(draw)} or grid.")
+    value = draw[kind](*numbers)
+    return value if step is None else round(value / step) * step
+
+
+def _text(value: Any) -> str:
+    """Return a value of an option as YAML in one line."""
+    value = float(f"{value:.6g}") if isinstance(value, float) else value
+    return str(yaml.safe_dump(value, default_flow_style=True, width=math.inf)).removesuffix("\n...\n").strip()
