@@ -91,10 +91,7 @@ def test_sft_learns_a_sentence(seed: int, tmp_path: Path) -> None:
 
 
 def test_rft_learns_to_say_a_letter(seed: int, tmp_path: Path) -> None:
-    """By imitating the best of 32 responses to each of five prompts, which are made anew every other round.
-
-    Where few responses have the letter, most tie with the best, and a round is long: the rounds end the run.
-    """
+    """By imitating the best of 32 responses to each of five prompts, which are made anew every other round."""
     changes = {
         **{"train.seed": seed, "train.batch_size": 8, "train.total_steps": 1000, "train.epochs": 24},
         **{"method.n_generations_per_prompt": 32, "method.start_percentile": 0.9, "method.chunk_size": 80},

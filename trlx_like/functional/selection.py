@@ -36,7 +36,9 @@ def score_thresholds(scores: Sequence[Tensor], percentile: float) -> Tensor:
     margin then excludes the best responses of the worst prompts, and keeps the best responses of the best prompts. If
     all thresholds are within twice the margin, they become the highest one minus the margin.
 
-    Source: trlX `accelerate_rft_trainer.py:make_experience`.
+    Source: trlX `accelerate_rft_trainer.py:make_experience`. Difference: where a prompt's scores differ, its threshold
+    is above the lowest of them. Otherwise, if good responses are rarer than the quantile, the worst ones would tie with
+    it, and all responses of the prompt would be imitated.
 
     Args:
         scores: The scores of each prompt's responses; P tensors, each [n] with its own n >= 1.
@@ -46,4 +48,7 @@ def score_thresholds(scores: Sequence[Tensor], percentile: float) -> Tensor:
         The thresholds. [P] float64
     """
     quantiles = torch.stack([torch.quantile(of_prompt.double(), percentile) for of_prompt in scores])
-    return quantiles.clamp(min=quantiles.min() + MARGIN).clamp(max=quantiles.max() - MARGIN)
+    thresholds = quantiles.clamp(min=quantiles.min() + MARGIN).clamp(max=quantiles.max() - MARGIN)
+    worst, best = (torch.stack([of(of_prompt.double()) for of_prompt in scores]) for of in (torch.min, torch.max))
+    above = torch.nextafter(worst, best)  # the worst itself where all are equal
+    return torch.where(worst < best, thresholds.maximum(above), thresholds)

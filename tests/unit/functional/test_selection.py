@@ -47,6 +47,13 @@ def test_right_or_wrong() -> None:
     assert kept == [0, 3, 4]
 
 
+def test_rare_hits_are_kept_without_the_misses() -> None:
+    """The .5 quantile of both prompts is their lowest score, which three of four responses have."""
+    first, second = tensors([[0, 0, 0, 2], [0, 0, 1, 3, 0, 0]])
+    thresholds = score_thresholds([first, second], 0.5)
+    assert [int((of >= at).sum()) for of, at in zip([first, second], thresholds, strict=True)] == [1, 2]
+
+
 @pytest.mark.parametrize("scores", [[[1.0, 2.0]], [[1.5, 1.5], [1.5]]])
 def test_equal_thresholds_are_lowered(scores: list[list[float]]) -> None:
     assert score_thresholds(tensors(scores), 0.5).tolist() == pytest.approx([1.5 - MARGIN] * len(scores))
@@ -60,7 +67,11 @@ def by_loops(scores: list[list[float]], share: float) -> list[float]:
         below, above = math.floor(place), math.ceil(place)
         found.append(of_prompt[below] + (of_prompt[above] - of_prompt[below]) * (place - below))
     low, high = min(found) + MARGIN, max(found) - MARGIN
-    return [min(max(value, low), high) for value in found]
+    for row, (value, of_prompt) in enumerate(zip(found, scores, strict=True)):
+        found[row] = min(max(value, low), high)
+        if found[row] <= min(of_prompt) < max(of_prompt):
+            found[row] = math.nextafter(min(of_prompt), math.inf)
+    return found
 
 
 @QUICK
