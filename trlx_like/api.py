@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DATA = ("prompts", "eval_prompts", "samples", "rewards", "preferences", "eval_preferences")
+DATA = ("prompts", "eval_prompts", "samples", "eval_samples", "rewards", "preferences", "eval_preferences")
 """The arguments of `train` that are data. A trainer accepts those that its `uses` names."""
 FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", "tokenizer", "callbacks", "config")
 """The other arguments that every trainer gets."""
@@ -31,14 +31,15 @@ FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", 
 def train(
     config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
     reward_fn: Any = None,
-    prompts: Sequence[Any] | None = None,
+    prompts: Iterable[Any] | None = None,
     *,
-    eval_prompts: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    eval_prompts: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
     metric_fn: Callable[..., Any] | None = None,
-    samples: Sequence[Any] | None = None,
-    rewards: Sequence[Any] | None = None,
-    preferences: Sequence[Any] | None = None,
-    eval_preferences: Sequence[Any] | None = None,
+    samples: Iterable[Any] | None = None,
+    eval_samples: Iterable[Any] | None = None,
+    rewards: Iterable[Any] | None = None,
+    preferences: Iterable[Any] | None = None,
+    eval_preferences: Iterable[Any] | None = None,
     judge: Any = None,
     tools: Sequence[Any] | None = None,
     stop_sequences: Sequence[str] | None = None,
@@ -51,7 +52,9 @@ def train(
 ) -> BaseRLTrainer[Any]:
     """Train a model and return its trainer.
 
-    Data and functions that are not passed are taken from the section `data` of the configuration.
+    Data and functions that are not passed are taken from the section `data` of the configuration. Data may be a list,
+    a `Dataset`, `IterableDataset`, `DatasetDict` (its split "train", and one of the others for evaluation), a frame of
+    pandas, or a generator, with rows of one of the forms in docs/data.md or with `data.columns`.
 
     Args:
         config: a `TRLConfig`, a dict or the path of a YAML file; if left out, the preset that fits the other arguments.
@@ -64,7 +67,9 @@ def train(
             A mapping from names to prompts is several sets, whose metrics are also reported as `<metric>@<name>`.
         metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
         samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
-        rewards: for each sample one number, or a list with one number per output, or per token of the outputs.
+        eval_samples: held-out samples, in the same forms.
+        rewards: for each sample one number, or a list with one number per output, or per token of the outputs; if left
+            out, the column "reward", "score" or "label" of the samples.
         preferences: rows with "chosen" and "rejected", and optionally "prompt" and "margin".
         eval_preferences: held-out preferences, in the same form.
         judge: decides which of several responses is better: a judge, a reward function, a registered name, or a
@@ -178,16 +183,15 @@ def make_trainer(
     Raises:
         TrlxError: for every mistake that the user can correct.
     """
-    from trlx_like.pipelines.sources import load_function, load_rows
+    from trlx_like.pipelines.given import read_arguments, shaped
+    from trlx_like.pipelines.sources import load_function
     from trlx_like.rewards.make import make_reward
     from trlx_like.trainers.checks import require
 
     check(config)
     named = config.data
-    for name in DATA:
-        spec = getattr(named, name, None)
-        if data.get(name) is None and spec is not None:
-            data[name] = load_rows(spec, f"data.{name}")
+    trainer_class = TRAINERS.get(config.train.trainer)
+    data = shaped(read_arguments(data, named, DATA), named, trainer_class.uses)
     if reward_fn is not None or named.reward_fn is not None:
         place = "data.reward_fn" if reward_fn is None else "reward_fn"
         reward_fn = make_reward(named.reward_fn if reward_fn is None else reward_fn, config.reward.weights, place)
@@ -197,7 +201,6 @@ def make_trainer(
         data["judge"] = _judge(named.judge, "data.judge") if judge is None else _judge(judge, "judge")
     if logit_mask is None and named.logit_mask is not None:
         logit_mask = load_function(named.logit_mask, "data.logit_mask")()
-    trainer_class = TRAINERS.get(config.train.trainer)
     given = {name: value for name, value in data.items() if value is not None}
     _refuse_unused(trainer_class, given)
     require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})

@@ -57,11 +57,13 @@ def read_sources(config: TRLConfig) -> tuple[list[str], Data]:
     Raises:
         ConfigError: With one line for each source that is unusable.
     """
+    from trlx_like.pipelines.given import shaped
+
     found, rows, problems = [], Data(), []
     for option, spec in _options_with_values(config):
         try:
             if option.removeprefix("data.") in api.DATA:
-                words, rows[option.removeprefix("data.")] = _data(spec, option)
+                words, rows[option.removeprefix("data.")] = _data(spec, option, config.data.columns)
                 found.append(words)
             else:
                 found += _function(spec, option, config)
@@ -69,11 +71,13 @@ def read_sources(config: TRLConfig) -> tuple[list[str], Data]:
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
+    uses = TRAINERS.get(config.train.trainer).uses
+    rows = {name: values for name, values in shaped(rows, config.data, uses).items() if values}
     if rows.get("samples") and rows.get("rewards"):
         from trlx_like.pipelines.returns import check_rewards
 
         check_rewards(rows["rewards"], len(rows["samples"]))
-    return found, {name: values for name, values in rows.items() if values}
+    return found, rows
 
 
 def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
@@ -83,11 +87,11 @@ def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
                 yield f"{section}.{name}", value
 
 
-def _data(spec: Any, option: str) -> tuple[str, list[Any]]:
+def _data(spec: Any, option: str, columns: Mapping[str, str]) -> tuple[str, list[Any]]:
     """Describe a data source, and return its rows; none of a function or a dataset of the hub."""
     from trlx_like.pipelines.sources import check_source
 
-    words, rows = check_source(spec, option)
+    words, rows = check_source(spec, option, columns)
     return f"{option.removeprefix('data.')}: {words}", rows
 
 
@@ -103,7 +107,7 @@ def _function(spec: Any, option: str, config: TRLConfig) -> list[str]:
     if option in ("data.reward_fn", "data.judge"):
         weights = config.reward.weights if name == "reward_fn" else None
         return [f"{name}: {check_reward(spec, option, weights)}"]
-    if section == "data" and name != "stop_sequences":
+    if section == "data" and name in ("metric_fn", "logit_mask"):
         load_function(spec, option)
         return [f"{name}: {spec}"]
     if option in FUNCTIONS and is_python_name(spec):

@@ -30,7 +30,7 @@ def test_a_model_of_the_hub_is_left_alone(here: Path) -> None:
 
 
 def test_the_first_row_goes_through_the_trainers_own_reading(here: Path) -> None:
-    (here / "samples.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    (here / "samples.jsonl").write_text('{"prompt": "a", "reply": "b"}\n')
     data = {"samples": "samples.jsonl"}
     train = {**TRAIN, "trainer": "SFTTrainer"}
     ppo_file(here)
@@ -38,4 +38,7 @@ def test_the_first_row_goes_through_the_trainers_own_reading(here: Path) -> None
         here / "sft.yml", model={"model_path": "model"}, train=train, method={"name": "SFTConfig", "gen_kwargs": TOKENS}
     )
     line = said(2, "check", file, "--set", f"data={data}")
-    assert line == "samples[0]: a dict needs 'prompt' and 'output' (or 'completion'); it has ['answer', 'prompt'].\n"
+    assert line == (
+        "samples[0]: a dict needs 'prompt' and 'output' (or 'completion'); it has ['prompt', 'reply']. Name its "
+        "columns in data.columns.\n"
+    )

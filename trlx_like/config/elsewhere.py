@@ -18,7 +18,6 @@ ELSEWHERE = {
     "dataset_name": _PROMPTS,
     "dataset_num_proc": "not needed, as all data is tokenized at the start by one process",
     "dataset_text_field": _PROMPTS,
-    "early_stopping": "method.target_kl (null is off)",
     "eval_steps": "train.eval_interval",
     "forward_batch_size": "train.minibatch_size and sampler.batch_size",
     "fp16": "backend.mixed_precision",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.model import PathText
 from trlx_like.config.problems import Accepts, Problem
@@ -34,6 +35,18 @@ def _steps(value: Any) -> Any:
     if isinstance(value, float) and 0 < value < 1:
         raise ValueError(f"must count optimizer steps, got {value}; write that share of train.total_steps.")
     return value
+
+
+def _early_stopping(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    if options is None:
+        return None
+    patience, delta, metric = options.get("patience"), options.get("min_delta", 0.0), options.get("metric", "")
+    whole = isinstance(patience, int) and not isinstance(patience, bool) and patience >= 1
+    number = isinstance(delta, int | float) and not isinstance(delta, bool) and 0 <= delta < math.inf
+    known = options.keys() <= {"metric", "mode", "patience", "min_delta"}
+    if not (whole and number and known and isinstance(metric, str) and options.get("mode", "max") in ("max", "min")):
+        raise ValueError
+    return options
 
 
 Interval = Annotated[int, Field(ge=1), BeforeValidator(_steps)]
@@ -75,7 +88,20 @@ class TrainConfig(Section):
     save_best: Applied[bool] = True
     """Keep a copy of the checkpoint with the best evaluation."""
     best_metric: Annotated[str | None, OnResume("the best value so far is of the other metric")] = None
-    """Metric of the evaluation that the best checkpoint maximizes; null: reward/mean, else metrics/reward."""
+    """Metric that tells the best checkpoint; null: the first of reward/mean, metrics/reward, eval/losses/total_loss."""
+    best_mode: Annotated[Literal["max", "min"] | None, OnResume("the best value so far is of the other mode")] = None
+    """Whether `best_metric` should be high or low; null: min for losses and perplexities, max for all others."""
+    early_stopping: Applied[
+        Annotated[
+            dict[str, Any] | None,
+            AfterValidator(_early_stopping),
+            Accepts(
+                "a mapping of patience (evaluations) and, if wanted, metric, mode (min or max), min_delta; or null"
+            ),
+            WithJsonSchema({"type": ["object", "null"], "required": ["patience"]}),
+        ]
+    ] = None
+    """End the run once `patience` evaluations in a row did not improve `metric` by more than `min_delta`."""
     save_optimizer: OfWeights[bool] = True
     """Save the optimizer's state with each checkpoint. Without it a run cannot be resumed exactly."""
     resume_from_checkpoint: OfStart[PathText | None] = None
@@ -145,31 +171,38 @@ class TrainConfig(Section):
         without_both = [] if {"tensorboard", "wandb"} & trackers else ["logging_dir"]
         unshown = [] if self.log_samples else ["log_samples_interval"]
         without_rollback = [] if self.on_divergence == "rollback" else ["rollback_lr_factor", "max_rollbacks"]
-        names = [*without_both, *without_wandb, *unshown, *without_rollback]
+        without_best = [] if self.save_best or self.early_stopping else ["best_metric", "best_mode"]
+        names = [*without_both, *without_wandb, *unshown, *without_rollback, *without_best]
         return [name for name in names if self.changed(name)]
 
 
 class DataConfig(Section):
     """Name the data and functions of a run that has no script: the section `data`.
 
-    Data is a .txt, .jsonl, .csv or .parquet file, `module:function`, `file.py:function`, or a hub dataset
-    `name[:split]`.
+    Data is a .txt, .jsonl, .csv or .parquet file, `module:function`, `file.py:function`, a hub dataset `name[:split]`,
+    a mapping of one of these as `path` with the options of `datasets.load_dataset`, or a mapping with a list as `mix`.
     """
 
     section: ClassVar[str] = "data"
 
-    prompts: OfData[PathText | list[Any] | None] = None
+    prompts: OfData[PathText | list[Any] | dict[str, Any] | None] = None
     """Prompts to train on: a data source, or a list of prompts (texts, or mappings with the key "prompt")."""
-    eval_prompts: OfData[PathText | list[Any] | None] = None
+    eval_prompts: OfData[PathText | list[Any] | dict[str, Any] | None] = None
     """Prompts to evaluate on, in the same forms; null: the first `train.batch_size` training prompts."""
-    samples: OfData[PathText | None] = None
+    samples: OfData[PathText | dict[str, Any] | None] = None
     """Data source of the samples that an offline method learns from."""
-    rewards: OfData[PathText | None] = None
-    """Data source of the rewards of these samples, in the same order."""
-    preferences: OfData[PathText | list[Any] | None] = None
+    eval_samples: OfData[PathText | dict[str, Any] | None] = None
+    """Data source of samples to measure the loss and the perplexity on; null: none."""
+    rewards: OfData[PathText | dict[str, Any] | None] = None
+    """Data source of the rewards of these samples, in the same order; null: the column "reward" of the samples."""
+    preferences: OfData[PathText | list[Any] | dict[str, Any] | None] = None
     """Preference pairs: a data source, or a list of rows with "chosen", "rejected" and often "prompt", "margin"."""
-    eval_preferences: OfData[PathText | list[Any] | None] = None
+    eval_preferences: OfData[PathText | list[Any] | dict[str, Any] | None] = None
     """Preference pairs to evaluate on, in the same forms; null: none."""
+    eval_split: OfData[float | None] = Field(default=None, gt=0, lt=1)
+    """Fraction of the rows to hold out for evaluation, the same rows for each seed; null: none."""
+    columns: OfData[dict[str, str]] = {}
+    """Columns of the data by the names that they have here, such as prompt: question and reference: answer."""
     reward_fn: Applied[PathText | list[str] | None] = None
     """Reward function ("module:function" or "file.py:function"), reward model (folder or hub name), or a list."""
     judge: Applied[PathText | dict[str, Any] | None] = None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trlx_like.errors import DataError
-from trlx_like.pipelines.rows import PromptColumns, checked_rows, split_prompt
+from trlx_like.pipelines.forms import split_prompt
+from trlx_like.pipelines.rows import PromptColumns, checked_rows
 
 RESERVED = ("images", "prompts")
 """Keys that a prompt may not have, since reward functions are called with these keywords already."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
+from trlx_like.pipelines.forms import as_sample
 from trlx_like.pipelines.returns import SampleReward, place_rewards
 from trlx_like.pipelines.rows import Message, checked_rows, is_messages
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
@@ -27,6 +28,7 @@ def encode_dialogues(
     *,
     seq2seq: bool = False,
     template: Mapping[str, Any] | None = None,
+    name: str = "samples",
 ) -> list[Dialogue]:
     """Encode samples as token ids that end with EOS.
 
@@ -34,8 +36,8 @@ def encode_dialogues(
     of messages are what the assistant says, and the chat template decides how they end.
 
     Args:
-        samples: Strings, lists of strings (dialogues), lists of messages, or dicts with "prompt" and "output" (or
-            "completion"), or with "messages" (and "tools").
+        samples: Strings, lists of strings (dialogues), lists of messages, or dicts with "prompt" and "output", with
+            "messages" (and "tools"), or of another form that `pipelines/forms.py` lists.
         tokenizer: The tokenizer of the model.
         max_length: Longest sample in tokens. A longer one is cut on the tokenizer's truncation side, with a warning;
             `Dialogue.lost` counts its lost tokens. None cuts no sample.
@@ -44,81 +46,81 @@ def encode_dialogues(
         seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, or plain text,
             whose prompt is empty; `max_length` counts the tokens of both.
         template: Options of the chat template for all messages.
+        name: The name of `samples` in errors.
 
     Raises:
         DataError: A sample has another form, or no output is left of it. The error names the row.
     """
-    samples = checked_rows(samples, "samples")
+    samples = [as_sample(sample) for sample in checked_rows(samples, name)]
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     for row, sample in enumerate(samples if seq2seq else ()):
-        _check_pair(sample, row)
-    for messages, options in islice(_conversations(samples, template), 1):
+        _check_pair(sample, f"{name}[{row}]")
+    for messages, options in islice(_conversations(samples, template, name), 1):
         warn_of_ending(messages, tokenizer, **options)
-    dialogues = [_encode(sample, row, encoder, template) for row, sample in enumerate(samples)]
+    dialogues = [_encode(sample, f"{name}[{row}]", encoder, template) for row, sample in enumerate(samples)]
     for row, reward in enumerate(rewards or []):
         dialogues[row].rewards = place_rewards(reward, dialogues[row].is_output, row)
     shorten = _cut_pair if seq2seq else _cut
     cut = [shorten(dialogue, max_length or len(dialogue), encoder) for dialogue in dialogues]
-    Truncation.of(dialogue.lost for dialogue in cut).warn("samples", f"train.seq_length ({max_length} tokens)")
+    Truncation.of(dialogue.lost for dialogue in cut).warn(name, f"train.seq_length ({max_length} tokens)")
     for row, dialogue in enumerate(cut):
         if not any(dialogue.is_output):
             raise DataError(
-                f"samples[{row}]: no output is left within train.seq_length ({max_length} tokens); "
+                f"{name}[{row}]: no output is left within train.seq_length ({max_length} tokens); "
                 f"{'it is empty' if len(dialogues[row]) <= (max_length or math.inf) else 'shorten its prompt'}."
             )
     return cut
 
 
 def _conversations(
-    samples: Sequence[Any], template: Mapping[str, Any] | None
+    samples: Sequence[Any], template: Mapping[str, Any] | None, name: str
 ) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
     """Iterate over the samples that are messages: the messages before the first answer, and the template's options."""
     for number, sample in enumerate(samples):
         row = sample if isinstance(sample, Mapping) else {"messages": sample}
         if is_messages(row.get("messages")):
             asked = takewhile(lambda m: not isinstance(m, Mapping) or m.get("role") != "assistant", row["messages"])
-            yield list(asked), template_options(row, template, f"samples[{number}]")
+            yield list(asked), template_options(row, template, f"{name}[{number}]")
 
 
-def _turns(sample: Any, row: int) -> list[str]:
+def _turns(sample: Any, place: str) -> list[str]:
     """Return the alternating prompts and outputs of a sample, or a single output for plain text."""
     if isinstance(sample, Mapping):
-        output = sample.get("output", sample.get("completion"))
-        if "prompt" not in sample or output is None:
+        if sample.get("prompt") is None or sample.get("output") is None:
             raise DataError(
-                f"samples[{row}]: a dict needs 'prompt' and 'output' (or 'completion'); it has {sorted(sample)}."
+                f"{place}: a dict needs 'prompt' and 'output' (or 'completion'); it has {sorted(sample)}. Name its "
+                "columns in data.columns."
             )
-        sample = (sample["prompt"], output)
+        sample = (sample["prompt"], sample["output"])
     turns = [sample] if isinstance(sample, str) else sample
     if not isinstance(turns, Sequence) or not all(isinstance(turn, str) for turn in turns):
         raise DataError(
-            f"samples[{row}] is a {type(sample).__name__}; give a string, a list of strings (prompt, output, ...) "
+            f"{place} is a {type(sample).__name__}; give a string, a list of strings (prompt, output, ...) "
             "or a dict with 'prompt' and 'output'."
         )
     if not isinstance(sample, str) and (not turns or len(turns) % 2):
-        raise DataError(f"samples[{row}] has {len(turns)} turns; a dialogue alternates prompt and output: 2, 4, ...")
+        raise DataError(f"{place} has {len(turns)} turns; a dialogue alternates prompt and output: 2, 4, ...")
     return list(turns)
 
 
-def _check_pair(sample: Any, row: int) -> None:
+def _check_pair(sample: Any, place: str) -> None:
     """Raise DataError unless a sample is one prompt and one output, or an output alone."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
-    turns = [] if is_messages(conversation) else _turns(sample, row)
+    turns = [] if is_messages(conversation) else _turns(sample, place)
     if len(turns) not in (1, 2):
         what = f"has {len(turns)} turns" if turns else "is messages"
-        raise DataError(f"samples[{row}] {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
+        raise DataError(f"{place} {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
 
 
-def _encode(sample: Any, row: int, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
+def _encode(sample: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
     """Encode one sample without cutting it."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
-            raise DataError(f"samples[{row}] has no assistant message; there is nothing to learn.")
-        place = f"samples[{row}]"
+            raise DataError(f"{place} has no assistant message; there is nothing to learn.")
         options = template_options(sample if isinstance(sample, Mapping) else {}, template, place)
         return encode_chat(conversation, encoder.tokenizer, place=place, **options)
-    turns = _turns(sample, row)
+    turns = _turns(sample, place)
     if encoder.seq2seq and len(turns) == 1:
         turns = ["", *turns]  # the encoder reads an empty prompt: the tokenizer's special tokens, or BOS
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_answer, template_options
+from trlx_like.pipelines.forms import as_preference
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import checked_rows, is_messages
 from trlx_like.pipelines.tokens import TextEncoder, common_prefix
@@ -87,7 +88,7 @@ def encode_preferences(
 
     Args:
         rows: Mappings with "chosen", "rejected" and optionally "prompt", "margin" and "tools" (for a chat template), or
-            tuples (prompt, chosen, rejected).
+            tuples (prompt, chosen, rejected), or another form that `pipelines/forms.py` lists.
         tokenizer: The tokenizer of the model.
         max_length: Longest prompt with its longer answer, in tokens.
         max_prompt_length: Longest prompt in tokens. A longer one is cut on the tokenizer's truncation side.
@@ -102,7 +103,7 @@ def encode_preferences(
     Raises:
         DataError: A row has another form, its answers are the same, or nothing is left of them. The error names it.
     """
-    rows = checked_rows(rows, name)
+    rows = [as_preference(row) for row in checked_rows(rows, name)]
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
     kept: list[Preference] = []
     for row, values in enumerate(rows):

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, template_options, warn_of_ending
-from trlx_like.pipelines.rows import PromptColumns, checked_rows, split_prompt
+from trlx_like.pipelines.forms import split_prompt
+from trlx_like.pipelines.rows import PromptColumns, checked_rows
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry

@@ -100,28 +100,3 @@ def joined_sets(rows: Any) -> tuple[Any, list[str]]:
     sets = {str(name): checked_rows(part, f"eval_prompts[{name!r}]") for name, part in rows.items()}
     joined = [row for part in sets.values() for row in part]
     return joined, [name for name, part in sets.items() for _ in part]
-
-
-def split_prompt(value: Any, place: str, reserved: Sequence[str], *, chat: bool) -> tuple[Any, dict[str, Any]]:
-    """Separate a prompt from the further keys that came with it.
-
-    Args:
-        value: Text, or a mapping with text under "prompt".
-        place: The name of the row in errors.
-        reserved: Keys that the row may not have, since reward functions are called with these keywords already.
-        chat: Whether messages are accepted in place of text.
-
-    Raises:
-        DataError: The value has another form, or a reserved key.
-    """
-    forms = "a string or messages" if chat else "a string"
-    prompt = value.get("prompt") if isinstance(value, Mapping) else value
-    if not (isinstance(prompt, str) or (chat and is_messages(prompt))):
-        if isinstance(value, Mapping):
-            raise DataError(f"{place}: a dict needs {forms} under 'prompt'; it has {sorted(value)}.")
-        raise DataError(f"{place} is a {type(value).__name__}; give {forms}, or a dict with 'prompt'.")
-    keys = value if isinstance(value, Mapping) else {}
-    for key in reserved:
-        if key in keys:
-            raise DataError(f"{place}: {key!r} is already an argument of reward functions; rename the key.")
-    return prompt, {key: entry for key, entry in keys.items() if key != "prompt"}

@@ -8,27 +8,37 @@ The kind of a source follows from how it is written, by the first of these that 
    rows. So is `name:function` if a module `name` can be imported.
 4. `name`, `owner/name` or a folder, optionally with `:split` (train by default), is loaded by `datasets.load_dataset`.
    The split may be a slice: `imdb:train[:100]`.
+5. A mapping has one of these under `path`, and further keys: arguments of `load_dataset` (`name`, `split`, `revision`,
+   `data_files`, `data_dir`, `streaming`), `take` (the number of first rows to read) and `columns` (as `data.columns`).
+6. A mapping with `mix` has a list of mappings as above, each with a `weight` (1 by default). Their rows are drawn in
+   proportion to the weights until one of them is used up.
 
 A row of a table is a dict from column to cell; a row of JSON is the JSON value. If all rows have the same single
-column, its cells are the rows.
+column, its cells are the rows. `pipelines/forms.py` lists the columns that are recognised.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
-from trlx_like.pipelines.files import READERS, described, missing_packages
+from trlx_like.pipelines.files import READERS, described
+from trlx_like.pipelines.forms import as_preference, as_prompt, reward_of
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages, unusable_text
+from trlx_like.pipelines.tables import OPTIONS, datasets_for, load_table, mixed, renamed, without_column
+
+Kind = Literal["file", "function", "dataset"]
 
 _DATASET = re.compile(r"(?P<name>(?:[A-Za-z]:[\\/])?[^:]+)(?::(?P<split>[^\\/]+))?")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -47,13 +57,14 @@ class _Rows:
         return f"{self.source}:{line}" if line else f"{self.source}[{row}]"
 
 
-def load_rows(spec: Any, option: str) -> list[Any]:
+def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> list[Any]:
     """Load the rows of a source; the module's docstring lists the kinds of sources.
 
     Args:
         spec: The source.
         option: The dotted option, for errors (`data.prompts`). Its last part decides how the rows are checked; rewards
             are converted to numbers, taken from the column "reward" if there are columns.
+        columns: `data.columns`, the column of the data by its name here.
 
     Returns:
         The rows, at least one.
@@ -62,14 +73,23 @@ def load_rows(spec: Any, option: str) -> list[Any]:
         ConfigError: The source cannot be found or read.
         DataError: A row cannot be used. The error names file and line.
     """
+    if isinstance(spec, Mapping) and "mix" in spec:
+        parts = _mixture(spec, option)
+        loaded = [load_rows(part, place, columns) for place, part, _ in parts]
+        return mixed(loaded, [weight for _, _, weight in parts])
     if isinstance(spec, list):
-        return _checked(_Rows(option, list(spec)), option, from_python=False)
-    kind = _kind(spec, option)
-    read = {"file": _read_file, "function": _call, "dataset": _load_dataset}[kind]
-    return _checked(read(spec, option), option, from_python=kind == "function")
+        return _checked(_Rows(option, list(spec)), option, columns, from_python=False)
+    path, options, take, own = _parts(spec, option)
+    kind = _kind(path, option, options)
+    if kind == "dataset":
+        rows = _load_dataset(path, options, take, option, spec)
+    else:
+        rows = {"file": _read_file, "function": _call}[kind](path, option)
+        rows.values = rows.values[:take]
+    return _checked(rows, option, own or columns, from_python=kind == "function")
 
 
-def check_source(spec: Any, option: str) -> tuple[str, list[Any]]:
+def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
     """Describe a source in a few words, without calling a function or using the network.
 
     Returns:
@@ -79,15 +99,19 @@ def check_source(spec: Any, option: str) -> tuple[str, list[Any]]:
         ConfigError: As `load_rows`.
         DataError: As `load_rows`, for files and lists.
     """
-    if isinstance(spec, list) or _kind(spec, option) == "file":
-        rows = load_rows(spec, option)
-        of = f" of {spec}" if isinstance(spec, str) else ""
-        return f"{len(rows)} row{'s' * (len(rows) != 1)}{of}", rows
-    if _kind(spec, option) == "function":
-        load_function(spec, option)
-        return f"what {spec} returns", []
-    _datasets(option)
-    return f"dataset {spec}", []
+    if isinstance(spec, Mapping) and "mix" in spec:
+        parts = [check_source(part, place, columns) for place, part, _ in _mixture(spec, option)]
+        return ", ".join(words for words, _ in parts), [row for _, rows in parts for row in rows]
+    path, options, _, _ = ("", {}, None, None) if isinstance(spec, list) else _parts(spec, option)
+    kind = "file" if isinstance(spec, list) else _kind(path, option, options)
+    if kind == "file":
+        rows = load_rows(spec, option, columns)
+        return f"{len(rows)} row{'s' * (len(rows) != 1)}{f' of {path}' * bool(path)}", rows
+    if kind == "function":
+        load_function(path, option)
+        return f"what {path} returns", []
+    datasets_for(option)
+    return f"dataset {path}", []
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
@@ -105,7 +129,42 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
     return wanted
 
 
-def _kind(spec: str, option: str) -> Literal["file", "function", "dataset"]:
+def _parts(spec: Any, option: str) -> tuple[str, dict[str, Any], int | None, Mapping[str, str] | None]:
+    """Return the path of a source, its arguments of `load_dataset`, its number of rows, and its columns."""
+    given = dict(spec) if isinstance(spec, Mapping) else {"path": spec}
+    path, take, columns, _ = (given.pop(key, None) for key in ("path", "take", "columns", "weight"))
+    if not isinstance(path, str) or given.keys() - set(OPTIONS):
+        raise ConfigError(
+            f"{option} must have a path, and may have {_listed([*OPTIONS, 'take', 'columns', 'weight'])}, not be "
+            f"{described(spec)}."
+        )
+    if take is not None and (not isinstance(take, int) or isinstance(take, bool) or take < 1):
+        raise ConfigError(f"{option}.take ({take!r}) must be a number of rows, at least 1.")
+    if columns is not None and not is_columns(columns):
+        raise ConfigError(f"{option}.columns ({columns!r}) must map names to the columns of the data.")
+    return path, given, take, columns
+
+
+def _mixture(spec: Mapping[str, Any], option: str) -> list[tuple[str, Any, float]]:
+    """Return the option, the source and the weight of each part of a mixture."""
+    parts = spec["mix"]
+    if len(spec) > 1 or not isinstance(parts, list) or not parts:
+        raise ConfigError(f"{option}.mix must be a list of sources, and have no keys beside it.")
+    found = [(part.get("weight", 1.0) if isinstance(part, Mapping) else 1.0, part) for part in parts]
+    for place, (weight, _) in enumerate(found):
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ConfigError(f"{option}.mix[{place}].weight ({weight!r}) must be a number above 0.")
+    return [(option, part, float(weight)) for weight, part in found]
+
+
+def is_columns(columns: Any) -> bool:
+    """Tell whether a value maps names to columns."""
+    return isinstance(columns, Mapping) and all(isinstance(text, str) for pair in columns.items() for text in pair)
+
+
+def _kind(spec: str, option: str, options: Mapping[str, Any] = MappingProxyType({})) -> Kind:
+    if options:
+        return "dataset"
     path = Path(os.path.expanduser(spec))
     if path.suffix.lower() in READERS:
         return "file"
@@ -142,7 +201,7 @@ def _read_file(spec: str, option: str) -> _Rows:
         raise DataError(f"{option}: {spec} is not UTF-8 text (byte {error.start}).") from None
     except OSError as error:
         raise ConfigError(f"{option} ({spec!r}) cannot be read: {error.strerror or error}.") from error
-    return _Rows(spec, _without_column([value for _, value in rows]), [line for line, _ in rows])
+    return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
 
 
 # Functions and datasets.
@@ -162,44 +221,21 @@ def _call(spec: str, option: str) -> _Rows:
     return _Rows(f"{spec}()", values)
 
 
-def _load_dataset(spec: str, option: str) -> _Rows:
-    datasets = _datasets(option)
-    match = _DATASET.fullmatch(spec)
-    assert match is not None
-    name = match["name"]
-    folder = Path(os.path.expanduser(name))
-    try:
-        rows = datasets.load_dataset(str(folder) if folder.is_dir() else name, split=match["split"] or "train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        found = (
-            "" if folder.is_dir() else f" There is no file, folder or module {name} here, and as a dataset of the hub:"
-        )
-        why = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ConfigError(f"{option} ({spec!r}) cannot be loaded.{found} {why}") from error
-    return _Rows(spec, _without_column(list(rows)))
-
-
-def _datasets(option: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise missing_packages(option, "a dataset", error) from error
-    return datasets
+def _load_dataset(path: str, options: Mapping[str, Any], take: int | None, option: str, spec: Any) -> _Rows:
+    match = None if "split" in options else _DATASET.fullmatch(path)
+    if match and match["split"]:
+        path, options = match["name"], {"split": match["split"], **options}
+    return _Rows(str(spec if isinstance(spec, str) else path), load_table(path, options, take, option, spec))
 
 
 # Rows.
 
 
-def _without_column(rows: list[Any]) -> list[Any]:
-    """Return the cells of the only column if all rows are dicts with the same single key, else the rows."""
-    columns = next((tuple(row) for row in rows if isinstance(row, dict)), ())
-    if len(columns) != 1 or not all(isinstance(row, dict) and tuple(row) == columns for row in rows):
-        return rows
-    return [row[columns[0]] for row in rows]
-
-
-def _checked(rows: _Rows, option: str, *, from_python: bool) -> list[Any]:
+def _checked(rows: _Rows, option: str, columns: Mapping[str, str] | None, *, from_python: bool) -> list[Any]:
     """Return the rows if they can be used. Rows of a function are left to the pipeline, which may be the user's own."""
+    rows.values = renamed(rows.values, columns, f"{option}: {rows.source}")
+    if not from_python:
+        rows.values = without_column(rows.values)
     if not rows.values:
         raise DataError(f"{option}: {rows.source} has no rows.")
     purpose = option.rpartition(".")[2].removeprefix("eval_")
@@ -224,7 +260,8 @@ def _accept(value: Any, usable: bool) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    prompt = value.get("prompt") if isinstance(value, dict) else value
+    row = as_prompt(value)
+    prompt = row.get("prompt") if isinstance(row, Mapping) else row
     return _accept(value, isinstance(prompt, str) or is_messages(prompt))
 
 
@@ -234,11 +271,13 @@ def _sample(value: Any) -> Any:
 
 def _preference(value: Any) -> Any:
     whole = isinstance(value, list) and len(value) == 3
-    return _accept(value, whole or (isinstance(value, dict) and {"chosen", "rejected"} <= value.keys()))
+    row = as_preference(value)
+    pair = isinstance(row, Mapping) and ({"chosen", "rejected"} <= row.keys() or reward_of(row) is not None)
+    return _accept(value, whole or pair)
 
 
 def _reward(value: Any) -> float | list[float]:
-    reward: Any = value.get("reward") if isinstance(value, dict) else value
+    reward: Any = reward_of(value) if isinstance(value, dict) else value
     return [finite(number) for number in reward] if isinstance(reward, list) else finite(reward)
 
 

@@ -32,6 +32,7 @@ from trlx_like.errors import (
 )
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
+from trlx_like.trainers.best import exhausted, note_best
 from trlx_like.trainers.callbacks import Callback, call
 from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
@@ -156,7 +157,7 @@ class BaseRLTrainer(Verbs[E]):
         progress, train = self.progress, self.config.train
         between_rounds = not progress.in_round or progress.position == self.round_steps
         no_more_rounds = between_rounds and progress.round >= (1 if self.offline else train.epochs)
-        return self.stopped or no_more_rounds or progress.step >= train.total_steps
+        return self.stopped or exhausted(train, progress) or no_more_rounds or progress.step >= train.total_steps
 
     def _run_round(self) -> None:
         if not self.progress.in_round or (self.offline and not len(self.store)):
@@ -255,7 +256,7 @@ class BaseRLTrainer(Verbs[E]):
             metrics = self.evaluate()
         if metrics:
             before = self.progress.best
-            if self.run.folder.is_best(self.progress, metrics) and self.progress.step and not self._saved(BEST):
+            if note_best(self.config.train, self.progress, metrics) and self.progress.step and not self._saved(BEST):
                 self.progress.best = before
             self._call("on_evaluate", metrics)
         return metrics

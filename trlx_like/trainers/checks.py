@@ -110,26 +110,3 @@ def refuse_functions(given: Iterable[str]) -> None:
         if name not in FUNCTIONS:
             raise ConfigError(f"learn takes no {name}.")
         raise ConfigError(f"learn({name}=...): pass callbacks=[...] instead, a Callback with {FUNCTIONS[name]}.")
-
-
-def watched(metrics: Mapping[str, float], name: str | None) -> float | None:
-    """Return the metric by which checkpoints are compared, the highest one of a sweep.
-
-    Args:
-        metrics: The metrics of an evaluation.
-        name: `train.best_metric`; None takes reward/mean, or metrics/reward without it.
-
-    Returns:
-        The value; None if `name` is None and the evaluation has neither metric.
-
-    Raises:
-        ConfigError: If the evaluation does not report the metric `name`.
-    """
-    for wanted in ("reward/mean", "metrics/reward") if name is None else (name,):
-        if wanted in metrics:
-            return metrics[wanted]
-        if values := [value for key, value in metrics.items() if key.startswith(f"{wanted}@")]:
-            return max(values)
-    if name is not None:
-        raise ConfigError(f"train.best_metric ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
-    return None

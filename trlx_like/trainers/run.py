@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,6 @@ from trlx_like.errors import CheckpointError, writing
 from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 from trlx_like.tracking.jsonl import FILES
-from trlx_like.trainers.checks import watched
 from trlx_like.trainers.provenance import FILE as RECORD, changes_since, checked, made_with
 
 logger = logging.getLogger(__name__)
@@ -49,6 +47,8 @@ class Progress:
     losses: list[float] = field(default_factory=list)  # the last ones, to tell when one is out of range
     shown: int | None = None  # step before the round whose samples were last shown
     best: float | None = None  # best value of the metric that `train.save_best` watches
+    record: float | None = None  # the same of `train.early_stopping`
+    stale: int = 0  # evaluations since then
     used: list[dict[str, Any]] = field(default_factory=list)  # of the ledger, what is not written yet
     tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
 
@@ -316,21 +316,6 @@ class RunFolder:
     def _say(self, message: str, place: Path) -> None:
         if self.world.main:
             logger.info(message, place)
-
-    def is_best(self, progress: Progress, metrics: Mapping[str, float]) -> bool:
-        """Return whether the metric of `train.save_best` is the highest so far, and remember it in `progress` if so.
-
-        Args:
-            progress: The position of the run, with the best value so far.
-            metrics: The metrics of an evaluation. NaN is never the best.
-        """
-        if not self.config.train.save_best:
-            return False
-        value = watched(metrics, self.config.train.best_metric)
-        if value is None or math.isnan(value) or (progress.best is not None and value <= progress.best):
-            return False
-        progress.best = value
-        return True
 
 
 def _same_but_for_resuming(file: Path, other: Path) -> bool:

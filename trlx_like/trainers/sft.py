@@ -70,7 +70,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     experience_class = SFTExperience
     offline = True
     keep_dropout = True
-    uses = frozenset({"samples", "eval_prompts"})
+    uses = frozenset({"samples", "eval_samples", "eval_prompts"})
     needs = ("samples",)
     method: SFTConfig
 
@@ -84,10 +84,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
     def read_data(self) -> None:
         longest = None if self.method.packing else self.config.train.seq_length
-        samples = self._formatted(self.data["samples"])
-        self.dialogues = encode_dialogues(
-            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options
-        )
+        self.dialogues = self._encoded("samples", longest)
+        held_out = self._encoded("eval_samples", self.config.train.seq_length) if "eval_samples" in self.data else []
+        self.held_out = [_element([dialogue], False, self.seq2seq) for dialogue in held_out]
 
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
@@ -105,7 +104,21 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         return float(batch.target.sum())
 
     def after_step(self, metrics: Metrics) -> None:
-        metrics["perplexity"] = math.exp(min(metrics["losses/total_loss"], MOST_NATS))
+        metrics["perplexity"] = _perplexity(metrics["losses/total_loss"])
+
+    def evaluate(self) -> Metrics:
+        """Evaluate responses to the evaluation prompts, and log loss and perplexity of the held-out samples."""
+        by_length = sorted(self.world.share(self.held_out), key=lambda element: len(element.response))
+        metrics = self.evaluate_prompts() | self.evaluate_held_out(by_length)
+        if "eval/losses/total_loss" in metrics:
+            metrics["eval/perplexity"] = _perplexity(metrics["eval/losses/total_loss"])
+        return metrics
+
+    def _encoded(self, name: str, longest: int | None) -> list[Dialogue]:
+        samples = self._formatted(self.data[name])
+        return encode_dialogues(
+            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
+        )
 
     def _packed(self) -> list[list[Dialogue]]:
         """Put the samples into rows of `train.seq_length` tokens."""
@@ -122,6 +135,10 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:
     """Return the loss of maximum likelihood: the sum of -log p over the trained tokens (`scored`) of a batch."""
     return LossOutput(masked_sum(-model(batch).logprobs, batch.scored))
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, MOST_NATS))
 
 
 def _element(row: Sequence[Dialogue], packed: bool, seq2seq: bool = False) -> SFTExperience:

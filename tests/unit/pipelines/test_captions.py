@@ -27,7 +27,7 @@ def test_texts_and_what_came_with_them_stay_together() -> None:
         ("abc", "prompts is a string; give a list"),
         ([], "prompts is empty"),
         (["a", 3], r"prompts\[1\] is a int; give a string, or a dict with 'prompt'"),
-        ([{"text": "a"}], r"prompts\[0\]: a dict needs a string under 'prompt'; it has \['text'\]"),
+        ([{"words": "a"}], r"prompts\[0\]: a dict needs a string under 'prompt'; it has \['words'\]"),
         ([{"prompt": "a", "images": 1}], r"prompts\[0\]: 'images' is already an argument of reward functions"),
         ([{"prompt": "a", "negative_prompt": 3}], r"prompts\[0\]: 'negative_prompt' must be a string"),
     ],

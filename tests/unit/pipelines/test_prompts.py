@@ -70,8 +70,8 @@ def test_long_prompts_are_cut_and_counted(side: str, kept: list[int], caplog: py
         (["a", 3], r"prompts\[1\] is a int; give a string or messages, or a dict"),
         (["a", None], r"prompts\[1\] is a NoneType"),
         (
-            ["a", "b", {"text": "c"}],
-            r"prompts\[2\]: a dict needs a string or messages under 'prompt'; it has \['text'\]",
+            ["a", "b", {"words": "c"}],
+            r"prompts\[2\]: a dict needs a string or messages under 'prompt'; it has \['words'\]",
         ),
         ([{"prompt": 3}], r"prompts\[0\]: a dict needs a string or messages under 'prompt'"),
         ([{"prompt": "a", "outputs": "b"}], r"prompts\[0\]: 'outputs' is already an argument of reward functions"),

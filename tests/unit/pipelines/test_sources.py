@@ -173,8 +173,8 @@ def test_a_sample_may_have_several_rewards() -> None:
         (
             "prompts",
             "a.jsonl",
-            '"a"\n\n{"question": "q", "answer": "a"}\n',
-            'a.jsonl:3 must be text or messages, or have either under "prompt", not an object with question, answer.',
+            '"a"\n\n{"words": "q", "answer": "a"}\n',
+            'a.jsonl:3 must be text or messages, or have either under "prompt", not an object with words, answer.',
         ),
         (
             "eval_prompts",
@@ -202,8 +202,8 @@ def test_a_sample_may_have_several_rewards() -> None:
         (
             "rewards",
             "a.csv",
-            "prompt,score\na,1\n",
-            'a.csv:2 must be a finite number, or have one under "reward", not an object with prompt, score.',
+            "prompt,points\na,1\n",
+            'a.csv:2 must be a finite number, or have one under "reward", not an object with prompt, points.',
         ),
     ],
 )

@@ -17,40 +17,9 @@ from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.registry import _Entry
 from trlx_like.tracking import RunInfo, Tracker
 from trlx_like.tracking.base import TRACKERS
-from trlx_like.trainers.checks import watched
 from trlx_like.trainers.run import Progress
 
 NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("metrics", "name", "value"),
-    [
-        ({"reward/mean": 1.0, "metrics/reward": 2.0}, None, 1.0),
-        ({"metrics/reward": 2.0}, None, 2.0),
-        ({"reward/mean@temperature=0.5": 1.0, "reward/mean@temperature=1": 3.0}, None, 3.0),
-        ({"metrics/x": 5.0}, None, None),
-        ({"metrics/x": 5.0, "reward/mean": 1.0}, "metrics/x", 5.0),
-    ],
-)
-def test_the_metric_that_is_watched(metrics: dict[str, float], name: str | None, value: float | None) -> None:
-    assert watched(metrics, name) == value
-
-
-def test_a_watched_metric_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"'metrics/y'.*metrics/x"):
-        watched({"metrics/x": 5.0}, "metrics/y")
-
-
-def test_better_is_higher_and_nan_is_never_best(tmp_path: Path) -> None:
-    run = make("SFTTrainer", tmp_path).run.folder
-    progress = Progress()
-    answers = [run.is_best(progress, {"reward/mean": value}) for value in (NAN, 1.0, 1.0, NAN, 0.5, 2.0)]
-    assert answers == [False, True, False, False, False, True]
-    assert progress.best == 2.0
-    assert not run.is_best(progress, {"metrics/other": 9.0})
-    run.config.train.save_best = False
-    assert not run.is_best(progress, {"reward/mean": 9.0})
 
 
 def test_progress_round_trips() -> None:

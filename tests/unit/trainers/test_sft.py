@@ -175,7 +175,7 @@ def test_without_evaluation_prompts_there_is_no_evaluation(tmp_path: Path) -> No
     ("arguments", "message"),
     [
         ({"samples": None}, r"SFTTrainer needs samples: pass train\(samples=...\) or set data.samples"),
-        ({"prompts": ["a"]}, r"SFTTrainer cannot use prompts; it takes eval_prompts, samples"),
+        ({"prompts": ["a"]}, r"SFTTrainer cannot use prompts; it takes eval_prompts, eval_samples, samples"),
         ({"model.num_layers_unfrozen": 0}, r"model.num_layers_unfrozen \(0\) leaves this trainer nothing to train"),
     ],
 )

@@ -1,0 +1,127 @@
+"""Each form in which data is published, with rows as published, cut short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trlx_like.errors import DataError
+from trlx_like.pipelines.forms import as_preference, as_prompt, as_sample, paired, reward_of
+
+GSM8K = {"question": "How many clips?", "answer": "48+24 = <<48+24=72>>72\n#### 72"}
+MATH = {"problem": "Find $x$.", "level": "Level 5", "type": "Algebra", "solution": "$\\boxed{2}$"}
+ALPACA = {"instruction": "Name the odd one.", "input": "Twitter, Telegram", "output": "Telegram", "text": "Below is"}
+NO_INPUT = {"instruction": "Give three tips.", "input": "", "output": "1. Eat."}
+DOLLY = {"instruction": "When?", "context": "In 2000.", "response": "2000", "category": "closed_qa"}
+SHAREGPT = {
+    "id": "QWJhYvA_0",
+    "system": "Be brief.",
+    "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}],
+}
+HI = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+HELLO = {"role": "assistant", "content": "Hello"}
+ASKED = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Where?\n\nAssistant:"
+HH = {"chosen": f"{ASKED} I don't know.", "rejected": f"{ASKED} I won't say."}
+BINARIZED = {
+    "prompt": "Hi",
+    "prompt_id": "f0e3",
+    "chosen": [{"content": "Hi", "role": "user"}, {"content": "Hello", "role": "assistant"}],
+    "rejected": [{"content": "Hi", "role": "user"}, {"content": "No", "role": "assistant"}],
+    "messages": [{"content": "Hi", "role": "user"}, {"content": "Hello", "role": "assistant"}],
+    "score_chosen": 8.5,
+    "score_rejected": 7.0,
+}
+ULTRAFEEDBACK = {
+    "source": "evol_instruct",
+    "instruction": "Hi",
+    "models": ["a", "b", "c"],
+    "completions": [
+        {"model": "a", "response": "fair", "overall_score": 6.5},
+        {"model": "b", "response": "good", "overall_score": 8.0},
+        {"model": "c", "response": "bad", "overall_score": 2.0},
+    ],
+    "correct_answers": ["None"],
+}
+ORCA = {"system": "", "question": "Hi", "chosen": "Hello", "rejected": "No"}
+KTO = [
+    {"prompt": "Hi", "completion": "Hello", "label": True},
+    {"prompt": "Hi", "completion": "No", "label": False},
+    {"prompt": "Bye", "completion": "See you", "label": True},
+]
+IMDB = {"text": "I rented this film.", "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ("Hi", "Hi"),
+        (IMDB, {"prompt": "I rented this film.", "label": 0}),
+        (GSM8K, {"prompt": "How many clips?", "answer": GSM8K["answer"]}),
+        (MATH, {"prompt": "Find $x$.", "level": "Level 5", "type": "Algebra", "solution": MATH["solution"]}),
+        (NO_INPUT, {"prompt": "Give three tips.", "output": "1. Eat."}),
+        (SHAREGPT, {"prompt": HI, "reference": "Hello", "id": "QWJhYvA_0"}),
+        ({"messages": [*HI, HELLO]}, {"prompt": HI, "reference": "Hello"}),
+        ({"messages": HI}, {"prompt": HI}),
+        (HH, {"prompt": ASKED, "chosen": " I don't know.", "rejected": " I won't say."}),
+        (BINARIZED, BINARIZED),
+        ({"caption": "a cat"}, {"caption": "a cat"}),
+    ],
+)
+def test_prompts(row: Any, prompt: Any) -> None:
+    assert as_prompt(row) == prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "sample"),
+    [
+        (IMDB, "I rented this film."),
+        (GSM8K, ("How many clips?", GSM8K["answer"])),
+        (MATH, ("Find $x$.", "$\\boxed{2}$")),
+        (ALPACA, ("Name the odd one.\n\nTwitter, Telegram", "Telegram")),
+        (NO_INPUT, ("Give three tips.", "1. Eat.")),
+        (DOLLY, ("When?\n\nIn 2000.", "2000")),
+        (SHAREGPT, [*HI, HELLO]),
+        (BINARIZED, BINARIZED["messages"]),
+        ({"prompt": HI, "completion": [HELLO]}, [*HI, HELLO]),
+        (KTO[0], ("Hi", "Hello")),
+        ({"prompt": "Hi", "output": "Hello", "messages": None}, ("Hi", "Hello")),  # columns of a mixture of tables
+    ],
+)
+def test_samples(row: Any, sample: Any) -> None:
+    read = as_sample(row)
+    if isinstance(sample, tuple):
+        assert (read["prompt"], read["output"]) == sample
+    else:
+        assert (read["messages"] if isinstance(sample, list) else read) == sample
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "chosen", "rejected"),
+    [
+        (HH, ASKED, " I don't know.", " I won't say."),
+        (BINARIZED, "Hi", BINARIZED["chosen"], BINARIZED["rejected"]),
+        (ULTRAFEEDBACK, "Hi", "good", "bad"),
+        (ORCA, "Hi", "Hello", "No"),
+        ({**ORCA, "system": "Be kind."}, "Be kind.\n\nHi", "Hello", "No"),
+        ({"chosen": "one", "rejected": "two"}, None, "one", "two"),
+    ],
+)
+def test_preferences(row: Any, prompt: Any, chosen: Any, rejected: Any) -> None:
+    read = as_preference(row)
+    assert (read.get("prompt"), read["chosen"], read["rejected"]) == (prompt, chosen, rejected)
+
+
+def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
+    assert paired(KTO, "preferences") == [{"prompt": "Hi", "chosen": "Hello", "rejected": "No"}]
+    assert (
+        paired([{**row, "label": f"{row['label']}"} for row in KTO], "preferences")[0]["rejected"] == "No"
+    )  # of a csv
+    assert paired([BINARIZED], "preferences") == [BINARIZED]
+    with pytest.raises(DataError, match="preferences has labels, but no prompt has two answers"):
+        paired(KTO[1:], "preferences")
+
+
+def test_rewards_in_the_rows_of_samples() -> None:
+    rows = [*KTO[:2], {"text": "a", "reward": -0.5}, {"text": "a", "score": "3"}, IMDB, "text"]
+    assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, "3", None, None]

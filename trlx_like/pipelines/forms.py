@@ -1,0 +1,194 @@
+"""Recognising the forms in which data is published: each function rewrites one row to the form that a pipeline reads.
+
+| form | columns |
+|---|---|
+| text | `text` |
+| question and answer (gsm8k, MATH) | `question`, `answer`; `problem`, `solution`; `query`, `response` |
+| Alpaca, Dolly | `instruction`, `input` or `context`, `output` or `response` |
+| ShareGPT | `conversations` of `from` and `value`, and `system` |
+| messages | `messages`; or messages under `prompt` and `completion` |
+| Anthropic-HH | `chosen` and `rejected`, each a whole dialogue of "Human:" and "Assistant:" |
+| UltraFeedback | `prompt`, `chosen`, `rejected`; or `instruction` and `completions` with `overall_score` |
+| KTO | `prompt`, `completion` and `label`, which is true or false |
+| scored logs | a sample with its `reward` or `score` in the same row |
+
+A row of another form is returned as it is. Columns with other names are renamed by `data.columns` before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
+from typing import Any
+
+from trlx_like.errors import DataError
+from trlx_like.pipelines.rows import is_messages
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS = {"question": "answer", "problem": "solution", "query": "response"}
+"""Columns of a prompt that has another name, and the column of its answer."""
+
+OUTPUTS = ("output", "completion", "response", "answer", "solution")
+"""Columns of the output of a sample; the first that a row has."""
+
+REWARDS = ("reward", "score")
+"""Columns of the reward of a sample; the first that a row has."""
+
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+"""Roles of ShareGPT by the names of the others."""
+
+ANSWERS = "\n\nAssistant:"
+"""What stands before each answer of the assistant in a dialogue of Anthropic-HH."""
+
+
+def as_prompt(row: Any) -> Any:
+    """Return a row with its prompt under "prompt". The answer of a conversation is put under "reference"."""
+    if not isinstance(row, Mapping) or row.get("prompt") is not None:
+        return row
+    row = _asked(row)
+    conversation = row.get("messages")
+    if "prompt" not in row and is_messages(conversation):
+        last = conversation[-1]
+        answered = isinstance(last, Mapping) and last.get("role") == "assistant"
+        row = {name: value for name, value in row.items() if name != "messages"}
+        row["prompt"] = conversation[:-1] if answered else conversation
+        return {"reference": last.get("content"), **row} if answered else row
+    if "prompt" not in row and isinstance(row.get("chosen"), str):
+        row = as_preference(row)
+    if "prompt" not in row and isinstance(row.get("text"), str):
+        row = {"prompt": row["text"], **{name: value for name, value in row.items() if name != "text"}}
+    return row
+
+
+def split_prompt(value: Any, place: str, reserved: Sequence[str], *, chat: bool) -> tuple[Any, dict[str, Any]]:
+    """Separate a prompt from the further keys that came with it.
+
+    Args:
+        value: Text, or a mapping that has text under "prompt" or one of the module's forms.
+        place: The name of the row in errors.
+        reserved: Keys that the row may not have, since reward functions are called with these keywords already.
+        chat: Whether messages are accepted in place of text.
+
+    Raises:
+        DataError: The value has another form, or a reserved key.
+    """
+    forms = "a string or messages" if chat else "a string"
+    value = as_prompt(value)
+    prompt = value.get("prompt") if isinstance(value, Mapping) else value
+    if not (isinstance(prompt, str) or (chat and is_messages(prompt))):
+        if isinstance(value, Mapping):
+            raise DataError(f"{place}: a dict needs {forms} under 'prompt'; it has {sorted(value)}.")
+        raise DataError(f"{place} is a {type(value).__name__}; give {forms}, or a dict with 'prompt'.")
+    keys = value if isinstance(value, Mapping) else {}
+    for key in reserved:
+        if key in keys:
+            raise DataError(f"{place}: {key!r} is already an argument of reward functions; rename the key.")
+    return prompt, {key: entry for key, entry in keys.items() if key != "prompt"}
+
+
+def as_sample(row: Any) -> Any:
+    """Return a row as text, as messages, or with its parts under "prompt" and "output"."""
+    if not isinstance(row, Mapping):
+        return row
+    row = _asked(row)
+    if is_messages(row.get("messages")):
+        return row
+    output = next((row[name] for name in OUTPUTS if row.get(name) is not None), None)
+    if row.get("prompt") is not None and output is not None:
+        if is_messages(row["prompt"]) and is_messages(output):
+            return {**row, "messages": [*row["prompt"], *output]}
+        return {**row, "output": output}
+    return row["text"] if output is None and isinstance(row.get("text"), str) else row
+
+
+def as_preference(row: Any) -> Any:
+    """Return a row with "chosen" and "rejected", and with "prompt" if it can be told from the answers."""
+    if not isinstance(row, Mapping):
+        return row
+    row = _asked(row)
+    completions = row.get("completions")
+    if row.get("chosen") is None and is_messages(completions) and len(completions) > 1:
+        ranked = sorted(completions, key=lambda answer: float(answer.get("overall_score") or 0.0))
+        return {**row, "chosen": ranked[-1].get("response"), "rejected": ranked[0].get("response")}
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if row.get("prompt") is None and isinstance(chosen, str) and isinstance(rejected, str):
+        asked, found, _ = commonprefix([chosen, rejected]).rpartition(ANSWERS)
+        if found:
+            start = len(asked) + len(ANSWERS)
+            return {**row, "prompt": chosen[:start], "chosen": chosen[start:], "rejected": rejected[start:]}
+    return row
+
+
+def reward_of(row: Any) -> Any:
+    """Return the reward that stands in the row of a sample, 1 or 0 for a label of KTO; None if it has none."""
+    if not isinstance(row, Mapping):
+        return None
+    label = _label(row)
+    return next((row[name] for name in REWARDS if row.get(name) is not None), None if label is None else float(label))
+
+
+def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
+    """Make preferences from rows of KTO: the answers to each prompt that are labelled true and false, in their order.
+
+    Args:
+        rows: Rows of any form. Only if all are of KTO they are paired, else they are returned as they are.
+        name: The name of the data in errors.
+
+    Raises:
+        DataError: No prompt has an answer of each label.
+    """
+    labels = [_label(row) for row in rows]
+    if not rows or any(label is None or "chosen" in row for label, row in zip(labels, rows, strict=True)):
+        return rows
+    answers: dict[str, tuple[list[Any], list[Any]]] = {}
+    for row, label in zip(map(as_sample, rows), labels, strict=True):
+        answers.setdefault(repr(row.get("prompt")), ([], []))[not label].append(row)
+    pairs = [
+        {"prompt": chosen["prompt"], "chosen": chosen["output"], "rejected": rejected["output"]}
+        for sides in answers.values()
+        for chosen, rejected in zip(*sides, strict=False)
+        if chosen["output"] != rejected["output"]
+    ]
+    if not pairs:
+        raise DataError(f"{name} has labels, but no prompt has two answers, of which one is labelled true.")
+    logger.info("%s: %d labelled answers make %d pairs.", name, len(rows), len(pairs))
+    return pairs
+
+
+def _asked(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with its question, instruction or conversation under "prompt" or "messages"."""
+    said = next((row[name] for name in ("conversations", "conversation") if is_messages(row.get(name))), None)
+    if said is not None:
+        rest = {name: value for name, value in row.items() if name not in ("conversations", "conversation", "system")}
+        system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+        return {**rest, "messages": [*system, *map(_message, said)]}
+    if row.get("prompt") is not None:
+        return row
+    if isinstance(row.get("instruction"), str):
+        used: tuple[str, ...] = ("instruction", "input", "context")
+        prompt = "\n\n".join(row[name] for name in used if row.get(name))
+    else:
+        used = tuple(name for name in QUESTIONS if isinstance(row.get(name), str))[:1]
+        if not used:
+            return row
+        prompt = row[used[0]]
+        if row.get("system") and isinstance(row["system"], str):  # as in orca_dpo_pairs
+            used, prompt = (*used, "system"), f"{row['system']}\n\n{prompt}"
+    return {"prompt": prompt, **{name: value for name, value in row.items() if name not in (*used, "prompt")}}
+
+
+def _message(said: Any) -> Any:
+    """Return what ShareGPT has somebody say as a message."""
+    if not isinstance(said, Mapping) or "from" not in said:
+        return said
+    return {"role": ROLES.get(str(said["from"]), str(said["from"])), "content": said.get("value")}
+
+
+def _label(row: Any) -> bool | None:
+    """Return the label of a row of KTO, which a table of text spells out; None if it has none."""
+    label = row.get("label") if isinstance(row, Mapping) else None
+    if isinstance(label, str):
+        return {"true": True, "false": False}.get(label.lower())
+    return label if isinstance(label, bool) else None

@@ -1,0 +1,160 @@
+"""Tables as lists of rows: data sets read by `datasets`, its objects, frames of pandas, and mixtures of sources.
+
+A list of rows is returned as it is. `pipelines/sources.py` decides what a source is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.pipelines.files import described, missing_packages
+
+OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "streaming")
+"""Keys of a source that are arguments of `datasets.load_dataset`."""
+
+HELD_OUT = ("validation", "valid", "eval", "dev", "test")
+"""Splits that become evaluation data, by rank."""
+
+
+def listed(data: Any, name: str) -> Any:
+    """Return data as a list of rows.
+
+    Args:
+        data: A list, a `Dataset` or `IterableDataset`, a frame of pandas, a generator, or another iterable. Text,
+            mappings, functions and None are returned as they are.
+        name: The name of the data in errors.
+
+    Raises:
+        DataError: A frame has two columns of the same name.
+    """
+    if data is None or isinstance(data, str | bytes | Mapping | list) or callable(data):
+        return data
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        if len(set(data.columns)) < len(data.columns):
+            raise DataError(f"{name}: a frame must name every column once, not {', '.join(map(repr, data.columns))}.")
+        return [{column: _cell(value) for column, value in row.items()} for row in data.to_dict("records")]
+    if hasattr(data, "tolist"):  # an array, or a column of pandas
+        return data.tolist()
+    return list(data) if isinstance(data, Iterable) else data
+
+
+def divided(data: Any) -> tuple[Any, Any]:
+    """Return the training rows and the evaluation rows of a `DatasetDict`; of other data, the data and None."""
+    if not isinstance(data, Mapping) or "train" not in data or not hasattr(data["train"], "features"):
+        return data, None
+    return data["train"], next((data[split] for split in HELD_OUT if split in data), None)
+
+
+def renamed(rows: list[Any], columns: Mapping[str, str] | None, name: str) -> list[Any]:
+    """Rename the columns of rows.
+
+    Args:
+        rows: The rows. Only mappings have columns; others are returned as they are.
+        columns: `data.columns`, the column of the data by its name here.
+        name: The name of the data in errors.
+
+    Raises:
+        DataError: A row lacks one of the columns.
+    """
+    if not columns:
+        return rows
+    return [_renamed(row, columns, f"{name}[{number}]") for number, row in enumerate(rows)]
+
+
+def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
+    if not isinstance(row, Mapping):
+        return row
+    for wanted, column in columns.items():
+        if column not in row:
+            raise DataError(f"{place}: data.columns.{wanted} ({column!r}) is no column; there are {_names(row)}.")
+    taken = {*columns, *columns.values()}
+    return {
+        **{name: row[column] for name, column in columns.items()},
+        **{k: v for k, v in row.items() if k not in taken},
+    }
+
+
+def without_column(rows: list[Any]) -> list[Any]:
+    """Return the cells of the only column if all rows are dicts with the same single key, else the rows."""
+    columns = next((tuple(row) for row in rows if isinstance(row, dict)), ())
+    if len(columns) != 1 or not all(isinstance(row, dict) and tuple(row) == columns for row in rows):
+        return rows
+    return [row[columns[0]] for row in rows]
+
+
+def load_table(path: str, options: Mapping[str, Any], take: int | None, option: str, spec: Any) -> list[Any]:
+    """Read the rows of a data set.
+
+    Args:
+        path: The name of the data set, a folder, or a format such as csv with `data_files`.
+        options: Some of `OPTIONS`.
+        take: The number of rows to read; None: all.
+        option: The dotted option, for errors.
+        spec: The source as it was given, for errors.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or cannot load it.
+    """
+    datasets = datasets_for(option)
+    folder = Path(path).expanduser()
+    try:
+        table = datasets.load_dataset(str(folder) if folder.is_dir() else path, **{"split": "train", **options})
+        return list(islice(table, take))
+    except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
+        here = folder.is_dir() or "data_files" in options
+        found = "" if here else f" There is no file, folder or module {path} here, and as a dataset of the hub:"
+        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ConfigError(f"{option} ({spec!r}) cannot be loaded.{found} {why}") from error
+
+
+def datasets_for(option: str) -> Any:
+    """Import `datasets`, or raise the error that names the extra to install."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_packages(option, "a dataset", error) from error
+    return datasets
+
+
+def mixed(parts: Sequence[list[Any]], weights: Sequence[float]) -> list[Any]:
+    """Draw rows of several sources in proportion to weights, each row once at most, until one source is used up.
+
+    Args:
+        parts: The rows of each source.
+        weights: The weight of each source.
+    """
+    scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
+    draw = random.Random(0)  # the same rows for every seed of a run
+    counts = [min(len(part), max(1, round(scale * weight))) for part, weight in zip(parts, weights, strict=True)]
+    kept = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
+    return [part[row] for part, rows in zip(parts, kept, strict=True) for row in rows]
+
+
+def held_out(rows: list[Any], share: float) -> tuple[list[Any], list[Any]]:
+    """Split rows into those to train on and those to evaluate on, the same ones for every seed of a run.
+
+    Args:
+        rows: The rows, at least two.
+        share: The fraction to evaluate on; at least one row.
+    """
+    count = min(max(1, round(share * len(rows))), len(rows) - 1)
+    chosen = set(random.Random(0).sample(range(len(rows)), count))
+    return [row for n, row in enumerate(rows) if n not in chosen], [rows[n] for n in sorted(chosen)]
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell of pandas as a Python value: None for what is missing, a list for an array."""
+    if hasattr(value, "tolist"):
+        return _cell(value.tolist())
+    if isinstance(value, list):
+        return [_cell(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return described(dict(row)).removeprefix("an object with ")
