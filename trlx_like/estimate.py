@@ -139,6 +139,7 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     local = train.batch_size // gpus
     own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
     own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
+    own |= {"keep_trunk": False}
     changes: dict[str, Any] = {"train": own, "model": {"quantization": None}, "backend": {"kind": "ddp"}}
     totals = {name: getattr(config.method, name, None) for name in ("num_rollouts", "num_prompts")}
     changes["method"] = {name: max(1, total // gpus) for name, total in totals.items() if total is not None}

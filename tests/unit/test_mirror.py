@@ -30,6 +30,7 @@ ELSEWHERE = {
     "errors": "tests/unit/test_cli.py",
     "imagined": "tests/unit/test_estimate.py",
     "meeting": "tests/distributed/test_heartbeat.py",
+    "models/dropout": "tests/unit/models/test_loading.py",
     "models/export": "tests/contract/test_export.py",
     "models/sources": "tests/faults/test_hostile.py",
     "records": "tests/unit/tracking/test_ledger.py",
@@ -57,6 +58,7 @@ ELSEWHERE = {
     "trainers/rloo": "tests/unit/trainers/test_groups.py",
     "trainers/scoring": "tests/unit/trainers/test_online.py",
     "trainers/text": "tests/unit/trainers/test_evaluation.py",
+    "trainers/trunk": "tests/contract/test_trunk.py",
     "trainers/verbs": "tests/unit/trainers/test_base.py",
 }
 

@@ -67,6 +67,8 @@ class TrainConfig(Section):
     """Number of samples in each optimizer step, over all processes."""
     minibatch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of samples in each forward and backward pass, per process; null: all. It does not change the gradient."""
+    keep_trunk: Applied[bool] = True
+    """Keep what the frozen lower blocks of a model make of a sample, so that they run once for it; needs memory."""
     trainer: OfWeights[Annotated[str, AfterValidator(_known_trainer)]]
     """Registered name of the trainer, such as PPOTrainer; `trlx-like list trainers` shows all."""
     trainer_kwargs: OfWeights[dict[str, Any]] = {}

@@ -16,7 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def padded(
-    side: Literal["left", "right"] = "right", value: float = 0, *, mask: str = "mask", default: Any = MISSING
+    side: Literal["left", "right"] = "right",
+    value: float = 0,
+    *,
+    mask: str = "mask",
+    default: Any = MISSING,
+    kw_only: bool = False,
 ) -> Any:
     """Declare a field whose length differs between elements.
 
@@ -25,9 +30,9 @@ def padded(
         value: The value to pad with.
         mask: The boolean field that is True where this field is real. A mask names itself.
         default: As in `dataclasses.field`; `None` makes the field optional.
+        kw_only: As in `dataclasses.field`.
     """
-    metadata = {"side": side, "value": value, "mask": mask}
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+    return field(default=default, kw_only=kw_only, metadata={"side": side, "value": value, "mask": mask})
 
 
 IDS = ("prompt", "response", "chosen", "rejected")
@@ -115,6 +120,7 @@ class Experience:
                 column.name: _described(column.name, value, decode)
                 for column in fields(self)
                 if (value := getattr(row, column.name)) is not None
+                and not column.name.endswith("_trunk")
                 and (value.is_floating_point() or column.name in IDS or value.dtype == torch.uint8)
             }
             for row in self.split()

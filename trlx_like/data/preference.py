@@ -40,6 +40,10 @@ class PreferenceExperience(Experience):
     rejected_assistant_mask: Tensor | None = padded(value=False, mask="rejected_mask", default=None)  # [B, J]
     ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
     ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
+    # As those of `Completion`; both completions follow the same prompt. [B, P, H], [B, C, H] and [B, J, H]
+    prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)
+    chosen_trunk: Tensor | None = padded(mask="chosen_mask", default=None, kw_only=True)
+    rejected_trunk: Tensor | None = padded(mask="rejected_mask", default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -74,15 +78,26 @@ class PreferenceExperience(Experience):
         width = max(self.chosen.shape[1], self.rejected.shape[1])
 
         def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
-            return torch.cat([pad(side, (0, width - side.shape[1])) for side in (chosen, rejected)])
+            sides = (chosen, rejected)
+            return torch.cat([pad(side, (0, 0) * (side.dim() - 2) + (0, width - side.shape[1])) for side in sides])
 
-        return MultiTurnCompletion(
+        made = MultiTurnCompletion(
             self.prompt.repeat(2, 1),
             self.prompt_mask.repeat(2, 1),
             stacked(self.chosen, self.rejected),
             stacked(self.chosen_mask, self.rejected_mask),
             stacked(*self.scored),
         )
+        if self.prompt_trunk is not None and self.chosen_trunk is not None and self.rejected_trunk is not None:
+            made.prompt_trunk = self.prompt_trunk.repeat(2, 1, 1)
+            made.response_trunk = stacked(self.chosen_trunk, self.rejected_trunk)
+        return made
+
+    def keep(self, trunk: Tensor) -> None:
+        """Keep the states [2B, P + R, H] of `completions` that enter the lowest block that is not frozen."""
+        prompts, responses = trunk.tensor_split([self.prompt.shape[1]], dim=1)
+        self.prompt_trunk = prompts[: len(self)]
+        self.chosen_trunk, self.rejected_trunk = self.sides(responses)
 
     def sides(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values [2B, R] of `completions` into those of the chosen [B, C] and the rejected [B, J] tokens."""

@@ -21,6 +21,9 @@ class Completion(Experience):
     prompt_mask: Tensor = padded("left", False, mask="prompt_mask")  # [B, P] bool
     response: Tensor = padded()  # [B, R] int64
     mask: Tensor = padded(value=False)  # [B, R] bool, True on real response tokens; the first EOS is one
+    # The states that enter the lowest block that is not frozen, kept so that the frozen ones run once a sample.
+    prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)  # [B, P, H]
+    response_trunk: Tensor | None = padded(default=None, kw_only=True)  # [B, R, H]
 
     @property
     def scored(self) -> Tensor:
@@ -52,6 +55,21 @@ class Completion(Experience):
             "attention_mask": attention_mask.long(),
             "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
         }
+
+    def completions(self) -> Completion:
+        """Return the completions of the batch: itself."""
+        return self
+
+    @property
+    def trunk(self) -> Tensor | None:
+        """The kept states of prompts and responses, zero at padding. [B, P + R, H]"""
+        if self.prompt_trunk is None or self.response_trunk is None:
+            return None
+        return torch.cat([self.prompt_trunk, self.response_trunk], dim=1)
+
+    def keep(self, trunk: Tensor) -> None:
+        """Keep the states [B, P + R, H] that enter the lowest block that is not frozen."""
+        self.prompt_trunk, self.response_trunk = trunk.tensor_split([self.prompt.shape[1]], dim=1)
 
     def previous(self, start: int | None = None) -> Tensor:
         """Return the token before each response token; before the first it is `start`, if given. [B, R]"""

@@ -1,12 +1,12 @@
 """Models: loading and saving, scoring of sampled text, heads on hidden states, and the frozen reference."""
 
+from trlx_like.models.dropout import disable_dropout, has_dropout
 from trlx_like.models.heads import ILQLHeads, ValueHead
 from trlx_like.models.layout import hidden_size, keeps_packed_apart, last_hidden_module, vocabulary_size
 from trlx_like.models.loading import (
     arch_type,
     check_folder,
     checkpoint_activations,
-    disable_dropout,
     inspect_model,
     load_model,
     load_trained_model,
@@ -38,6 +38,7 @@ __all__ = [
     "create_reference_model",
     "disable_dropout",
     "has_adapter",
+    "has_dropout",
     "hidden_size",
     "inspect_model",
     "keeps_packed_apart",

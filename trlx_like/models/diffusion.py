@@ -21,7 +21,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.diffusion import guided
 from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, read_adapter
 from trlx_like.models.diffusion_families import family_of, no_bars
-from trlx_like.models.loading import disable_dropout
+from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.merging import has_adapter, merged
 
 logger = logging.getLogger(__name__)

@@ -159,9 +159,9 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
     Returns:
         A function from [N, H] to [N, V].
     """
-    shell = _with(lm, base_model(lm), _FixedBase(base_model(lm)))
+    shell = replaced(lm, base_model(lm), _FixedBase(base_model(lm)))
     if output is not None:
-        shell = _with(shell, lm.get_output_embeddings(), output)
+        shell = replaced(shell, lm.get_output_embeddings(), output)
 
     def head(hidden: Tensor) -> Tensor:
         states = hidden[None]
@@ -174,13 +174,22 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
     return head
 
 
-def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Copy a module with one of its submodules replaced. All other parts are shared."""
+def replaced(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Copy a module with one of its submodules replaced. All other parts are shared.
+
+    Args:
+        module: The module, which is not changed.
+        old: The submodule, at any depth.
+        new: What takes its place.
+
+    Returns:
+        The copy; `new` itself if the module is `old`.
+    """
     if module is old:
         return new
     shell = copy.copy(module)
     shell._modules = {
-        name: part if part is None or all(inner is not old for inner in part.modules()) else _with(part, old, new)
+        name: part if part is None or all(inner is not old for inner in part.modules()) else replaced(part, old, new)
         for name, part in module._modules.items()
     }
     return shell
@@ -226,7 +235,7 @@ def recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def run_base(
-    lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = ()
+    lm: PreTrainedModel, inputs: Mapping[str, Tensor], branches: Sequence[int] = (), *, base: nn.Module | None = None
 ) -> tuple[Tensor, dict[int, BlockInputs]]:
     """Run the base model and, of an encoder-decoder, its encoder.
 
@@ -234,6 +243,7 @@ def run_base(
         lm: The language model.
         inputs: Keyword arguments as `Completion.inputs` makes them for this kind of model.
         branches: The numbers of blocks whose inputs are recorded.
+        base: Runs in place of the base model; it has the same blocks.
 
     Returns:
         The last hidden states [B, T, H], and the recorded inputs by the number of the block.
@@ -241,7 +251,7 @@ def run_base(
     inputs = _base_inputs(lm, inputs)
     with ExitStack() as stack:
         records = {at: stack.enter_context(recorded(blocks(lm)[at])) for at in branches}
-        hidden: Tensor = base_model(lm)(**inputs, use_cache=False).last_hidden_state
+        hidden: Tensor = (base or base_model(lm))(**inputs, use_cache=False).last_hidden_state
     return hidden, {at: BlockInputs(record["args"], record["kwargs"], inputs) for at, record in records.items()}
 
 

@@ -324,17 +324,3 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     # transformers 6 renames the method, and the old name warns from 5.23 on.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
-
-
-def disable_dropout(model: torch.nn.Module) -> None:
-    """Set all dropout probabilities of a model to 0, so that sampling and training use the same distribution.
-
-    Many families keep probabilities in attributes of modules, such as `attention_dropout`, `attn_pdrop` and
-    `layerdrop`.
-    """
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)

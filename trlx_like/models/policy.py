@@ -27,6 +27,7 @@ from trlx_like.models.layout import (
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
+from trlx_like.models.trunk import Trunk, make_trunk
 
 
 @dataclass
@@ -39,6 +40,7 @@ class PolicyOutput:
     heads: dict[str, Tensor] = field(default_factory=dict)  # [B, R + 1]: the states around the response tokens
     ref_logprobs: Tensor | None = None  # [B, R], no gradient
     full_kl: Tensor | None = None  # [B, R]
+    trunk: Tensor | None = None  # [B, P + R, H], no gradient: what enters the lowest block that is not frozen
     statistics: TokenStatistics | None = None  # each [B, R]
 
 
@@ -92,8 +94,24 @@ class LanguagePolicy(nn.Module):
         self.register_buffer("allowed", allowed, persistent=False)
         # In a list, so that it does not become a submodule, which is trained and saved.
         self._reference: list[Reference] = []
+        self.trunk: Trunk | None = None
         if has_adapter(lm):
             leave_out_frozen(self, lm)
+
+    def add_trunk(self) -> str | None:
+        """Let `forward` start from the states that a batch has kept, where it has. Call it before the first update.
+
+        Returns:
+            None; or the reason, in words, why that cannot be.
+        """
+        made = make_trunk(self.lm, list(self.head_branch.values()))
+        self.trunk = None if isinstance(made, str) else made
+        return made if isinstance(made, str) else None
+
+    def trunk_states(self, batch: Completion) -> Tensor:
+        """Compute what enters the lowest block that is not frozen. [B, P + R, H]"""
+        assert self.trunk is not None
+        return run_base(self.lm, batch.inputs(), [self.trunk.lowest])[1][self.trunk.lowest].hidden
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freeze the present weights, or another model, as the reference. Call it before the first update.
@@ -146,7 +164,7 @@ class LanguagePolicy(nn.Module):
         """
         inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
-        hidden, branches = self._run(inputs)
+        hidden, branches = self._run(batch, inputs)
         real = batch.scored
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
@@ -158,6 +176,7 @@ class LanguagePolicy(nn.Module):
             states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
             heads={n: self._head(n, hidden, branches, width + 1) for n in self.heads} if heads else {},
+            trunk=None if self.trunk is None else branches[self.trunk.lowest].hidden.detach(),
         )
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
@@ -179,10 +198,12 @@ class LanguagePolicy(nn.Module):
         table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
         return {"temperature": self.temperature, **table}
 
-    def _run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
+    def _run(self, batch: Completion, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
         """Run the base model, recording the inputs of the blocks at which reference and heads branch off."""
-        wanted = sorted({*self.head_branch.values(), *([] if self.branch is None else [self.branch])})
-        return run_base(self.lm, inputs, wanted)
+        trunk, kept = self.trunk, batch.trunk
+        branches = {*self.head_branch.values(), self.branch, None if trunk is None else trunk.lowest}
+        wanted = sorted(at for at in branches if at is not None)
+        return run_base(self.lm, inputs, wanted) if trunk is None or kept is None else trunk(kept, inputs, wanted)
 
     def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:
         """Compute a head's output at the last `states` states."""

@@ -43,7 +43,7 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
         queue.extend(parent for parent, _ in node.next_functions)
 
 
-class _PassThrough(nn.Module):
+class PassThrough(nn.Module):
     """Replaces a block and returns its input, as a tuple if the family's blocks return one."""
 
     def __init__(self, block: nn.Module, values: int | None) -> None:
@@ -80,7 +80,7 @@ class TopBlocks(nn.Module):
         self.embedding_width = embedding_width(embeddings)
         replaced: dict[int, Any] = {id(embeddings): nn.Identity()}
         for block in blocks(lm)[:branch]:
-            replaced[id(block)] = _PassThrough(block, record["values"])
+            replaced[id(block)] = PassThrough(block, record["values"])
         self.base = copy.deepcopy(base, replaced)
         self._entering: BlockInputs | None = None
         find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)

@@ -174,7 +174,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         other = self.config.model.ref_model_path is not None
         if other:
             self.load_reference()
-        found = list(elements)
+        found, keep = list(elements), self.trunk.worth_keeping(elements, whole=False)
         size = self.run.microbatch_size
         order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # saves padding
         for start in range(0, self.world.max(math.ceil(len(order) / size)) * size, size):
@@ -185,6 +185,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             part = PreferenceExperience.collate([elements[row] for row in rows]).to(self.device)
             with self.run.forward("logprobs"):
                 out = self.model(part.completions(), reference=other)
+            self.trunk.keep(part, out.trunk if keep else None)
             part.ref_chosen, part.ref_rejected = part.sides(out.ref_logprobs if other else out.logprobs)
             for row, element in zip(rows, part.to("cpu").split(), strict=True):
                 found[row] = element

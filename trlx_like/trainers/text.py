@@ -41,6 +41,7 @@ from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.by_hand import ByHand, Query
 from trlx_like.trainers.evaluation import evaluate_text
+from trlx_like.trainers.trunk import TrunkStates
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
+        self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
         self.sampler = self.sampler_of(self.make_engine())
         self.by_hand = ByHand(self.tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
 
@@ -273,7 +275,11 @@ class TextTrainer(BaseRLTrainer[E]):
             part = part.to(self.device)
             with self.run.forward("logprobs"):
                 output = self.model(part, **outputs)
+            self.trunk.keep(part, output.trunk)
             yield rows, part, output
+
+    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
+        super().push_to_store(self.trunk.fill(experience, whole), whole=whole)
 
     # Generating by hand.
 

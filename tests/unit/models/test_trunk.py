@@ -1,0 +1,141 @@
+"""Scores and gradients from kept states against those of the whole model, for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
+from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from trlx_like.data import Completion
+from trlx_like.models import LanguagePolicy
+from trlx_like.models.adapters import add_adapter
+from trlx_like.models.layout import blocks
+from trlx_like.models.trunk import Trunk, make_trunk
+
+
+def scored(policy: LanguagePolicy, batch: Completion) -> dict[str, Tensor]:
+    """Log-probabilities, values, entropies, those of the reference, and the gradient of each trained parameter."""
+    policy.zero_grad()
+    out = policy(batch, reference=True, entropy=True)
+    assert out.entropy is not None and out.ref_logprobs is not None
+    weights = torch.linspace(0.5, 2, out.logprobs.numel()).view_as(out.logprobs)
+    values = out.heads["value"][:, :-1] * batch.mask
+    (weights * (out.logprobs + out.entropy + values)).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    return {
+        "logprobs": out.logprobs.detach(),
+        "values": values.detach(),
+        "ref_logprobs": out.ref_logprobs,
+        **gradients,
+    }
+
+
+def kept(policy: LanguagePolicy, batch: Completion) -> Completion:
+    """The batch with its states, as elements that were put together again: padding is zero."""
+    with torch.no_grad():
+        out = policy(batch)
+    assert out.trunk is not None
+    batch.keep(out.trunk)
+    return type(batch).collate(batch.split())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("head_blocks", [0, 2])
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_every_family_gives_the_same_bits(family: str, head_blocks: int) -> None:
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=1, head_blocks={"value": head_blocks})
+    policy.add_reference()
+    reason = policy.add_trunk()
+    assert reason is None and policy.trunk is not None
+    assert policy.trunk.lowest == (1 if head_blocks else 2)
+    batch = batch_of_ids()
+    expected = scored(policy, batch)
+    assert any("blocks" not in name and value.abs().sum() > 0 for name, value in expected.items())
+    assert_equal(scored(policy, kept(policy, batch)), expected)
+
+
+def test_blocks_below_do_not_run() -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
+    policy.add_trunk()
+    batch = kept(policy, batch_of_ids())
+    ran: list[int] = []
+    for number, block in enumerate(blocks(policy.lm)):
+        block.register_forward_hook(lambda *_, number=number: ran.append(number))
+    policy(batch)
+    assert ran == [2]
+
+
+def test_an_adapter_on_the_top_blocks() -> None:
+    lm = sharp_lm("llama")
+    add_adapter(lm, {"peft_type": "LORA", "r": 2, "layers_to_transform": [1, 2]}, "causal")
+    for name, parameter in lm.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    policy = valued_policy(lm)
+    policy.add_reference()
+    assert policy.add_trunk() is None and policy.trunk is not None and policy.trunk.lowest == 1
+    batch = batch_of_ids()
+    expected = scored(policy, batch)
+    assert_equal(scored(policy, kept(policy, batch)), expected)
+
+
+def test_gradient_checkpointing_computes_the_same() -> None:
+    policy = valued_policy(sharp_lm("gpt2"), num_layers_unfrozen=2)
+    policy.add_reference()
+    policy.add_trunk()
+    batch = batch_of_ids()
+    policy.train()
+    expected = scored(policy, batch)
+    again = kept(policy, batch)
+    policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_equal(scored(policy, again), expected)
+
+
+@pytest.mark.parametrize(
+    ("unfrozen", "words"),
+    [
+        (-1, "the lowest block is trained"),
+        (3, "the lowest block is trained"),
+        (0, "the lowest block is trained, or none"),
+    ],
+)
+def test_models_without_frozen_blocks_below_trained_ones(unfrozen: int, words: str) -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=unfrozen)
+    assert str(policy.add_trunk()).startswith(words)
+    assert policy(batch_of_ids()).trunk is None
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
+def test_an_encoder_decoder_runs_whole(family: str) -> None:
+    policy = valued_policy(sharp_lm(family), num_layers_unfrozen=1)
+    assert "encoder-decoder" in str(policy.add_trunk())
+
+
+def test_trained_embeddings_are_below_all_blocks() -> None:
+    lm = sharp_lm("llama")
+    for block in blocks(lm)[:2]:
+        block.requires_grad_(False)
+    assert make_trunk(lm) == "weights below the blocks are trained"
+
+
+def test_a_block_that_reads_more_than_its_input_is_noticed() -> None:
+    lm: Any = sharp_lm("llama")
+    seen: list[Tensor] = []
+    blocks(lm)[0].register_forward_hook(lambda *of_block: seen.append(of_block[2]))
+
+    def also(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output + seen.pop() if seen else output
+
+    blocks(lm)[2].register_forward_hook(also)
+    assert not Trunk(lm, 2).agrees()
+    LanguagePolicy(lm, num_layers_unfrozen=1)
+    assert make_trunk(lm) == "blocks of LlamaForCausalLM read more than the states of the block below"

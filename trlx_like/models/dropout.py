@@ -1,0 +1,29 @@
+"""Dropout in a model: finding and removing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def _probabilities(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Find the attributes that hold the dropout probabilities of a model.
+
+    Many families keep them in attributes of modules, such as `attention_dropout`, `attn_pdrop` and `layerdrop`.
+    """
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout))):
+                yield module, name
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Test whether any dropout probability of a model is above 0."""
+    return any(getattr(module, name) > 0 for module, name in _probabilities(model))
+
+
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Set all dropout probabilities of a model to 0, so that sampling and training use the same distribution."""
+    for module, name in _probabilities(model):
+        setattr(module, name, 0.0)

@@ -1,0 +1,101 @@
+"""What the frozen lower blocks of a model compute for a sample, kept with it for later passes over the same sample."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.data.experience import IDS
+from trlx_like.models import LanguagePolicy, has_dropout
+from trlx_like.trainers.context import Run
+
+logger = logging.getLogger(__name__)
+
+
+class TrunkStates:
+    """Keep the states that enter the lowest trained block of a policy, where samples are used more than once.
+
+    Args:
+        run: The run.
+        model: The policy, before the first update. From now on it starts from kept states where a batch has them.
+        passes: How many times a sample is used.
+        offline: The samples are given and not sampled in rounds.
+    """
+
+    def __init__(self, run: Run, model: LanguagePolicy, passes: int, offline: bool) -> None:
+        self.run, self.model, self.passes, self.offline = run, model, passes, offline
+        if passes < 2 or not run.config.train.keep_trunk:
+            return
+        reason = "dropout is on" if has_dropout(model.lm) else model.add_trunk()
+        partly = model.num_layers_unfrozen > 0 or run.config.model.peft_config is not None
+        if reason is not None and partly and run.world.main:
+            logger.info("All blocks of the model run in every pass: %s.", reason)
+
+    def keep(self, part: Any, states: Tensor | None) -> None:
+        """Keep the states of `PolicyOutput.trunk` with the completions of a part; None keeps nothing."""
+        if states is not None:
+            part.keep(states)
+
+    @torch.no_grad()
+    def fill(self, elements: Sequence[Any], whole: bool) -> Sequence[Any]:
+        """Compute the states of given samples once, see `worth_keeping`.
+
+        Args:
+            elements: This process's samples; every process calls it.
+            whole: All processes have the same samples, of which each uses its part.
+
+        Returns:
+            The samples in their order, with the states if they are kept.
+        """
+        lacking = self.run.world.max(any(element.prompt_trunk is None for element in elements))
+        if not lacking or not self.worth_keeping(elements, whole):
+            return elements
+        found, size = list(elements), self.run.microbatch_size
+        order = sorted(range(len(found)), key=lambda row: _tokens(found[row]))  # saves padding
+        for start in range(0, self.run.world.max(math.ceil(len(order) / size)) * size, size):
+            self.run.check_stop()
+            if rows := order[start : start + size]:
+                part = type(found[0]).collate([found[row] for row in rows]).to(self.run.device)
+                with self.run.forward("logprobs"):
+                    self.keep(part, self.model.trunk_states(part.completions()))
+                for row, element in zip(rows, part.to("cpu").split(), strict=True):
+                    found[row] = element
+        return found
+
+    def worth_keeping(self, elements: Sequence[Any], whole: bool) -> bool:
+        """Tell whether the states of given samples are used more than once, and fit into half of the free memory.
+
+        Args:
+            elements: As for `fill`.
+            whole: As for `fill`.
+        """
+        train, world = self.run.config.train, self.run.world
+        if self.model.trunk is None or not self.offline:
+            return False
+        total = len(elements) if whole else world.sum([float(len(elements))])[0]
+        uses = min(self.passes, train.total_steps * train.batch_size / max(1, total)) / (world.size if whole else 1)
+        if uses <= 1:
+            return False
+        lm = self.model.lm
+        size = sum(map(_tokens, elements)) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        sizes = len(elements), size / 2**30, free / 2**30
+        if too_much := bool(world.max(size > free / 2)):
+            logger.warning(
+                "All blocks of the model run in every pass: what the frozen ones make of %d samples would take %.1f "
+                "GiB, and %.1f GiB of memory are free.",
+                *sizes,
+            )
+        else:
+            logger.info("What the frozen blocks make of %d samples is kept: %.3f of %.1f GiB of free memory.", *sizes)
+        return not too_much
+
+
+def _tokens(element: Any) -> int:
+    return sum(len(ids) for name in IDS if (ids := getattr(element, name, None)) is not None)
