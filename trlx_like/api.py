@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.config.elsewhere import named_elsewhere
 from trlx_like.errors import ConfigError
 from trlx_like.presets import preset_for
 from trlx_like.redact import redacted
@@ -28,6 +29,7 @@ FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", 
 """The other arguments that every trainer gets."""
 
 
+@named_elsewhere
 def train(
     config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
     reward_fn: Any = None,
@@ -48,7 +50,6 @@ def train(
     tokenizer: Any = None,
     plugins: Sequence[str] = (),
     callbacks: Sequence[Any] = (),
-    dataset: Any = None,
 ) -> BaseRLTrainer[Any]:
     """Train a model and return its trainer.
 
@@ -81,7 +82,6 @@ def train(
         tokenizer: a tokenizer, in place of `tokenizer.tokenizer_path`.
         plugins: modules, .py files or entry points to load first.
         callbacks: `Callback`s to call during training.
-        dataset: refused, with the arguments that take its place.
 
     Returns:
         The trainer, with the trained `model` and its `tokenizer`, and with `generate`, `evaluate`, `save_pretrained`.
@@ -93,8 +93,6 @@ def train(
     given = locals()
     data = {name: given[name] for name in DATA}
     refuse_in_worker()
-    if dataset is not None:
-        raise ConfigError("dataset= is gone: pass train(samples=samples, rewards=rewards) in its place.")
     complete = read_config(
         config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
     )

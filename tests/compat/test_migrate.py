@@ -162,8 +162,8 @@ NODES = {
 def test_a_configuration_of_accelerate(given: dict[str, Any], made: Any, lines: list[str], here: Path) -> None:
     values, notes = translated(yaml.safe_dump({**ACCELERATE, **given}), here)
     assert (values, notes) == (made, lines)
-    run: dict[str, Any] = {"model": {"model_path": "gpt2"}, "method": {"name": "SFTConfig"}, "train": {"trainer": "SFTTrainer"}}
-    run["train"] |= {"total_steps": 1, "epochs": 1, "batch_size": 8, **values.get("train", {})}
+    run: dict[str, Any] = {"model": {"model_path": "gpt2"}, "method": {"name": "SFTConfig"}}
+    run["train"] = {"trainer": "SFTTrainer", "total_steps": 1, "epochs": 1, "batch_size": 8, **values.get("train", {})}
     TRLConfig.from_dict({**run, "backend": values["backend"]})  # every option of it exists
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from trlx_like.config import MethodConfig, TRLConfig
+from trlx_like.config.elsewhere import ARGUMENTS
 from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,10 @@ def refuse_unused(name: str, data: Iterable[str], uses: Collection[str], stop_se
     """Raise ConfigError for data that a trainer does not take, and for an empty stop sequence."""
     if "" in stop_sequences:
         raise ConfigError("stop_sequences has an empty string, which would end every response at once.")
-    if unused := ", ".join(sorted(set(data) - set(uses))):
-        raise ConfigError(f"{name} cannot use {unused}; it takes {', '.join(sorted(uses)) or 'no data'}.")
+    if unused := sorted(set(data) - set(uses)):
+        here = " ".join(f"{word}: here this is {ARGUMENTS[word]}." for word in unused if word in ARGUMENTS)
+        takes = f"it takes {', '.join(sorted(uses)) or 'no data'}."
+        raise ConfigError(f"{name} cannot use {', '.join(unused)}; {takes} {here}".rstrip())
 
 
 def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
 import pytest
 
+import trlx_like
 from trlx_like import PPOConfig, TRLConfig, default_ppo_config
-from trlx_like.config.elsewhere import ELSEWHERE
+from trlx_like.config import METHODS
+from trlx_like.config.elsewhere import ARGUMENTS, ELSEWHERE
 from trlx_like.errors import ConfigError
 
 
 def test_every_option_that_is_named_exists() -> None:
-    config = default_ppo_config()
-    for words in ELSEWHERE.values():
-        for section, option in re.findall(
-            r"\b(model|method|train|optimizer|scheduler|sampler|backend)\.([a-z_]+)", words
-        ):
-            assert option in type(getattr(config, section)).model_fields, words
-    ours = {name for section in config.to_dict().values() for name in (section if isinstance(section, dict) else {})}
-    assert not ours & set(ELSEWHERE)
+    sections: dict[str, set[str]] = {name: set(kind.model_fields) for name, kind in TRLConfig.sections().items()}
+    sections["method"] = {field for name in METHODS.names() for field in METHODS.get(name).model_fields}
+    for words in [*ELSEWHERE.values(), *ARGUMENTS.values()]:
+        for section, option in re.findall(rf"\b({'|'.join(sections)})\.([a-z_]+)", words):
+            assert option in sections[section], words
+    assert not set().union(*sections.values()) & set(ELSEWHERE)
 
 
 def test_the_sentence() -> None:
@@ -36,3 +38,38 @@ def test_the_sentence() -> None:
 def test_a_share_of_the_steps_is_no_interval(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"train.{name}: must count optimizer steps, got 0.2; write that share of"):
         default_ppo_config().evolve(train={name: 0.2})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model", "model_path=, a name"),
+        ("args", "config=, a TRLConfig"),
+        ("reward_funcs", "reward_fn=, one or a list"),
+        ("dataset", "samples= with rewards=, or prompts="),
+        ("learning_rate", "optimizer.kwargs.lr"),
+    ],
+)
+def test_arguments_of_other_libraries(name: str, words: str) -> None:
+    given: dict[str, Any] = {name: None, "prompts": []}
+    with pytest.raises(ConfigError, match=rf"^train takes no {name}. Here this is {re.escape(words)}"):
+        trlx_like.train(**given)
+
+
+def test_other_arguments_are_mistakes_of_python() -> None:
+    given: dict[str, Any] = {"promts": []}
+    with pytest.raises(TypeError, match="promts"):
+        trlx_like.train(**given)
+
+
+def test_every_argument_that_is_named_exists() -> None:
+    taken = set(inspect.signature(trlx_like.train).parameters)
+    assert not taken & set(ARGUMENTS)
+    for words in ARGUMENTS.values():
+        assert set(re.findall(r"\b(\w+)=(?!\.)", words)) <= taken, words
+
+
+def test_a_trainer_that_is_made_with_an_argument_of_another_library() -> None:
+    given: dict[str, Any] = {"train_dataset": [], "model": "gpt2"}
+    with pytest.raises(ConfigError, match=r"PPOTrainer cannot use model, train_dataset; .* model: here this is"):
+        trlx_like.PPOTrainer(default_ppo_config(), **given)
