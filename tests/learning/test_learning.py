@@ -47,6 +47,13 @@ def test_ppo_learns_to_say_a_letter(seed: int, model: dict[str, Any], tmp_path: 
 
 GROUP_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("GRPOTrainer", {"method.beta": 0.01, "method.scale_rewards": "group"}),
+    "grpo, top-p": (
+        "GRPOTrainer",
+        {
+            **{"method.beta": 0.01, "method.scale_rewards": "group"},
+            "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "top_p": 0.9},
+        },
+    ),
     "rloo": ("RLOOTrainer", {"method.beta": 0.01}),
     # Without KL: of equal scores it is all that is left to be whitened, and leads away (docs/algorithms/rloo.md).
     "reinforce++": ("RLOOTrainer", {"method.beta": 0.0, "method.baseline": "batch", "method.loss_type": "dapo"}),
@@ -59,11 +66,12 @@ def test_groups_learn_to_say_a_letter(kind: str, seed: int, tmp_path: Path) -> N
     trainer_name, options = GROUP_METHODS[kind]
     changes = {
         **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 120, "train.epochs": 100},
-        **{"method.num_prompts": 4, "method.num_generations": 8, "method.chunk_size": 4, **options},
+        **{"method.num_prompts": 4, "method.num_generations": 8, "method.chunk_size": 4},
         **{
             "method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0, "temperature": 1.0},
             "optimizer.kwargs": {"lr": 0.003},
         },
+        **options,
     }
     trainer = make(trainer_name, tmp_path, reward_fn=share_of_a, metric_fn=None, **changes)
     metrics = trainer.learn()

@@ -1,7 +1,8 @@
 """The options of text generation that `method.gen_kwargs` may have, and those that rollouts may be sampled with.
 
-A loss compares log-probabilities under the distribution that was sampled from. Temperature is modelled on both sides;
-every other option that changes the distribution is for evaluation only. Options in neither table are refused by name.
+A loss compares log-probabilities under the distribution that was sampled from. Temperature is modelled on both sides,
+and so are options that only forbid tokens: the tokens that could be drawn are kept with each sampled one. Every other
+option that changes the distribution is for evaluation only. Options in neither table are refused by name.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "renormalize_logits": (bool | None, (False, None)),
     "remove_invalid_values": (bool | None, (False, None)),
     "watermarking_config": (dict[str, Any] | None, (None,)),
+}
+# Options of `EVALUATION` that only forbid tokens, and leave the ratios of the other probabilities as they are.
+FORBIDDING = frozenset(
+    {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_new_tokens"}
+    | {"no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"}
+    | {"suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
+)
+# Option -> what to do instead, if it cannot be used for rollouts.
+_INSTEAD = {
+    "num_beams": "To find likelier text than sampling does, use top_k, top_p, min_p or a lower temperature, which the "
+    "loss can account for, or RFTTrainer, which imitates the best of any responses.",
 }
 NEUTRAL: dict[str, tuple[Any, ...]] = {name: neutral for name, (_, neutral) in EVALUATION.items()}
 TYPES: dict[str, Any] = {**ANYWHERE, **{name: kind for name, (kind, _) in EVALUATION.items()}}
@@ -161,9 +173,20 @@ def experience_problems(
         path = ("method", name, option)
         if option in sweeps:
             yield Problem(path, f"{shown(value)} is a sweep; text to train on needs one value.{advice}")
-        elif exact and option in NEUTRAL and not any(value is off or value == off for off in NEUTRAL[option]):
+        elif exact and option in NEUTRAL and option not in FORBIDDING and not _is_off(option, value):
             use = listed([shown(off) for off in NEUTRAL[option]])
-            yield Problem(path, f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{advice}")
+            instead = f" {_INSTEAD[option]}" if option in _INSTEAD else ""
+            what = f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{instead}{advice}"
+            yield Problem(path, what)
+
+
+def forbidding(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of options, such as `top_k`, by which some tokens cannot be drawn."""
+    return [name for name, value in options.items() if name in FORBIDDING and not _is_off(name, value)]
+
+
+def _is_off(option: str, value: Any) -> bool:
+    return any(value is off or value == off for off in NEUTRAL[option])
 
 
 @cache

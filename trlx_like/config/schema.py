@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from trlx_like.config.generation import ANYWHERE, LIST_VALUED, NEUTRAL, TYPES, option_type
+from trlx_like.config.generation import ANYWHERE, FORBIDDING, LIST_VALUED, NEUTRAL, TYPES, option_type
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
 from trlx_like.config.registries import METHODS, TRAINERS
 from trlx_like.config.section import Section
@@ -94,8 +94,8 @@ def section_schema(section: type[Section]) -> Schema:
 
 def generation_schemas() -> Schema:
     """Make schemas of generation options: for rollouts, for evaluation (lists are sweeps), and with ILQL's `beta`."""
-    single = {name: option_type(name).json_schema() for name in TYPES}
-    rollouts = {name: one if name in ANYWHERE else {"enum": list(NEUTRAL[name])} for name, one in single.items()}
+    single, modelled = {name: option_type(name).json_schema() for name in TYPES}, {*ANYWHERE, *FORBIDDING}
+    rollouts = {name: one if name in modelled else {"enum": list(NEUTRAL[name])} for name, one in single.items()}
     evaluation = {
         name: one if name in LIST_VALUED else {"anyOf": [one, {"type": "array", "items": one}]}
         for name, one in single.items()

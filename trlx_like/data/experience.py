@@ -28,7 +28,8 @@ def padded(
     Args:
         side: The side on which a batch pads the field.
         value: The value to pad with.
-        mask: The boolean field that is True where this field is real. A mask names itself.
+        mask: The boolean field that is True where this field is real. A mask names itself. A field of integers works as
+            well: the sum of a row is then the length of this field.
         default: As in `dataclasses.field`; `None` makes the field optional.
         kw_only: As in `dataclasses.field`.
     """
@@ -129,7 +130,8 @@ class Experience:
     def lengths(self) -> Tensor:
         """Count the real entries of each row of a batch, over all its masks. [B]"""
         masks = dict.fromkeys(c.metadata["mask"] for c in fields(self) if "mask" in c.metadata)
-        return torch.stack([getattr(self, mask).sum(dim=1) for mask in masks]).sum(dim=0)
+        found = [held for mask in masks if (held := getattr(self, mask)) is not None and held.dtype == torch.bool]
+        return torch.stack([held.sum(dim=1) for held in found]).sum(dim=0)
 
     def trim(self) -> Self:
         """Return the batch without the columns that are padding in every row."""

@@ -40,6 +40,10 @@ class PreferenceExperience(Experience):
     rejected_assistant_mask: Tensor | None = padded(value=False, mask="rejected_mask", default=None)  # [B, J]
     ref_chosen: Tensor | None = padded(mask="chosen_mask", default=None)  # [B, C] log-probabilities
     ref_rejected: Tensor | None = padded(mask="rejected_mask", default=None)  # [B, J]
+    chosen_choices: Tensor | None = padded(mask="chosen_choice_sizes", default=None, kw_only=True)  # as in `Completion`
+    chosen_choice_sizes: Tensor | None = padded(mask="chosen_mask", default=None, kw_only=True)  # [B, C] int32
+    rejected_choices: Tensor | None = padded(mask="rejected_choice_sizes", default=None, kw_only=True)
+    rejected_choice_sizes: Tensor | None = padded(mask="rejected_mask", default=None, kw_only=True)  # [B, J] int32
     # As those of `Completion`; both completions follow the same prompt. [B, P, H], [B, C, H] and [B, J, H]
     prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)
     chosen_trunk: Tensor | None = padded(mask="chosen_mask", default=None, kw_only=True)
@@ -73,12 +77,16 @@ class PreferenceExperience(Experience):
             self.rejected_mask if self.rejected_assistant_mask is None else self.rejected_assistant_mask,
         )
 
+    @property
+    def choices(self) -> Tensor | None:
+        """Sets of tokens that could be drawn in the chosen completions; None: all tokens."""
+        return self.chosen_choices
+
     def completions(self) -> MultiTurnCompletion:
         """Return 2B completions, the chosen ones first, so that one forward pass scores both."""
-        width = max(self.chosen.shape[1], self.rejected.shape[1])
 
         def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
-            sides = (chosen, rejected)
+            width, sides = max(chosen.shape[1], rejected.shape[1]), (chosen, rejected)
             return torch.cat([pad(side, (0, 0) * (side.dim() - 2) + (0, width - side.shape[1])) for side in sides])
 
         made = MultiTurnCompletion(
@@ -88,6 +96,10 @@ class PreferenceExperience(Experience):
             stacked(self.chosen_mask, self.rejected_mask),
             stacked(*self.scored),
         )
+        if self.chosen_choices is not None and self.rejected_choices is not None:
+            assert self.chosen_choice_sizes is not None and self.rejected_choice_sizes is not None
+            made.choices = stacked(self.chosen_choices, self.rejected_choices)
+            made.choice_sizes = stacked(self.chosen_choice_sizes, self.rejected_choice_sizes)
         if self.prompt_trunk is not None and self.chosen_trunk is not None and self.rejected_trunk is not None:
             made.prompt_trunk = self.prompt_trunk.repeat(2, 1, 1)
             made.response_trunk = stacked(self.chosen_trunk, self.rejected_trunk)

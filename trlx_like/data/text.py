@@ -21,6 +21,9 @@ class Completion(Experience):
     prompt_mask: Tensor = padded("left", False, mask="prompt_mask")  # [B, P] bool
     response: Tensor = padded()  # [B, R] int64
     mask: Tensor = padded(value=False)  # [B, R] bool, True on real response tokens; the first EOS is one
+    choices: Tensor | None = padded(mask="choice_sizes", default=None, kw_only=True)
+    """[B, L] int32: the sets of tokens that could be drawn, see `trlx_like.functional.choices`; None: all tokens."""
+    choice_sizes: Tensor | None = padded(default=None, kw_only=True)  # [B, R] int32: words of `choices` per token
     # The states that enter the lowest block that is not frozen, kept so that the frozen ones run once a sample.
     prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)  # [B, P, H]
     response_trunk: Tensor | None = padded(default=None, kw_only=True)  # [B, R, H]

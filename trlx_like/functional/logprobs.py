@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from trlx_like.functional.choices import Choices
 from trlx_like.functional.kl import full_kl
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ def score_tokens(
     temperature: float = 1.0,
     allowed: Tensor | None = None,
     previous: Tensor | None = None,
+    choices: Choices | None = None,
     entropy: bool = False,
     statistics: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
@@ -75,6 +77,8 @@ def score_tokens(
             no gradient; a forbidden token among `ids` has log-probability -inf. A row of False gives NaN, so refuse
             such a table before the call. [V, V] bool
         previous: The token before each of `ids`; to be given if and only if `allowed` is. [N]
+        choices: The set of tokens that could be drawn in place of each of `ids`, if sampling had a cut such as top-k.
+            Other tokens are treated as forbidden.
         entropy: Whether to compute entropies, with gradient.
         statistics: Whether to compute `TokenStatistics`, without gradient.
         chunk_elements: How many logits may exist at once, forward and backward. The results do not depend on it.
@@ -86,12 +90,13 @@ def score_tokens(
         ValueError: If the temperature is not above 0, or only one of `allowed` and `previous` is given.
     """
 
-    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None) -> _RowScores:
-        logits = _sampling_logits(head(hidden), temperature, allowed, previous)
+    def score(hidden: Tensor, ids: Tensor, previous: Tensor | None, spans: Tensor | None) -> _RowScores:
+        logits = _sampling_logits(head(hidden), temperature, allowed, previous, choices, spans)
         return _score_logits(logits, ids, entropy, statistics)
 
     _check_table(allowed, previous)
-    scores = by_chunks(score, [hidden, ids, previous], vocabulary_of(head, hidden), chunk_elements)
+    rows = [hidden, ids, previous, None if choices is None else choices.spans]
+    scores = by_chunks(score, rows, vocabulary_of(head, hidden), chunk_elements)
     entropies = [h for _, h, _ in scores if h is not None]
     seen = [looked for _, _, looked in scores if looked is not None]
     return TokenScores(
@@ -110,6 +115,7 @@ def full_kl_from_hidden(
     temperature: float = 1.0,
     allowed: Tensor | None = None,
     previous: Tensor | None = None,
+    choices: Choices | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
     """Compute the exact KL(softmax(head(h) / T) || softmax(ref_head(h_ref) / T)), with gradient to the policy only.
@@ -124,6 +130,7 @@ def full_kl_from_hidden(
         temperature: T, above 0, for both.
         allowed: As in `score_tokens`, for both. [V, V] bool
         previous: As in `score_tokens`. [N]
+        choices: As in `score_tokens`, for both: the divergence is between distributions over the same set.
         chunk_elements: How many logits may exist at once. The results do not depend on it.
 
     Returns:
@@ -133,18 +140,26 @@ def full_kl_from_hidden(
         ValueError: If the temperature is not above 0, or only one of `allowed` and `previous` is given.
     """
 
-    def divergence(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None) -> Tensor:
+    def divergence(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None, spans: Tensor | None) -> Tensor:
+        sampling = temperature, allowed, previous, choices, spans
         with torch.no_grad():
-            ref_logits = _sampling_logits(ref_head(ref_hidden), temperature, allowed, previous)
-        return full_kl(_sampling_logits(head(hidden), temperature, allowed, previous), ref_logits)
+            ref_logits = _sampling_logits(ref_head(ref_hidden), *sampling)
+        return full_kl(_sampling_logits(head(hidden), *sampling), ref_logits)
 
     _check_table(allowed, previous)
-    rows = [hidden, ref_hidden, previous]
+    rows = [hidden, ref_hidden, previous, None if choices is None else choices.spans]
     # Half the rows, because the logits of both sides are alive together.
     return torch.cat(by_chunks(divergence, rows, vocabulary_of(head, hidden), chunk_elements // 2))
 
 
-def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None, previous: Tensor | None) -> Tensor:
+def _sampling_logits(
+    logits: Tensor,
+    temperature: float,
+    allowed: Tensor | None,
+    previous: Tensor | None,
+    choices: Choices | None,
+    spans: Tensor | None,
+) -> Tensor:
     """Make the logits of the sampling distribution: float32, over the temperature, forbidden tokens at -inf."""
     if temperature <= 0:
         raise ValueError(f"temperature ({temperature}) must be above 0: greedy choices have no log-probabilities.")
@@ -153,6 +168,8 @@ def _sampling_logits(logits: Tensor, temperature: float, allowed: Tensor | None,
         logits = logits / temperature
     if allowed is not None and previous is not None:
         logits = logits.masked_fill(~allowed[previous], -torch.inf)
+    if choices is not None and spans is not None:
+        logits = logits.masked_fill(~choices.possible(spans, logits.shape[-1]), -torch.inf)
     return logits
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
+from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.layout import (
@@ -168,7 +169,7 @@ class LanguagePolicy(nn.Module):
         real = batch.scored
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
-        sampling = self._sampling(batch.previous(self.start)[real])
+        sampling = self._sampling(batch, real)
         head = lm_head(self.lm)
         scores = score_tokens(at_tokens, ids, head, entropy=entropy, statistics=statistics, **sampling)
         output = PolicyOutput(
@@ -193,9 +194,12 @@ class LanguagePolicy(nn.Module):
                 output.full_kl = _spread(exact, real)
         return output
 
-    def _sampling(self, previous: Tensor) -> dict[str, Any]:
-        """Return the settings of the sampling distribution, given the previous tokens [N]."""
-        table = {} if self.allowed is None else {"allowed": self.allowed, "previous": previous}
+    def _sampling(self, batch: Completion, real: Tensor) -> dict[str, Any]:
+        """Return the settings of the distribution that the tokens of a mask [B, R] were sampled from."""
+        if batch.choices is not None and batch.choice_sizes is not None:  # they leave out what is not allowed
+            places = spans(batch.choices, batch.choice_sizes)[real]
+            return {"temperature": self.temperature, "choices": Choices(batch.choices.flatten(), places)}
+        table = {} if self.allowed is None else {"allowed": self.allowed, "previous": batch.previous(self.start)[real]}
         return {"temperature": self.temperature, **table}
 
     def _run(self, batch: Completion, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:

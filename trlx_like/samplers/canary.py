@@ -50,7 +50,9 @@ def some_of(samples: Completion, drawn: Tensor | None) -> Sampled:
     tokens = samples.mask[rows].sum(dim=1).clamp(max=TOKENS).cumsum(dim=0)
     rows = rows[: max(2, 1 + int((tokens < ENOUGH).sum()))]
     few, drawn = samples[rows], None if drawn is None else drawn[rows, :TOKENS]
-    return Sampled(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS], drawn).trim()
+    sizes = None if few.choice_sizes is None else few.choice_sizes[:, :TOKENS]
+    sets = {"choices": few.choices, "choice_sizes": sizes}
+    return Sampled(few.prompt, few.prompt_mask, few.response[:, :TOKENS], few.mask[:, :TOKENS], drawn, **sets).trim()
 
 
 class Canary:

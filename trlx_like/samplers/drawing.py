@@ -19,6 +19,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from trlx_like.functional.choices import encode
 from trlx_like.functional.counter import uniforms
 from trlx_like.functional.draw import draw
 
@@ -30,11 +31,15 @@ class TokenSampler(LogitsProcessor):
     """A logits processor that samples the next tokens itself and records their probabilities.
 
     It sets all other logits to -inf, so that greedy decoding of `generate()` takes the sampled tokens.
+
+    Args:
+        keys: What the random numbers of each row follow from. [B] int64
+        choices: Whether to record which tokens could be drawn.
     """
 
-    def __init__(self, keys: Tensor, temperature: float) -> None:
+    def __init__(self, keys: Tensor, choices: bool = False) -> None:
         self.keys = keys
-        self.temperature = temperature
+        self.choices: list[tuple[Tensor, Tensor]] | None = [] if choices else None  # of `encode`, one per call
         self._numbers: list[Tensor] = []  # of the next positions, each [B, 1], the nearest last
         self.probabilities: list[Tensor] = []  # of the sampled tokens, one [B, 1] per call
 
@@ -43,7 +48,9 @@ class TokenSampler(LogitsProcessor):
         if not self._numbers:
             block = uniforms(self.keys, _BLOCK, len(self.probabilities))
             self._numbers = list(block.split(1, dim=1))[::-1]
-        probabilities = (scores / self.temperature).softmax(dim=-1)
+        probabilities = scores.softmax(dim=-1)
+        if self.choices is not None:
+            self.choices.append(encode(scores > -torch.inf))
         tokens = draw(probabilities, self._numbers.pop())
         self.probabilities.append(probabilities.gather(1, tokens))
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)

@@ -24,13 +24,14 @@ from transformers import (
 
 from trlx_like.data import Sampled, padded_right
 from trlx_like.errors import ConfigError
+from trlx_like.functional.choices import by_row
 from trlx_like.functional.counter import keys as make_keys, random_stream
 from trlx_like.functional.digest import Digest
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.cache import growing_cache
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, warpers
-from trlx_like.samplers.generation import eos_ids, greedy, is_plain
+from trlx_like.samplers.generation import eos_ids, greedy, is_exact, is_plain
 
 ENGINES: Registry[Any] = Registry(
     "sampler engine",
@@ -66,6 +67,11 @@ class Engine(Protocol):
     seed for each request can use the key. Then a response does not depend on the others in its batch, and a run does
     not depend on the number of processes. Other engines should draw from torch's global generators, which are seeded
     for each call, or from one seeded by them. A resumed run then samples what the uninterrupted run would have.
+
+    With the optional attribute `tells_choices = True`, `generate` gets the keyword `choices`: True if the result must
+    say which tokens could be drawn, in the fields `choices` and `choice_sizes` that `encode` and `by_row` of
+    `trlx_like.functional.choices` make. Without it, options that forbid tokens, such as `top_k`, are refused for
+    experience of trainers with a policy loss.
     """
 
     dtype: torch.dtype | None
@@ -85,7 +91,8 @@ class Engine(Protocol):
         - `mask` [B, R] bool: True on the response tokens, the EOS included.
         - `sampling_logprobs` [B, R] float32: the log-probability of each token when it was sampled, temperature
           and `allowed` applied. It is compared with the learner's in every round. It may be None for greedy
-          decoding, and for options that change the distribution.
+          decoding, and for options that change the distribution. If tokens were forbidden, by `top_k` for example, it
+          may be given with `choices` only.
         - `version` [B] int64: the version of the weights that each response was sampled with, as `sync_weights` got it.
           A round with another version than the present one is refused. None if the engine generates with `lm` itself.
 
@@ -96,8 +103,8 @@ class Engine(Protocol):
             config: The generation options. The most important are `max_new_tokens`, `do_sample` (False is greedy
                 decoding), `temperature`, `eos_token_id` (None, one id or a list) and `pad_token_id`; `is_plain(config)`
                 of `samplers/generation.py` says whether tokens are simply sampled from softmax(logits / temperature),
-                which is always the case for experience of trainers with a policy loss. Others may be set for
-                evaluation: raise `ConfigError` for an option that the engine does not have.
+                which without `tells_choices` is always the case for experience of trainers with a policy loss. Others
+                may be set for evaluation: raise `ConfigError` for an option that the engine does not have.
             stop: Strings that end a response. One that only occurs in the prompt ends nothing.
 
         Returns:
@@ -212,6 +219,7 @@ class TransformersEngine:
 
     dtype: torch.dtype | None = None
     keyed = True
+    tells_choices = True
 
     def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
@@ -235,9 +243,10 @@ class TransformersEngine:
         stop: list[str],
         *,
         keys: Tensor | None = None,
+        choices: bool = False,
     ) -> Sampled:
         """Generate one response per prompt, see `Engine.generate`; keys None draws them with torch's generator."""
-        return self.generate_with([], prompt, prompt_mask, config, stop, keys)
+        return self.generate_with([], prompt, prompt_mask, config, stop, keys, choices)
 
     @torch.no_grad()
     def generate_with(
@@ -248,6 +257,7 @@ class TransformersEngine:
         config: GenerationConfig,
         stop: list[str],
         keys: Tensor | None = None,
+        choices: bool = False,
     ) -> Sampled:
         """Generate like `generate`, with further logits processors.
 
@@ -259,6 +269,7 @@ class TransformersEngine:
             stop: As in `Engine.generate`.
             keys: What the random numbers of each response follow from; None draws them with torch's global generator.
                 [B] int64
+            choices: Whether to tell which tokens could be drawn.
 
         Returns:
             As `Engine.generate`.
@@ -271,12 +282,12 @@ class TransformersEngine:
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
         cache = token_sampler = None
-        if is_plain(config):
-            token_sampler = TokenSampler(keys, config.temperature)
-            processors, config = [*processors, token_sampler], greedy(config)
+        plain = is_plain(config)
+        tell = choices and is_exact(config)
+        if draws_token_by_token(config):
+            token_sampler = TokenSampler(keys, tell)
+            processors, config = [*processors, *warpers(config, ids.device), token_sampler], greedy(config)
             cache = growing_cache(self.lm, config, before + config.max_new_tokens)
-        elif draws_token_by_token(config):
-            processors, config = [*processors, *warpers(config, ids.device), TokenSampler(keys, 1.0)], greedy(config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode has less overhead per operation than no_grad, which matters for small models.
         with _neutral(self.lm), torch.inference_mode():
@@ -294,10 +305,12 @@ class TransformersEngine:
             lengths = stops.lengths(response, lengths)
         response = response[:, : int(lengths.max())]
         mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
-        if token_sampler is None:
-            return Sampled(prompt, prompt_mask, response, mask)
-        probabilities = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]]
-        return Sampled(prompt, prompt_mask, response, mask, probabilities.log())
+        made = Sampled(prompt, prompt_mask, response, mask)
+        if token_sampler is not None and (tell or plain):
+            made.sampling_logprobs = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]].log()
+            if token_sampler.choices is not None:
+                made.choices, made.choice_sizes = by_row(token_sampler.choices, mask)
+        return made
 
 
 @contextmanager

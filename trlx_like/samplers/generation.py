@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from trlx_like.config.generation import NEUTRAL, TYPES, option_problems, option_type
+from trlx_like.config.generation import FORBIDDING, NEUTRAL, TYPES, option_problems, option_type
 from trlx_like.config.problems import InvalidConfig
 from trlx_like.errors import ConfigError
 
@@ -48,8 +48,14 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
 
 
 def is_plain(config: GenerationConfig) -> bool:
-    """Return whether every token is drawn from softmax(logits / temperature), as rollouts of an exact loss must be."""
+    """Return whether every token is drawn from softmax(logits / temperature)."""
     return all(getattr(config, name, None) in values for name, values in NEUTRAL.items())
+
+
+def is_exact(config: GenerationConfig) -> bool:
+    """Return whether every token is drawn from softmax(logits / temperature) over a set, all tokens or those left."""
+    others = (name for name in NEUTRAL if name not in FORBIDDING)
+    return all(getattr(config, name, None) in NEUTRAL[name] for name in others)
 
 
 def greedy(config: GenerationConfig) -> GenerationConfig:

@@ -118,11 +118,12 @@ class GuidedEngine(TransformersEngine):
         stop: list[str],
         *,
         keys: Tensor | None = None,
+        choices: bool = False,
         beta: float = 0.0,
     ) -> Sampled:
         """Generate one response per prompt, see `TransformersEngine.generate`. beta: the weight of the advantage."""
         with guidance(self.lm, self.heads, beta) as guide:
-            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys)
+            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys, choices)
 
 
 class _WithILQLHeads(PreTrainedModelWrapper):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from trlx_like.config.generation import forbidding
 from trlx_like.data import Completion, Sampled
 from trlx_like.functional.counter import keys, random_stream
 from trlx_like.pipelines.prompts import PromptBatch
@@ -117,7 +118,9 @@ class TextSampler:
         self.batch_size = batch_size
         self.device = device
 
-    def sample(self, prompts: PromptBatch, options: Mapping[str, Any], stream: int | None = None) -> TextSamples:
+    def sample(
+        self, prompts: PromptBatch, options: Mapping[str, Any], stream: int | None = None, *, choices: bool = False
+    ) -> TextSamples:
         """Generate one response per prompt.
 
         Args:
@@ -125,6 +128,7 @@ class TextSampler:
             options: Options of `generate()` of transformers, and those that the engine adds.
             stream: Determines the random numbers, together with the numbers of the prompts, which become the places of
                 the responses. None draws one with torch's global generator.
+            choices: Whether to keep which tokens could be drawn, if the options forbid any and the engine can tell.
 
         Returns:
             The responses, in the order of the prompts.
@@ -133,13 +137,16 @@ class TextSampler:
             ConfigError: For an option that is unknown or refused.
         """
         own = {name: options[name] for name in getattr(self.engine, "options", ()) if name in options}
+        if choices and getattr(self.engine, "tells_choices", False) and forbidding(options):
+            own["choices"] = True
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
         of = random_stream() if stream is None else stream
         parts = [self._generate(prompts[i : i + step], config, own, of) for i in range(0, len(prompts), step)]
         made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])
         place = None if stream is None else torch.tensor(prompts.numbers, device=made.response.device)
-        completion = Completion(made.prompt, made.prompt_mask, made.response, made.mask, place=place)
+        names = ("prompt", "prompt_mask", "response", "mask", "choices", "choice_sizes")
+        completion = Completion(**{name: getattr(made, name) for name in names}, place=place)
         reasons = self.finish_reasons(completion, config)
         texts = self.decode(completion)
         drawn, version = made.sampling_logprobs, made.version

@@ -18,6 +18,7 @@ from trlx_like.samplers.text import TextSampler
 
 Query = str | Tensor | Sequence[Message]
 """A prompt: text, token ids [P], or chat messages."""
+_Key = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of its response
 
 
 def is_one_query(queries: Any) -> bool:
@@ -40,6 +41,8 @@ class ByHand:
         self.sampler = sampler
         self.seq2seq = seq2seq
         self.chat_options = chat_options
+        self.version: int | None = None  # the number of steps of the policy that `sampled` is of
+        self.sampled: dict[_Key, Completion] = {}  # responses of which some tokens could not be drawn
 
     def ids(self, query: Query) -> list[int]:
         """Convert a prompt (text, chat messages, or token ids [P]) to a list of token ids."""
@@ -52,37 +55,45 @@ class ByHand:
         ids: list[int] = query.reshape(-1).tolist()
         return ids
 
-    def generate(self, queries: Any, options: Mapping[str, Any]) -> Any:
+    def generate(self, queries: Any, options: Mapping[str, Any], version: int | None = None) -> Any:
         """Sample one response to each query.
+
+        If options such as `top_k` forbid tokens, it is kept which tokens could be drawn, for `completions`.
 
         Args:
             queries: Prompts as text, chat messages, or token ids [P]; or one of them alone.
             options: Generation options.
+            version: The number of steps of the policy; what another has sampled is forgotten. None: keep nothing.
 
         Returns:
             The token ids [R] of each response, in the order of the queries; a tensor [1, R] for one query alone.
         """
         if is_one_query(queries):
-            return self.generate([queries], options)[0][None]
+            return self.generate([queries], options, version)[0][None]
         batch = PromptBatch([self.ids(query) for query in queries], [{} for _ in queries])
-        return [element.response for element in self.sampler.sample(batch, options).completion.split()]
+        elements = self.sampler.sample(batch, options, choices=version is not None).completion.split()
+        if version != self.version:
+            self.version, self.sampled = version, {}
+        self.sampled |= {_key(element): element.to("cpu") for element in elements if element.choices is not None}
+        return [element.response for element in elements]
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
         """Decode each sequence of token ids [R] to text, without special tokens."""
         return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
 
-    def completions(self, queries: Sequence[Query], responses: Sequence[Tensor]) -> Completion:
+    def completions(self, queries: Sequence[Query], responses: Sequence[Tensor], *, cut: bool = False) -> Completion:
         """Collate queries and their responses into one padded batch.
 
         Args:
             queries: Prompts as text, chat messages, or token ids [P].
             responses: Token ids [R] or [1, R] of the response to each query.
+            cut: Whether it has to be known for each response which tokens could be drawn.
 
         Returns:
             The batch, in which every token of a response is real.
 
         Raises:
-            DataError: If a response is empty, or several in one tensor.
+            DataError: If a response is empty, or several in one tensor, or it is not known which tokens could be drawn.
         """
         rows: list[Completion] = []
         for query, response in zip(queries, responses, strict=True):
@@ -92,5 +103,18 @@ class ByHand:
             if not len(ids):
                 raise DataError(f"step: responses[{len(rows)}] is empty.")
             prompt = torch.tensor(self.ids(query))
-            rows.append(Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool()))
+            row = Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool())
+            rows.append(self.sampled.get(_key(row), row))
+        unknown = [at for at, row in enumerate(rows) if row.choices is None]
+        if cut and unknown or 0 < len(unknown) < len(rows):
+            raise DataError(
+                f"step: responses[{unknown[0]}] was not sampled by trainer.generate from the present policy, or was "
+                "changed since, and the generation options forbid tokens (top_k, top_p, ...), so that the loss has to "
+                "know which tokens could be drawn. Give the response as it was generated, or switch these options off."
+            )
+        self.sampled = {}
         return Completion.collate(rows)
+
+
+def _key(row: Completion) -> _Key:
+    return tuple(row.prompt.tolist()), tuple(row.response.tolist())

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from trlx_like.config.generation import forbidding
 from trlx_like.data import Experience
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.rewards.call import Reward
+from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
@@ -28,6 +30,22 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     uses = frozenset({"prompts", "eval_prompts"})
     needs = ("reward_fn", "prompts")
+
+    def read_inputs(self, tokenizer: Any = None) -> None:
+        engine = self.config.sampler.engine
+        if self.cuts and not getattr(ENGINES.get(engine), "tells_choices", False):
+            name = "gen_kwargs" if self.method.gen_experience_kwargs is None else "gen_experience_kwargs"
+            raise ConfigError(
+                f"method.{name}.{self.cuts[0]}: sampler.engine ({engine}) does not tell which tokens could be drawn, "
+                "so the loss cannot account for it. Use sampler.engine transformers or copy, or set it for evaluation "
+                "only (method.gen_kwargs) and leave it out of method.gen_experience_kwargs."
+            )
+        super().read_inputs(tokenizer)
+
+    @property
+    def cuts(self) -> list[str]:
+        """Options of rollouts that forbid tokens, if the loss has to know which tokens could be drawn."""
+        return forbidding(self.experience_kwargs) if self.method.exact_sampling else []
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
@@ -107,6 +125,14 @@ class OnlineTextTrainer(TextTrainer[E]):
             yield samples, scores.rewards
         self.rollouts.check(may_be_empty=more)
 
+    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
+        if self.cuts and any(getattr(element, "choices", None) is None for element in experience):
+            raise DataError(
+                f"method.gen_kwargs.{self.cuts[0]}: the experience does not hold which tokens could be drawn. Make it "
+                f"from all fields of a completion, as {self.experience_class.__name__}(**vars(completion), ...) does."
+            )
+        super().push_to_store(experience, whole=whole)
+
     def drawn(self, samples: TextSamples) -> Tensor | None:
         """Return the log-probabilities [B, R] to correct the loss with; None without `rollout_correction`.
 
@@ -157,4 +183,4 @@ class OnlineTextTrainer(TextTrainer[E]):
             return None
         with self.clock("generate"):
             stream = self.run.stream(ROLLOUTS, self.progress.round)
-            return self.sampler.sample(prompts, self.experience_kwargs, stream)
+            return self.sampler.sample(prompts, self.experience_kwargs, stream, choices=True)

@@ -253,7 +253,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]
     ) -> list[PPOExperience]:
         """Convert responses that the caller sampled to experience, and count them in the round's statistics."""
-        completion = self.by_hand.completions(queries, responses).to(self.device)
+        completion = self.by_hand.completions(queries, responses, cut=bool(self.cuts)).to(self.device)
         reasons = self.sampler.finish_reasons(completion, generation_config(self.experience_kwargs, self.tokenizer))
         rewards = [float(score) for score in scores]
         samples = TextSamples(completion, *self.sampler.decode(completion), reasons, [{} for _ in rewards])

@@ -296,7 +296,8 @@ class TextTrainer(BaseRLTrainer[E]):
         """
         with self.run.backend.whole():
             self.sync_sampler()
-            return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs})
+            version = self.progress.step if hasattr(self, "step") else None  # for a step on the responses
+            return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs}, version)
 
     @torch.no_grad()
     def generate_eval(self, queries: Query | Sequence[Query], **gen_kwargs: Any) -> Any:

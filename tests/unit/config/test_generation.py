@@ -14,13 +14,9 @@ from trlx_like.errors import ConfigError
 from trlx_like.presets import default_dpo_config, default_ilql_config, default_ppo_config, default_sft_config
 
 REFUSED = [
-    ("top_k", 5, "0 or null"), ("top_p", 0.9, "1.0 or null"), ("min_p", 0.1, "null or 0.0"),
-    ("typical_p", 0.9, "1.0 or null"), ("eta_cutoff", 0.1, "0.0 or null"),
-    ("epsilon_cutoff", 0.1, "0.0 or null"),
-    ("repetition_penalty", 1.1, "1.0 or null"), ("no_repeat_ngram_size", 2, "0 or null"),
-    ("encoder_repetition_penalty", 1.1, "1.0 or null"), ("encoder_no_repeat_ngram_size", 2, "0 or null"),
-    ("num_beams", 2, "1 or null"), ("do_sample", False, "true"),
-    ("min_new_tokens", 3, "null or 0"), ("bad_words_ids", [[1]], "null"), ("suppress_tokens", [1], "null"),
+    ("repetition_penalty", 1.1, "1.0 or null"), ("encoder_repetition_penalty", 1.1, "1.0 or null"),
+    ("num_beams", 2, "1 or null"), ("do_sample", False, "true"), ("length_penalty", 2.0, "1.0 or null"),
+    ("sequence_bias", [[[3], -5.0]], "null"), ("remove_invalid_values", True, "false or null"),
 ]  # fmt: skip
 
 
@@ -31,9 +27,14 @@ def test_sampling_that_a_loss_cannot_account_for_is_refused(option: str, value: 
     gen_kwargs = {"max_new_tokens": 4, option: value}
     with pytest.raises(ConfigError) as error:
         kind(gen_kwargs=gen_kwargs)
-    shown = "false" if value is False else repr(value)
+    given = shown(value)
+    instead = (
+        "To find likelier text than sampling does, use top_k, top_p, min_p or a lower temperature, which the loss can "
+        "account for, or RFTTrainer, which imitates the best of any responses. "
+    )
     assert str(error.value) == (
-        f"method.gen_kwargs.{option}: {shown} samples text in a way the loss cannot account for; use {use}. "
+        f"method.gen_kwargs.{option}: {given} samples text in a way the loss cannot account for; use {use}. "
+        f"{instead if option == 'num_beams' else ''}"
         "To keep it for evaluation, set method.gen_experience_kwargs for the training."
     )
     config = kind(gen_kwargs=gen_kwargs, gen_experience_kwargs={"max_new_tokens": 4, "temperature": 0.7})

@@ -66,7 +66,7 @@ def test_every_option_of_a_preset_is_valid(name: str, tmp_path: Path) -> None:
         ({"method": {"kl_penalty": "k3"}}, "method.kl_penalty"),
         ({"method": {"gen_kwargs": {"max_time": 1.0}}}, "method.gen_kwargs"),
         ({"method": {"gen_kwargs": {"temprature": 1.0}}}, "method.gen_kwargs"),
-        ({"method": {"gen_experience_kwargs": {"max_new_tokens": 4, "top_k": 5}}}, "method.gen_experience_kwargs"),
+        ({"method": {"gen_experience_kwargs": {"max_new_tokens": 4, "num_beams": 5}}}, "method.gen_experience_kwargs"),
     ],
 )
 def test_a_mistake_is_found_at_its_place(changes: dict[str, dict[str, Any]], place: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from transformers import GenerationConfig
 
 from tests.tiny import tiny_lm, tiny_tokenizer
 from tests.unit.samplers.scripted import prompts, sampler, transformers_messages
 from trlx_like.config import NEUTRAL, OnlineTextMethodConfig, TextMethodConfig
-from trlx_like.config.generation import REFUSED, TYPES
+from trlx_like.config.generation import FORBIDDING, REFUSED, TYPES
 from trlx_like.errors import ConfigError
+from trlx_like.models import LanguagePolicy
 from trlx_like.samplers.generation import eos_ids, generation_config
 
 
@@ -93,9 +95,17 @@ def test_every_option_of_the_installed_transformers_is_allowed_or_refused() -> N
 def test_an_allowed_option_generates(option: str, family: str) -> None:
     options = {"max_new_tokens": 5, **ALLOWED[option]}
     TextMethodConfig(gen_kwargs=options)
-    out = sampler(lm=tiny_lm(family), separator="|" if family == "t5" else None).sample(prompts(["abc", "d"]), options)
+    lm, separator = tiny_lm(family), "|" if family == "t5" else None
+    out = sampler(lm=lm, separator=separator).sample(prompts(["abc", "d"]), options)
     assert len(out) == 2 and out.completion.mask.any(dim=1).all()
-    if option in NEUTRAL:
+    if option in FORBIDDING:  # the learner scores over the same set of tokens
+        OnlineTextMethodConfig(gen_kwargs=options)
+        told = sampler(lm=lm, separator=separator).sample(prompts(["abc", "d"]), options, choices=True)
+        drawn, mask = told.sampling_logprobs, told.completion.mask
+        assert drawn is not None and told.completion.choices is not None
+        scored = LanguagePolicy(lm)(told.completion).logprobs
+        torch.testing.assert_close(scored[mask], drawn[mask], rtol=0, atol=1e-5)
+    elif option in NEUTRAL:
         with pytest.raises(ConfigError, match=f"method.gen_kwargs.{option}: .* the loss cannot account for"):
             OnlineTextMethodConfig(gen_kwargs={"max_new_tokens": 5, **ALLOWED[option]})
     else:  # of rollouts it leaves the distribution alone, so that sampler and learner agree on each log-probability

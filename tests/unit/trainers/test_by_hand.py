@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import make
+from tests.contract.recipes import GENERATION, make
 from trlx_like.errors import ConfigError, DataError
 
 PPOTrainer = Any
@@ -49,6 +49,23 @@ def test_responses_of_single_queries_are_stepped_on_and_total_steps_ends_the_loo
         ConfigError, match=r"step: training is complete after 3 steps \(train.total_steps: 3\) and 2 rounds"
     ):
         trainer.step(["ab"], responses[:1], [1.0])
+
+
+@pytest.mark.parametrize("configured", [True, False], ids=["configured", "asked for"])
+def test_a_step_knows_which_tokens_could_be_drawn(configured: bool, tmp_path: Path) -> None:
+    options = {"top_k": 4, "temperature": 0.7}
+    gen_kwargs = {**GENERATION, **(options if configured else {})}
+    trainer = make("PPOTrainer", tmp_path, **{"method.gen_kwargs": gen_kwargs, "method.ppo_epochs": 1})
+    queries = ["ab", "the cats", "zz top"]
+    responses = trainer.generate(queries, **({} if configured else options))
+    with pytest.raises(DataError, match=r"responses\[2\] was not sampled by trainer.generate"):
+        trainer.step(queries, [*responses[:2], responses[2].add(1) % 30], [1.0, 0.0, 0.5])
+    first = trainer.step(queries, responses, [1.0, 0.0, 0.5])
+    assert all(element.choices is not None for element in trainer.store.elements) and not trainer.by_hand.sampled
+    assert first["policy/ratio_deviation"] < 1e-6
+    if configured:  # what an older policy has sampled is not fresh
+        with pytest.raises(DataError, match=r"responses\[0\] was not sampled"):
+            trainer.step(queries, responses, [1.0, 0.0, 0.5])
 
 
 def test_several_responses_in_one_tensor_are_refused(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
             {"gen_kwargs": {**GENERATION, "do_sample": False}},
             "do_sample: false samples text in a way the loss cannot account for",
         ),
-        (GRPOConfig, {"gen_kwargs": {**GENERATION, "top_p": 0.9}}, "the loss cannot account for"),
+        (GRPOConfig, {"gen_kwargs": {**GENERATION, "num_beams": 2}}, "the loss cannot account for"),
         (GRPOConfig, {"num_generation": 4}, "Did you mean method.num_generations"),
         (GRPOConfig, {"loss_type": "bnpo"}, "loss_type"),
         (RLOOConfig, {"num_generations": 1}, "method.num_generations: 1 leaves nothing to compare"),

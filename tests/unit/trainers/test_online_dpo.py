@@ -333,7 +333,7 @@ def test_without_references_there_is_no_win_rate(tmp_path: Path) -> None:
         ("n_generations_per_prompt", 1, "method.n_generations_per_prompt: must be a whole number of at least 2"),
         ("loss_type", "hinge", "method.loss_type: must be 'sigmoid' or 'ipo'"),
         ("num_prompts", 2, r"method.num_prompts: 2 is less than a step's train.batch_size \(3\)"),
-        ("gen_kwargs", {"max_new_tokens": 4, "top_p": 0.9}, "method.gen_kwargs.top_p: 0.9 samples text in a way"),
+        ("gen_kwargs", {"max_new_tokens": 4, "num_beams": 2}, "method.gen_kwargs.num_beams: 2 samples text in a way"),
         (
             "gen_kwargs",
             {"max_new_tokens": 4, "repetition_penalty": 1.1},

@@ -28,8 +28,9 @@ METHOD = {
     "gen_experience_kwargs: {max_new_tokens: 64}": (
         "gen_experience_kwargs.max_new_tokens: 64 must be below train.seq_length (64)."
     ),
-    "gen_experience_kwargs: {max_new_tokens: 4, top_p: 0.9}": (
-        "gen_experience_kwargs.top_p: 0.9 samples text in a way the loss cannot account for; use 1.0 or null."
+    "gen_experience_kwargs: {max_new_tokens: 4, repetition_penalty: 1.1}": (
+        "gen_experience_kwargs.repetition_penalty: 1.1 samples text in a way the loss cannot account for; use 1.0 or "
+        "null."
     ),
     "gen_experience_kwargs: {max_new_tokens: 4, temperature: [1, 2]}": (
         "gen_experience_kwargs.temperature: [1, 2] is a sweep; text to train on needs one value."
