@@ -27,6 +27,7 @@ NOT_STATE = {
     ".run.folder.files",  # the list is a file of the run folder
     ".run.stop_request",  # of this process
     ".run.state",  # what is saved
+    ".prompts._drawn",  # follows from the epoch and the seed
     ".store.epoch",  # told again when a resumed run skips the batches that it has done
     ".store.rows",  # of the batch before, for the ledger
     ".last_metrics",  # what `learn` returns; nothing reads it to train

@@ -34,7 +34,7 @@ from trlx_like.models.formats import (
     require_adapter,
 )
 from trlx_like.models.layout import blocks, run_base
-from trlx_like.models.loading import check_complete
+from trlx_like.models.loading import check_complete, fuse_gelu
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
 from trlx_like.models.top_blocks import freeze_below
 
@@ -159,7 +159,7 @@ def load_reward_model(
         check_in_memory(model, config) if isinstance(path, PreTrainedModel) else prepare_quantized(model, config)
         require_adapter(model, config.peft_config is not None)
     require_finite(model, f"{option} ({type(model).__name__ if isinstance(path, PreTrainedModel) else str(path)!r})")
-    return model
+    return fuse_gelu(model)
 
 
 def inspect_reward_model(options: ModelConfig) -> PretrainedConfig | None:

@@ -133,6 +133,7 @@ class PromptStream(Generic[Batch_co]):
         self.epoch = 0
         self.position = 0
         self.taken: list[tuple[int, int]] = []  # epoch and row of each prompt of the last `take`
+        self._drawn = -1, torch.empty(0)  # an epoch, and its order
 
     def take(self, count: int) -> Batch_co:
         """Return the next `count` prompts, which may continue into the next epoch."""
@@ -140,9 +141,9 @@ class PromptStream(Generic[Batch_co]):
         while len(self.taken) < count:
             if self.position == len(self.pipeline):
                 self.epoch, self.position = self.epoch + 1, 0
-            order = self._order()[self.position : self.position + count - len(self.taken)]
-            self.position += len(order)
-            self.taken += [(self.epoch, row) for row in order]
+            rows = self._order()[self.position : self.position + count - len(self.taken)].tolist()
+            self.position += len(rows)
+            self.taken += [(self.epoch, row) for row in rows]
         return self.pipeline[[row for _, row in self.taken]]
 
     @property
@@ -155,10 +156,12 @@ class PromptStream(Generic[Batch_co]):
         """The number of the epoch that the next prompt belongs to, from 0."""
         return self.epoch + (self.position == len(self.pipeline))
 
-    def _order(self) -> list[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order: list[int] = torch.randperm(len(self.pipeline), generator=generator).tolist()
-        return order
+    def _order(self) -> Tensor:
+        """Return the rows in the order of the present epoch, which is drawn once. [N]"""
+        if self._drawn[0] != self.epoch:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            self._drawn = self.epoch, torch.randperm(len(self.pipeline), generator=generator)
+        return self._drawn[1]
 
     def state_dict(self) -> dict[str, int]:
         """Return the position in the data."""

@@ -325,9 +325,12 @@ def _neutral(lm: PreTrainedModel) -> Iterator[None]:
     was_training, defaults, pad = lm.training, lm.generation_config, config.pad_token_id
     lm.eval()
     lm.generation_config, config.pad_token_id = GenerationConfig(), None
+    # The last states of all prompts lie apart in memory; for such rows torch copies a head in 16 bits for each of them.
+    close = lm.get_output_embeddings().register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
     try:
         yield
     finally:
+        close.remove()
         lm.generation_config, config.pad_token_id = defaults, pad
         lm.train(was_training)
 

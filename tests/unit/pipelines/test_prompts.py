@@ -105,6 +105,16 @@ def test_a_stream_shuffles_anew_each_pass_and_by_its_seed() -> None:
     assert numbers(PromptStream(numbered(20), 4).take(20)) != passes[0]
 
 
+def test_an_order_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    draw = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda count, **options: drawn.append(count) or draw(count, **options))
+    stream = PromptStream(numbered(12), 3)
+    for _ in range(9):
+        stream.take(4)
+    assert drawn == [12] * 3
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(1, 7), st.integers(0, 20), st.integers(1, 9))
 def test_a_stream_goes_on_where_its_state_says(count: int, before: int, size: int) -> None:

@@ -210,6 +210,17 @@ def test_the_model_is_left_as_it_was(training: bool) -> None:
     assert lm.training == training and lm.generation_config is defaults and lm.config.pad_token_id == 1
 
 
+def test_the_head_gets_states_that_lie_together() -> None:
+    lm: Any = tiny_lm("llama")
+    seen: list[tuple[list[int], bool]] = []
+    lm.lm_head.register_forward_hook(lambda _, args, __: seen.append((list(args[0].shape), args[0].is_contiguous())))
+    mask = torch.tensor([[True] * 3, [False] * 2 + [True]])
+    config = GenerationConfig(max_new_tokens=2, pad_token_id=1, eos_token_id=None)
+    TransformersEngine(lm, loaded_tokenizer()).generate(torch.full((2, 3), 4), mask, config, [])
+    assert [shape[:2] for shape, _ in seen] == [[2, 1], [2, 1]]  # of the prompts, too, the last position alone
+    assert all(together for _, together in seen)
+
+
 def test_dropout_is_off_while_it_generates() -> None:
     lm = tiny_lm("gpt2", resid_pdrop=0.9, embd_pdrop=0.9, initializer_range=0.5).train()
     greedy = {"max_new_tokens": 6, "do_sample": False}
