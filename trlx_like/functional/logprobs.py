@@ -2,15 +2,15 @@
 
 The same functions serve sampler and learner, so that probability ratios are 1 on fresh experience. Results are
 float32 whatever the model's dtype. The logits [N, V] are a language model's largest tensor: they are computed in
-chunks of rows, and if there are several chunks and gradients are needed, each chunk is computed again in the backward
-pass instead of being kept.
+chunks of rows. If there are several chunks and gradients are needed, those of a frozen head are computed together with
+the scores, and otherwise each chunk is computed again in the backward pass instead of being kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,9 +94,19 @@ def score_tokens(
         logits = _sampling_logits(head(hidden), temperature, allowed, previous, choices, spans)
         return _score_logits(logits, ids, entropy, statistics)
 
+    def score_with_gradient(hidden: Tensor, *others: Tensor | None) -> _RowScores:
+        leaf = hidden.detach().requires_grad_()
+        taken, _, looked = score(leaf, *others)
+        # A score depends on its own row of states only, so the gradient of their sum holds that of each of them.
+        (gradient,) = torch.autograd.grad(taken.sum(), leaf)
+        known: Tensor = _KnownGradient.apply(hidden, taken.detach(), gradient)  # type: ignore[no-untyped-call]
+        return known, None, looked
+
     _check_table(allowed, previous)
     rows = [hidden, ids, previous, None if choices is None else choices.spans]
-    scores = by_chunks(score, rows, vocabulary_of(head, hidden), chunk_elements)
+    vocabulary = vocabulary_of(head, hidden)
+    at_once = len(hidden) * vocabulary > chunk_elements and not entropy and _alone_needs_gradient(hidden, head)
+    scores = by_chunks(score_with_gradient if at_once else score, rows, vocabulary, chunk_elements, again=not at_once)
     entropies = [h for _, h, _ in scores if h is not None]
     seen = [looked for _, _, looked in scores if looked is not None]
     return TokenScores(
@@ -104,6 +114,27 @@ def score_tokens(
         torch.cat(entropies) if entropy else None,
         TokenStatistics(*(torch.cat(column) for column in zip(*seen, strict=True))) if statistics else None,
     )
+
+
+class _KnownGradient(torch.autograd.Function):
+    """Numbers [N] whose gradient with respect to their rows of states [N, H] is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
+        """Return the values."""
+        ctx.save_for_backward(gradient)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Scale the gradient of each row."""
+        (gradient,) = ctx.saved_tensors
+        return (grad[:, None] * gradient).to(gradient.dtype), None, None
+
+
+def _alone_needs_gradient(hidden: Tensor, head: Head) -> bool:
+    """Test whether gradients are needed with respect to the states, and not to parameters of the head."""
+    return torch.is_grad_enabled() and hidden.requires_grad and not head(hidden[:0].detach()).requires_grad
 
 
 def full_kl_from_hidden(
@@ -219,7 +250,12 @@ def vocabulary_of(head: Head, hidden: Tensor) -> int:
 
 
 def by_chunks(
-    function: Callable[..., T], rows: Sequence[Tensor | None], vocabulary: int, chunk_elements: int
+    function: Callable[..., T],
+    rows: Sequence[Tensor | None],
+    vocabulary: int,
+    chunk_elements: int,
+    *,
+    again: bool = True,
 ) -> list[T]:
     """Call a function on slices of rows, so that each call makes at most `chunk_elements` logits.
 
@@ -230,6 +266,7 @@ def by_chunks(
         rows: Tensors of equal length [N, ...]; None is passed on as None.
         vocabulary: How many logits the function makes per row.
         chunk_elements: The most logits per call. A call has at least one row.
+        again: Recompute in the backward pass; False if the function keeps no logits for it.
 
     Returns:
         The results in order. Without rows the function is called once, with empty slices.
@@ -237,6 +274,6 @@ def by_chunks(
     total = next(len(row) for row in rows if row is not None)
     size = max(1, chunk_elements // vocabulary)
     chunks = [[None if row is None else row[i : i + size] for row in rows] for i in range(0, max(total, 1), size)]
-    if len(chunks) == 1 or not torch.is_grad_enabled():
+    if len(chunks) == 1 or not again or not torch.is_grad_enabled():
         return [function(*chunk) for chunk in chunks]
     return [checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks]

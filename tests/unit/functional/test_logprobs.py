@@ -200,6 +200,38 @@ def test_gradients_do_not_depend_on_the_chunks(seed: int, temperature: float, ma
     torch.testing.assert_close(problem.score(temperature, masked, chunk), problem.score(temperature, masked, 2**24))
 
 
+@QUICK
+@given(SEEDS, TEMPERATURES, st.booleans(), CHUNKS)
+def test_the_gradient_of_a_frozen_head_comes_with_the_scores(
+    seed: int, temperature: float, masked: bool, chunk: int
+) -> None:
+    problem = Problem(seed)
+    table = {"allowed": problem.allowed, "previous": problem.previous} if masked else {}
+    calls: list[int] = []
+
+    def gradient(weight: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        def head(hidden: Tensor) -> Tensor:
+            calls.extend([len(hidden)] * (len(hidden) > 0))
+            return 3 * torch.tanh(hidden @ weight.T + 0.1)  # bias and soft-capping
+
+        hidden = problem.hidden.clone().requires_grad_()
+        scores = score_tokens(hidden, problem.ids, head, temperature=temperature, chunk_elements=chunk, **table)
+        (scores.logprobs * problem.weights[0]).sum().backward()
+        assert hidden.grad is not None
+        return scores.logprobs.detach(), hidden.grad
+
+    whole = gradient(problem.weight, 2**24)
+    calls.clear()
+    frozen = gradient(problem.weight, chunk)
+    for got, expected in zip(frozen, whole, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    rows = max(1, chunk // VOCABULARY)
+    assert len(calls) == math.ceil(5 / rows)  # each chunk once, and the rows of a trained head again
+    calls.clear()
+    gradient(problem.weight.clone().requires_grad_(), chunk)
+    assert len(calls) == math.ceil(5 / rows) * (2 if rows < 5 else 1)
+
+
 @pytest.mark.parametrize("chunk", [2 * VOCABULARY, 2**24])
 def test_gradients_equal_finite_differences(chunk: int) -> None:
     problem = Problem(1)
