@@ -139,7 +139,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "online_dpo",
         "OnlineDPO",
         "Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths.",
-        _text("gpt2", 5.0e-7, total_steps=10000, epochs=10000, batch_size=8, seq_length=512),
+        _text("gpt2", 5.0e-7, total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
+        | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
     ),
     Algorithm(
         "ddpo",

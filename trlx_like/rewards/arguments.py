@@ -15,6 +15,8 @@ Columns = Mapping[str, Sequence[Any]]
 def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Sequence[str]) -> Mapping[str, Any]:
     """Select the keywords that a function accepts: all of them if it has `**kwargs`.
 
+    A function that requires `completions`, as those of TRL do, gets the outputs under this name.
+
     Args:
         function: The user's function.
         keywords: Everything that it may be called with.
@@ -24,6 +26,8 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
         RewardError: The function requires an argument that is not among the keywords.
     """
     names, required, takes_all = parameters(function)
+    if "completions" in required and "outputs" in keywords:
+        keywords = {"completions": keywords["outputs"], **keywords}  # a key of the prompts goes first
     if takes_all:
         return keywords
     missing = required - set(keywords)

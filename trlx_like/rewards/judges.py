@@ -65,6 +65,10 @@ JUDGES: Registry[Callable[..., Any]] = Registry(
         "llm": "trlx_like.rewards.llm_judge:LLMJudge",
         "reward_model": "trlx_like.rewards.judges:RewardModelJudge",
     },
+    gone={
+        "pair_rm": "its package llm-blender does not run with today's transformers. Use a local reward model, {name: "
+        "reward_model, model: FOLDER}, or a language model, {name: llm, url: ...} (see MIGRATING.md)."
+    },
 )
 register_judge = JUDGES.register
 
