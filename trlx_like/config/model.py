@@ -138,7 +138,7 @@ class TokenizerConfig(Section):
     tokenizer_extra_configs: OfData[dict[str, Any]] = {}
     """More keyword arguments for `from_pretrained` of the tokenizer."""
     chat_template: OfData[PathText | None] = None
-    """Jinja template that turns chat messages into text, or a file with one; null: the tokenizer's own."""
+    """Jinja template of chat messages, a file with one, or a name such as chatml; null: the tokenizer's own."""
     chat_template_kwargs: OfData[dict[str, Any]] = {}
     """Variables for the chat template, such as tools or enable_thinking; those of a data row override them."""
 

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import import_name, is_python_name
+from trlx_like.models.chat_templates import NAMES, named_template
 from trlx_like.models.sources import UNTRUSTED, cannot_load, check_place, no_progress_bars
 from trlx_like.reading import read_bytes
 
@@ -120,14 +121,17 @@ def _signs(tokenizer: PreTrainedTokenizerBase, model_path: str) -> list[str]:
 
 
 def _read_template(template: str) -> str:
-    """Return the text of a chat template, given as text or as a file."""
+    """Return the text of a chat template, given as text, by its name or as a file."""
     if "{" in template:
         return template
+    if template in NAMES:
+        return named_template(template)
     try:
         return read_bytes(Path(template).expanduser(), LARGEST_TEMPLATE).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"tokenizer.chat_template ({template!r}) is neither a template nor a file: {error}"
+            f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {', '.join(NAMES)}, nor a file: "
+            f"{error}"
         ) from error
 
 

@@ -25,7 +25,7 @@ register_datapipeline = DATAPIPELINES.register
 
 Batch_co = TypeVar("Batch_co", covariant=True)
 
-RESERVED = ("samples", "prompts", "outputs", "tokenizer")
+RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_ids", "output_offsets", "finish_reasons")
 """Keys that a prompt may not have, since reward functions are called with these keywords already."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from trlx_like.functional.reward_range import LARGEST_REWARD
+from trlx_like.rewards.alignment import align
+from trlx_like.rewards.arguments import parameters
 from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward, shortened
 
 
@@ -59,12 +61,43 @@ def _reward(value: Any, length: int | None) -> Reward:
         return _finite(value)
     if length == 0:
         raise _WrongLength("it must be one number.")
-    dense = [_finite(entry) for entry in plain(value)]
-    if not dense:
+    entries = list(plain(value))
+    if not entries:
         raise _WrongLength("a per-token reward needs at least one entry.")
+    if length is None and all(isinstance(entry, list | tuple) and len(entry) == 3 for entry in entries):
+        return [_span(*entry) for entry in entries]
+    dense = [_finite(entry) for entry in entries]
     if length is not None and len(dense) > length:
         raise _WrongLength(f"{len(dense)} per-token rewards for a response of {length} tokens.")
     return dense
+
+
+def _span(begin: Any, end: Any, value: Any) -> Any:
+    if not (isinstance(begin, int) and isinstance(end, int)):
+        raise TypeError(f"a span is (begin, end, reward) with whole numbers of characters, not {(begin, end, value)}.")
+    return begin, end, _finite(value)
+
+
+def aligned(call: Call, outcomes: list[Outcome], ids: Sequence[Sequence[int]], tokenizer: Any) -> list[Outcome]:
+    """Return the outcomes of a call with one reward per sampled token in place of other lists of rewards.
+
+    Args:
+        call: The call, with its outputs as text.
+        outcomes: The outcome of each sample.
+        ids: The sampled tokens of each response.
+        tokenizer: The tokenizer of the policy.
+    """
+    sees_ids = bool({"output_ids", "output_offsets"} & parameters(call.function)[0])
+    found: list[Outcome] = []
+    for row, (outcome, text) in enumerate(zip(outcomes, call.columns["outputs"], strict=True)):
+        if isinstance(outcome, list):
+            try:
+                outcome = align(outcome, ids[row], text, tokenizer, sees_ids=sees_ids)
+            except ValueError as error:
+                what = f"returned {shortened(outcome)} for sample {row}: {error}"
+                outcome = call.fault("wrong length", what, error, row)
+        found.append(outcome)
+    return found
 
 
 def _finite(value: Any) -> float:

@@ -20,6 +20,7 @@ from trlx_like.config import RewardFnConfig
 from trlx_like.errors import writing
 from trlx_like.rewards.arguments import Columns, is_picture
 from trlx_like.rewards.call import run_calls
+from trlx_like.rewards.checks import aligned
 from trlx_like.rewards.limits import Deadline, check_alarm
 from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward
 from trlx_like.rewards.pool import Outcomes, Pool, check_workers
@@ -51,6 +52,7 @@ class Submitted:
     answers: list[tuple[Outcomes, list[int]]]  # of workers, each with the places of its calls in `calls`
     tokenizer: Any
     step: int
+    ids: Sequence[Sequence[int]] | None = None  # the sampled tokens of each response
 
 
 class RewardRunner:
@@ -93,6 +95,7 @@ class RewardRunner:
         metadata: Sequence[Mapping[str, Any]],
         *,
         lengths: Sequence[int] | None = None,
+        ids: Sequence[Sequence[int]] | None = None,
         tokenizer: Any = None,
         step: int = 0,
     ) -> Submitted:
@@ -103,6 +106,8 @@ class RewardRunner:
                 per sample.
             metadata: The further keys of each prompt.
             lengths: Response tokens of each sample; None: unknown.
+            ids: The sampled tokens of each response, to which rewards of its parts are aligned; None: they are as
+                many as the tokens at most, and taken from the first token on.
             tokenizer: Passed to the functions that accept it.
             step: The step of the run, for the record of faults.
 
@@ -110,7 +115,8 @@ class RewardRunner:
             The batch, to be given to `result`.
         """
         count = len(metadata)
-        batch = Submitted(count, [], [], [], tokenizer, step)
+        batch = Submitted(count, [], [], [], tokenizer, step, ids)
+        lengths = None if ids is not None else lengths
         for name, function in self.parts.items():
             deadline = Deadline(self.options.time_limit, self.options.sample_time_limit)
             for rows in self._cut(function, count):
@@ -135,6 +141,9 @@ class RewardRunner:
         for answer, places in batch.answers:
             for place, of_call in zip(places, answer.result(), strict=True):
                 outcomes[place] = of_call
+        if (ids := batch.ids) is not None:
+            pairs = zip(batch.calls, outcomes, batch.places, strict=True)
+            outcomes = [aligned(call, of, ids[r.start : r.stop], batch.tokenizer) for call, of, (_, r) in pairs]
         components: dict[str, list[Outcome]] = {name: [None] * batch.count for name in self.parts}
         for (name, rows), of_call in zip(batch.places, outcomes, strict=True):
             components[name][rows.start : rows.stop] = of_call

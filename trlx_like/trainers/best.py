@@ -19,13 +19,16 @@ DEFAULTS = ("reward/mean", "metrics/reward", "eval/losses/total_loss")
 """The metric by which checkpoints are compared if `train.best_metric` is null: the first that an evaluation has."""
 
 
-def watched(metrics: Mapping[str, float], name: str | None, mode: str | None = None) -> tuple[float, float] | None:
+def watched(
+    metrics: Mapping[str, float], name: str | None, mode: str | None = None, option: str = "train.best_metric"
+) -> tuple[float, float] | None:
     """Return the metric by which evaluations are compared, the best one of a sweep.
 
     Args:
         metrics: The metrics of an evaluation.
         name: The metric; None takes the first of `DEFAULTS`.
         mode: Whether it should be "max" or "min"; None: min for losses and perplexities, max for all others.
+        option: The option that names the metric, for errors.
 
     Returns:
         The value, and 1 if higher is better, -1 if lower is; None if `name` is None and there is no default metric.
@@ -39,7 +42,7 @@ def watched(metrics: Mapping[str, float], name: str | None, mode: str | None = N
         if wanted in metrics or values:
             return metrics.get(wanted, sign * max((sign * value for value in values), default=0.0)), sign
     if name is not None:
-        raise ConfigError(f"The metric {name!r} of section train is not reported by evaluation: {', '.join(metrics)}.")
+        raise ConfigError(f"{option} ({name!r}) is not reported by the evaluation: {', '.join(metrics)}.")
     return None
 
 
@@ -69,7 +72,7 @@ def _note_improvement(train: TrainConfig, progress: Progress, metrics: Mapping[s
     options: dict[str, Any] = train.early_stopping or {}
     name = options.get("metric", train.best_metric)
     mode = options.get("mode", train.best_mode if name == train.best_metric else None)
-    found = watched(metrics, name, mode)
+    found = watched(metrics, name, mode, "train.early_stopping.metric" if "metric" in options else "train.best_metric")
     if found is None:
         raise ConfigError(
             f"train.early_stopping needs a metric of the evaluation, which reports {', '.join(metrics) or 'none'}."

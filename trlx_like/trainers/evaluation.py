@@ -12,7 +12,7 @@ from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.samplers.text import TextSampler
 from trlx_like.tracking import EVALUATION
 from trlx_like.trainers.context import EVALUATION as DRAWS, Metrics, Row, Run
-from trlx_like.trainers.scoring import Scoring
+from trlx_like.trainers.scoring import Scoring, seen_rows
 
 
 def evaluate_text(
@@ -126,7 +126,7 @@ def _sampled(
     for prompts in batches:
         with run.clock("generate"):
             samples = sampler.sample(prompts, options, stream)
-        for row, reason in zip(samples.rows(), samples.finish_reasons, strict=True):
+        for row, reason in zip(seen_rows(samples), samples.finish_reasons, strict=True):
             seen.append(row)
             columns = {"prompt": row["prompts"], "output": row["outputs"]}
             shown.append({**columns, "length": row["length"], "finish_reason": reason})

@@ -17,7 +17,7 @@ from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
-from trlx_like.trainers.scoring import whole
+from trlx_like.trainers.scoring import seen_rows, whole
 from trlx_like.trainers.text import TextTrainer
 
 __all__ = ["OnlineTextTrainer", "dense", "whole"]
@@ -119,7 +119,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             return samples
 
         assert self.scorer is not None
-        for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
+        for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, seen_rows):
             samples.components = scores.components
             self.rollouts.add_text(samples, scores.rewards)
             yield samples, scores.rewards

@@ -9,8 +9,12 @@ from typing import Any, TypeVar
 from trlx_like.distributed import World
 from trlx_like.errors import RewardError
 from trlx_like.rewards import call_metric
+from trlx_like.rewards.alignment import TOKEN_COLUMNS, offsets
+from trlx_like.rewards.arguments import parameters
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitted
+from trlx_like.rewards.weighted import parts_of
+from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Row, Run
 
 T = TypeVar("T")
@@ -72,8 +76,10 @@ class Scoring:
         seen = seen if world.main or not on_main else []
         lengths = [row["length"] for row in seen] if seen and "length" in seen[0] else None
         step = self.run.progress.step
-        columns = _columns(seen)
-        submitted = self.runner(function).submit(*columns, lengths=lengths, tokenizer=self.tokenizer, step=step)
+        ids = [row["output_ids"] for row in seen] if seen and "output_ids" in seen[0] else None
+        columns = self._columns(function, seen)
+        runner = self.runner(function)
+        submitted = runner.submit(*columns, lengths=lengths, ids=ids, tokenizer=self.tokenizer, step=step)
         return Batch(function, len(rows), submitted)
 
     def result(self, batch: Batch) -> Scores:
@@ -115,7 +121,7 @@ class Scoring:
         def call() -> dict[str, list[float]]:
             if plain is None or not rows:
                 return {}
-            metrics = call_metric(plain, *_columns(rows), self.tokenizer)
+            metrics = call_metric(plain, *self._columns(plain, rows), self.tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
         metrics = _on_all(self.run.world, call)
@@ -156,10 +162,29 @@ class Scoring:
             share = f"{abstained:g} of {samples:g} samples have no reward"
             raise RewardError(f"{share}{after_faults(faults)}; reward.max_abstained is {limit:g}.")
 
+    def _columns(
+        self, function: Callable[..., Any], rows: Sequence[Row]
+    ) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
+        """Convert rows to the columns that a function may see, by name, and the list of the prompts' metadata."""
+        wanted = set().union(*(parameters(part)[0] for part in parts_of(function).values()))
+        hidden = {"metadata", "length", *TOKEN_COLUMNS} - wanted
+        found = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in hidden}
+        if "output_offsets" in wanted and rows and "output_ids" in rows[0]:
+            found["output_offsets"] = [offsets(row["output_ids"], row["outputs"], self.tokenizer) for row in rows]
+        return found, [row["metadata"] for row in rows]
+
     def close(self) -> None:
         """Stop the reward workers of this process, even if they are busy."""
         for runner in self._runners.values():
             runner.close()
+
+
+def seen_rows(samples: TextSamples) -> list[Row]:
+    """Return the arguments of a reward function for each response, those about its tokens too."""
+    completion = samples.completion
+    ids = [row[mask].tolist() for row, mask in zip(completion.response, completion.mask, strict=True)]
+    rows = zip(samples.rows(), ids, samples.finish_reasons, strict=True)
+    return [{**row, "output_ids": own, "finish_reasons": reason} for row, own, reason in rows]
 
 
 def after_faults(faults: float) -> str:
@@ -201,9 +226,3 @@ def _on_all(world: World, call: Callable[[], T]) -> T:
             raise RewardError(f"On process {rank}: {message}")
     assert result is not None
     return result
-
-
-def _columns(rows: Sequence[Row]) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
-    """Convert rows to columns by name, and the list of the prompts' metadata."""
-    names = [name for name in rows[0] if name not in ("metadata", "length")] if rows else []
-    return {name: [row[name] for row in rows] for name in names}, [row["metadata"] for row in rows]

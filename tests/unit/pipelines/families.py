@@ -1,4 +1,4 @@
-"""Chat templates built as those of seven model families, which are in families/, and tokenizers that go with them.
+"""Chat templates of model families, those that the package ships and those in families/, and tokenizers for them.
 
 The files mark what the assistant says, as templates for training do. Without the marks they are what models ship.
 """
@@ -13,7 +13,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-FOLDER = Path(__file__).parent / "families"
+from trlx_like.models import chat_templates
+
+FOLDERS = (Path(__file__).parent / "families", Path(chat_templates.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,17 @@ FAMILIES = {
     "gemma": Family("<eos>", ("<start_of_turn>", "<end_of_turn>"), "<bos>"),
     "phi3": Family("<|endoftext|>", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")),
     "zephyr": Family("</s>", (), "<s>"),
+    "chatml": Family("<|im_end|>", ("<|im_start|>",)),
+    "alpaca": Family("</s>", (), "<s>"),
+    "vicuna": Family("</s>", (), "<s>"),
     "qwen3": Family("<|im_end|>", ("<|im_start|>", "<|endoftext|>", "<think>", "</think>")),
 }
 
 
 def template(family: str, marked: bool = False) -> str:
-    text = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
+    name = {"qwen2": "qwen"}.get(family, family)
+    file = next(folder / f"{name}.jinja" for folder in FOLDERS if (folder / f"{name}.jinja").is_file())
+    text = file.read_text(encoding="utf-8")
     return text if marked else re.sub(r"{%-? *(end)?generation *-?%}", "", text)
 
 

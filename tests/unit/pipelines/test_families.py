@@ -1,4 +1,4 @@
-"""Conversations under the chat templates of seven model families: which tokens there are, and which are learned."""
+"""Conversations under the chat templates of model families: which tokens there are, and which are learned."""
 
 from __future__ import annotations
 
@@ -48,6 +48,16 @@ GOLDEN = {
         "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\n«Yo</s>»\n"
         "<|user|>\n2+2?</s>\n<|assistant|>\n«4</s>»\n"
     ),
+    "chatml": (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yo<|im_end|>»\n"
+        "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n«4<|im_end|>»\n"
+    ),
+    "alpaca": (
+        "<s>Be brief.\n\n### Instruction:\nHi\n\n### Response:\n«Yo</s>»\n\n"
+        "### Instruction:\n2+2?\n\n### Response:\n«4</s>»\n\n"
+    ),
+    "vicuna": "<s>Be brief. USER: Hi ASSISTANT:« Yo</s>»USER: 2+2? ASSISTANT:« 4</s>»",
     "qwen3": (  # only the last answer has a thought
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yo<|im_end|>»\n"
@@ -63,6 +73,9 @@ HEADERS = {
     "gemma": "<start_of_turn>model\n",
     "phi3": "<|assistant|>\n",
     "zephyr": "<|assistant|>\n",
+    "chatml": "<|im_start|>assistant\n",
+    "alpaca": "### Response:\n",
+    "vicuna": "ASSISTANT:",
     "qwen3": "<|im_start|>assistant\n",
 }
 
@@ -125,11 +138,11 @@ def test_marks_and_prefix_agree(pairs: list[tuple[str, str]], family: str, syste
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bos_and_eos_are_never_doubled(family: str) -> None:
-    """The tokenizers of four families add BOS by themselves; three templates write it, Zephyr's does not."""
+    """The tokenizers of six families add BOS by themselves; five templates write it, Zephyr's does not."""
     tokenizer, tokens = family_tokenizer(family), FAMILIES[family]
     assert (tokenizer("Hi").input_ids[0] == tokenizer.bos_token_id) == (tokens.bos is not None)
     dialogue = encode_chat(conversation(family)[:3] if family != "mistral" else TWO[:2], tokenizer)
-    assert dialogue.ids.count(tokenizer.bos_token_id) == (family in {"llama3", "mistral", "gemma"})
+    assert dialogue.ids.count(tokenizer.bos_token_id) == (tokens.bos is not None and family != "zephyr")
     # Answers that bring their own EOS, and prompts that were rendered before.
     ended = [*TWO[:1], assistant("Yo" + tokens.eos)]
     if family != "gemma":  # whose template writes no EOS

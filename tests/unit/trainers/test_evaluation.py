@@ -117,7 +117,7 @@ def test_when_it_abstains_from_all_there_is_no_mean_and_no_best(tmp_path: Path) 
 
 
 def test_dense_rewards_count_as_their_sum(tmp_path: Path) -> None:
-    trainer = make("SFTTrainer", tmp_path, reward_fn=lambda outputs: [[0.5]] * len(outputs), **ONE_STEP)
+    trainer = make("SFTTrainer", tmp_path, reward_fn=lambda outputs: [[(0, 1, 0.5)]] * len(outputs), **ONE_STEP)
     trainer.learn()
     assert rows(tmp_path)[0]["reward/mean"] == 0.5
 

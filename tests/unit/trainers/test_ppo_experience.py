@@ -119,14 +119,14 @@ def test_abstained_samples_are_left_out(tmp_path: Path) -> None:
 
 
 def test_dense_rewards_reach_their_tokens(tmp_path: Path) -> None:
-    def reward(outputs: Sequence[str], **_: Any) -> list[list[float]]:
-        return [[0.25, *([0.5] if len(output) > 1 else [])] for output in outputs]
+    def reward(output_ids: list[list[int]]) -> list[list[float]]:
+        return [[0.25, 0.5, 0.0, 0.0, 0.0, 0.0][: len(ids)] for ids in output_ids]
 
     trainer = make("PPOTrainer", tmp_path, reward_fn=reward, **NO_FUTURE)
     trainer.make_experience()
     for stored in trainer.store.elements:
         expected = [0.25, 0.5, 0.0, 0.0, 0.0, 0.0][: len(stored.response)]
-        assert stored.scores.tolist() in (expected, [0.25] + [0.0] * (len(expected) - 1))
+        assert stored.scores.tolist() == expected
         assert torch.equal(stored.returns - stored.old_values, stored.advantages)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +161,8 @@ def test_a_reward_may_abstain(tmp_path: Path) -> None:
 
 
 def test_token_rewards_count_as_their_sum(tmp_path: Path) -> None:
-    def dense(outputs: Sequence[str], **_: Any) -> list[list[float]]:
-        return [[0.25, 0.5][: 1 + bool(output)] for output in outputs]
+    def dense(output_ids: list[list[int]]) -> list[list[float]]:
+        return [[0.25, 0.5, *[0.0] * len(ids)][: len(ids)] for ids in output_ids]
 
     trainer = make("RFTTrainer", tmp_path, reward_fn=dense, **{"method.gen_kwargs": {**GENERATION, "eos_token_id": 0}})
     trainer.make_experience()
