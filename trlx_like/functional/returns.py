@@ -19,8 +19,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     Args:
         rewards: r_t, the reward of the action at t. [B, R]
         values: V_t, the value of the state before the action at t. [B, R]
-        mask: True on real tokens, which must be contiguous in each row; padding may be on either side, and rewards and
-            values there are ignored. [B, R] bool
+        mask: True on the tokens of the episode. Others, padding on either side or the answers of a tool in between, are
+            skipped, and rewards and values there are ignored. [B, R] bool
         gamma: The discount.
         lam: The lambda of GAE; 0 is one-step TD, 1 is Monte Carlo.
 
@@ -28,12 +28,12 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         Advantages and returns, 0 at padding. Each [B, R]
     """
     rewards, values = zero_padding(rewards, mask), zero_padding(values, mask)
-    next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)  # [B, R]
-    deltas = rewards + gamma * next_values - values
-    advantages = torch.empty_like(deltas)
-    advantage = deltas.new_zeros(len(deltas))  # [B]
-    for t in reversed(range(deltas.shape[1])):
-        advantage = deltas[:, t] + gamma * lam * advantage
+    advantages = torch.zeros_like(values)
+    advantage = next_value = values.new_zeros(len(values))  # [B]
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = torch.where(mask[:, t], delta + gamma * lam * advantage, advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = advantage
     advantages = zero_padding(advantages, mask)
     return advantages, advantages + values
@@ -46,7 +46,7 @@ def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
     Args:
         rewards: r_t. [B, R]
-        mask: True on real tokens, contiguous in each row. [B, R] bool
+        mask: As in `gae`. [B, R] bool
         gamma: The discount.
 
     Returns:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trlx_like.data import Completion
 from trlx_like.errors import DataError
@@ -114,6 +115,30 @@ class ByHand:
             )
         self.sampled = {}
         return Completion.collate(rows)
+
+
+def own_tokens(masks: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Collate the response masks of a caller.
+
+    Args:
+        masks: For each response [R] or [1, R]: nonzero at the tokens that the policy has sampled.
+        mask: True on the tokens of the responses. [B, R] bool
+
+    Returns:
+        True on the tokens of the policy. [B, R] bool
+
+    Raises:
+        DataError: If there is not one mask for each response and one entry for each token, or a mask is 0 everywhere.
+    """
+    rows, lengths = [row.cpu().reshape(-1) != 0 for row in masks], mask.sum(dim=1).tolist()
+    if len(rows) != len(lengths):
+        raise DataError(f"step: {len(rows)} response_masks for {len(lengths)} responses; give one for each.")
+    for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if len(row) != length:
+            raise DataError(f"step: response_masks[{at}] has {len(row)} entries for {length} tokens.")
+        if not row.any():
+            raise DataError(f"step: response_masks[{at}] is 0 everywhere: there is no token to train on.")
+    return pad_sequence(rows, batch_first=True).to(mask.device)
 
 
 def _key(row: Completion) -> _Key:

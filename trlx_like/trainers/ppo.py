@@ -7,7 +7,7 @@ estimates advantages. Then it makes `ppo_epochs` passes of clipped updates. Docu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.data import Completion, padded
-from trlx_like.errors import ConfigError, DataError
+from trlx_like.errors import DataError
 from trlx_like.functional.kl import adaptive_kl_coef, kl_k3, kl_penalty
 from trlx_like.functional.masked import masked_sum, whiten
 from trlx_like.functional.policy_gradient import (
@@ -29,11 +29,14 @@ from trlx_like.functional.policy_gradient import (
 from trlx_like.functional.returns import gae
 from trlx_like.functional.reward_scaling import RewardScaling
 from trlx_like.models import PolicyOutput, ValueHead
+from trlx_like.rewards.call import Reward
 from trlx_like.samplers.generation import generation_config
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.base import LossOutput, Metrics
-from trlx_like.trainers.by_hand import Query
+from trlx_like.trainers.by_hand import Query, own_tokens
 from trlx_like.trainers.online import OnlineTextTrainer, dense
+from trlx_like.trainers.rollouts import last_tokens
+from trlx_like.trainers.rounds import RoundsByHand
 from trlx_like.trainers.samples import ShownSamples
 
 
@@ -49,12 +52,18 @@ class PPOExperience(Completion):
     advantages: Tensor = padded()
     returns: Tensor = padded()
     sampling_logprobs: Tensor | None = padded(default=None)  # None without `rollout_correction`
+    own: Tensor | None = padded(value=False, default=None)  # [B, R] bool: the policy's tokens, not those of a tool
+
+    @property
+    def scored(self) -> Tensor:
+        """Mask of the response tokens that the policy has sampled. [B, R] bool"""
+        return self.mask if self.own is None else self.own
 
 
 _COMPUTED = ("old_logprobs", "old_values", "ref_logprobs", "kl", "advantages", "returns")
 
 
-class PPOTrainer(OnlineTextTrainer[PPOExperience]):
+class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
     """Train with PPO: a value head on the policy, and a KL penalty to the reference."""
 
     method_class = PPOConfig
@@ -85,13 +94,18 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
     # A round.
 
     def make_experience(self) -> Metrics:
+        return self._experience_of(self.scored_samples(self.method.num_rollouts, self.method.chunk_size))
+
+    def _experience_of(self, chunks: Iterable[tuple[TextSamples, list[Reward]]], own: Tensor | None = None) -> Metrics:
+        """Fill the store with samples and their rewards. own: as in `PPOExperience`, of a single chunk."""
         elements: list[PPOExperience] = []
         places: list[int] = []  # index of each element among the samples
         shown = ShownSamples(self.run)
-        for samples, rewards in self.scored_samples(self.method.num_rollouts, self.method.chunk_size):
+        for samples, rewards in chunks:
             shown.add(samples, rewards)
-            scores = dense(rewards, samples.completion.mask)
-            rows, recorded = self.record(samples.completion, scores, samples.finished, self.drawn(samples))
+            mask = samples.completion.mask if own is None else own
+            scores, drawn = dense(rewards, mask), self.drawn(samples)
+            rows, recorded = self.record(samples.completion, scores, samples.finished, drawn, own)
             places += [len(elements) + row for row in rows]
             elements += recorded
         metrics = self.add_experience(elements)
@@ -101,7 +115,12 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return metrics
 
     def record(
-        self, completion: Completion, scores: Tensor, finished: Sequence[bool], drawn: Tensor | None = None
+        self,
+        completion: Completion,
+        scores: Tensor,
+        finished: Sequence[bool],
+        drawn: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> tuple[list[int], list[PPOExperience]]:
         """Compute log-probabilities, values and reference log-probabilities of responses.
 
@@ -110,18 +129,19 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
             scores: Reward of each token. [B, R]
             finished: Whether each response ended by itself, not at `max_new_tokens`.
             drawn: Log-probabilities that the engine sampled with, for `rollout_correction`. [B, R]
+            own: True on the tokens that the policy has sampled; None: on all of the responses. [B, R] bool
 
         Returns:
             The row in the batch of each element, and the elements on the CPU, without advantages yet.
         """
         if self.method.missing_eos_penalty is not None:
-            last = completion.mask.sum(dim=1, keepdim=True) - 1  # [B, 1]
+            last = last_tokens(completion.mask if own is None else own)[:, None]
             missing = torch.tensor([not ended for ended in finished], device=scores.device)[:, None]
             scores = scores.scatter_add(1, last, -self.method.missing_eos_penalty * missing.to(scores))
         if self.method.cliprange_reward is not None:
             scores = scores.clamp(-self.method.cliprange_reward, self.method.cliprange_reward)
         unknown = dict.fromkeys(_COMPUTED, torch.zeros_like(scores))
-        batch = PPOExperience(**vars(completion), **unknown, scores=scores, sampling_logprobs=drawn)
+        batch = PPOExperience(**vars(completion), **unknown, scores=scores, sampling_logprobs=drawn, own=own)
         places: list[int] = []
         elements: list[PPOExperience] = []
         full_kl = self.method.kl_penalty == "full"
@@ -147,7 +167,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         method, world = self.method, self.world
         # A process without any still takes part in the statistics, with one row that is all padding.
         batch = PPOExperience.collate(elements) if elements else _padding()
-        mask = batch.mask
+        mask = batch.scored
         given = world.statistics(batch.scores.sum(dim=1), mask.any(dim=1))
         moments = {"count": given.count, "mean": given.mean, "m2": given.m2, "std": given.std}
         rewards = self.scaling(batch.scores, mask, **moments)
@@ -167,7 +187,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return metrics
 
     def loss(self, batch: PPOExperience) -> LossOutput:
-        method, mask = self.method, batch.mask
+        method, mask = self.method, batch.scored
         in_loss = method.kl_in == "loss" and self.kl_coef > 0
         out = self.model(batch, entropy=method.ent_coef > 0, full_kl=in_loss and method.kl_penalty == "full")
         out.ref_logprobs = batch.ref_logprobs
@@ -193,7 +213,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         return LossOutput(masked_sum(loss, mask), {name: masked_sum(v.detach(), mask) for name, v in metrics.items()})
 
     def units(self, batch: PPOExperience) -> float:
-        return float(batch.mask.sum())
+        return float(batch.scored.sum())
 
     def accept(self, metrics: Metrics) -> bool:
         """Drop a step whose batch has left the trust region; above `target_kl`, end the round as well."""
@@ -206,59 +226,56 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
         metrics["policy/skipped"] = float(too_far or too_steep)
         return not (too_far or too_steep)
 
-    def step(self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]) -> Metrics:
+    def step(
+        self,
+        queries: Sequence[Query],
+        responses: Sequence[Tensor],
+        scores: Sequence[float],
+        response_masks: Sequence[Tensor] | None = None,
+    ) -> Metrics:
         """Train for one round (`ppo_epochs` passes) on responses that the caller sampled and scored.
 
-        Every process calls it with its own share of the samples.
+        Every process calls it with its own share of the samples. The run folder gets what `learn` writes.
 
         Args:
             queries: Prompts as text, chat messages, or token ids [P].
             responses: Token ids [R] as `generate` returns them, sampled from the current policy.
             scores: The score of each response.
+            response_masks: For each response [R], 1 at the tokens that the policy has sampled, 0 at those of others,
+                such as the answer of a tool, which are read but not trained on. None: the policy has sampled all.
 
         Returns:
             The metrics of the round, and the metrics of its steps averaged over the steps.
 
         Raises:
-            DataError: If the numbers of queries, responses and scores differ, or a response is empty.
+            DataError: If the numbers of queries, responses and scores differ, a response is empty, or a mask does not
+                fit.
             ConfigError: If training is complete: `train.total_steps` or `train.epochs` (rounds) is reached.
         """
-        if self.finished:
-            done, rounds = self.progress.step, self.progress.round
-            raise ConfigError(
-                f"step: training is complete after {done} steps (train.total_steps: {self.config.train.total_steps}) "
-                f"and {rounds} rounds (train.epochs: {self.config.train.epochs}); end the loop when trainer.finished."
-            )
         if not len(queries) == len(responses) == len(scores):
             raise DataError(
                 f"step: {len(queries)} queries, {len(responses)} responses and {len(scores)} scores must be as many."
             )
-        self.store.clear()
-        self.rollouts.begin()
-        self.model.eval()
-        metrics = self.add_experience(self._given(queries, responses, scores) if len(queries) else [])
-        self.begin_round()
-        steps: list[Metrics] = []
-        for of_step in self.optimize_round():
-            steps.append(of_step)
-            if self.finished or not self.progress.in_round:
-                break
-        self.end_round()
-        names = dict.fromkeys(name for of_step in steps for name in of_step)  # a step that was dropped lacks some
-        columns = {name: [of_step[name] for of_step in steps if name in of_step] for name in names}
-        means = {name: sum(column) / len(column) for name, column in columns.items()}
-        return {**self.rollouts.metrics(), **metrics, **means}
+        return self.round_of(
+            lambda: self._given(queries, responses, [float(score) for score in scores], response_masks)
+        )
 
     def _given(
-        self, queries: Sequence[Query], responses: Sequence[Tensor], scores: Sequence[float]
-    ) -> list[PPOExperience]:
+        self,
+        queries: Sequence[Query],
+        responses: Sequence[Tensor],
+        rewards: list[Reward],
+        masks: Sequence[Tensor] | None,
+    ) -> Metrics:
         """Convert responses that the caller sampled to experience, and count them in the round's statistics."""
+        if not rewards:
+            return self.add_experience([])
         completion = self.by_hand.completions(queries, responses, cut=bool(self.cuts)).to(self.device)
+        own = None if masks is None else own_tokens(masks, completion.mask)
         reasons = self.sampler.finish_reasons(completion, generation_config(self.experience_kwargs, self.tokenizer))
-        rewards = [float(score) for score in scores]
         samples = TextSamples(completion, *self.sampler.decode(completion), reasons, [{} for _ in rewards])
         self.rollouts.add_text(samples, rewards)
-        return self.record(completion, dense(rewards, completion.mask), samples.finished, self.drawn(samples))[1]
+        return self._experience_of([(samples, rewards)], own)
 
     def _penalty(self, out: PolicyOutput) -> Tensor:
         """Estimate the KL to the reference at each token with the estimator `method.kl_penalty`. [B, R]"""
@@ -279,7 +296,7 @@ class PPOTrainer(OnlineTextTrainer[PPOExperience]):
 
     def _experience_metrics(self, batch: PPOExperience, rewards: Tensor) -> Metrics:
         """Compute the metrics of the responses that are trained on, over all processes."""
-        mask, rows, statistics = batch.mask, batch.mask.any(dim=1), self.world.statistics
+        mask, rows, statistics = batch.scored, batch.mask.any(dim=1), self.world.statistics
         divergence = torch.where(mask, kl_k3(batch.old_logprobs, batch.ref_logprobs), 0)
         per_response = statistics(divergence.sum(dim=1), rows).mean
         values, returns = (torch.cat(self.world.gather([x[mask]])) for x in (batch.old_values, batch.returns))

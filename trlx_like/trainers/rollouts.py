@@ -310,16 +310,21 @@ def dense(rewards: Sequence[Reward], mask: Tensor) -> Tensor:
 
     Args:
         rewards: The reward of each response; None gives zeros.
-        mask: True on response tokens, False on padding. [B, R] bool
+        mask: True on the response tokens that are trained on. [B, R] bool
 
     Returns:
         The reward of each token, on the device of the mask. [B, R] float
     """
     scores = torch.zeros(mask.shape)
-    last = mask.sum(dim=1).tolist()
+    last = last_tokens(mask).tolist()
     for row, reward in enumerate(rewards):
         if isinstance(reward, list):
             scores[row, : len(reward)] = torch.tensor(reward)
         elif reward is not None:
-            scores[row, last[row] - 1] = reward
+            scores[row, last[row]] = reward
     return scores.to(mask.device)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """Return the place of the last True of each row. [B, R] -> [B]"""
+    return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)

@@ -55,8 +55,8 @@ def test_what_was_sampled_is_what_is_stored(tmp_path: Path) -> None:
     trainer = make("PPOTrainer", tmp_path)
     sample = trainer.sampler.sample
 
-    def watch(*args: Any) -> Any:
-        samples = sample(*args)
+    def watch(*args: Any, **options: Any) -> Any:
+        samples = sample(*args, **options)
         sampled.extend(torch.cat([e.prompt, e.response]) for e in samples.completion.split())
         return samples
 

@@ -322,8 +322,8 @@ def kls(trainer: PPOTrainer) -> Tensor:
 
 
 def test_options_that_the_loss_cannot_follow_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"method.gen_kwargs.top_k.*use 0"):
-        make("PPOTrainer", tmp_path, **{"method.gen_kwargs.top_k": 5})
+    with pytest.raises(ConfigError, match=r"method.gen_kwargs.num_beams.*use 1"):
+        make("PPOTrainer", tmp_path, **{"method.gen_kwargs.num_beams": 5})
 
 
 def test_prompts_leave_room_for_the_longest_response(tmp_path: Path) -> None:
