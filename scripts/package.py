@@ -49,15 +49,15 @@ def build(python: Path, folder: Path) -> Path:
     return wheel
 
 
-def install(python: Path, wheel: Path, folder: Path) -> Path:
-    """Return the Python of a new environment that has the wheel, and finds the dependencies where `.venv` has them."""
+def install(python: Path, packages: Sequence[str | Path], folder: Path) -> Path:
+    """Return the Python of a new environment that has packages, and finds their dependencies where `.venv` has them."""
     must([python, "-m", "venv", "--without-pip", folder])
     new = folder / python.relative_to(ROOT / ".venv")
     options = ["--quiet", "--no-deps", "--disable-pip-version-check"]
-    must([python, "-m", "pip", "--python", new, "install", *options, wheel])
-    (packages,) = [path for path in (ROOT / ".venv").rglob("site-packages") if path.is_dir()]
+    must([python, "-m", "pip", "--python", new, "install", *options, *packages])
+    (dependencies,) = [path for path in (ROOT / ".venv").rglob("site-packages") if path.is_dir()]
     (target,) = folder.rglob("site-packages")
-    (target / "dependencies.pth").write_text(f"{packages}\n", encoding="utf-8")
+    (target / "dependencies.pth").write_text(f"{dependencies}\n", encoding="utf-8")
     return new
 
 
@@ -131,7 +131,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         wheel = build(python, folder)
-        user = install(python, wheel, folder / "empty")
+        user = install(python, [wheel], folder / "empty")
         work = folder / "work"
         work.mkdir()
         must([python, "-c", MODEL, work / "model"])

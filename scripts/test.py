@@ -4,7 +4,8 @@ Without arguments everything runs in two processes, first the unit tests, whose 
 the bound in `pyproject.toml`, then the others without it: measuring it makes a test half as long again. Other arguments
 go to pytest and narrow the run, `python scripts/test.py tests/unit -k kl`: then one process is used (`-n 2` for two)
 and no bound holds. `--quick` is for between two edits: about a minute,
-without coverage, of what `tests/quick.py` keeps.
+without coverage, of what `tests/quick.py` keeps. `--deepspeed` runs the tests of DeepSpeed in an environment of their
+own, `.venv-deepspeed`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 from pathlib import Path
 
 from browser import MISSING, find_chromium
-from environment import TEST_EXTRAS, Environment, run, say
+from environment import ROOT, TEST_EXTRAS, Environment, run, say
+from package import install
 
 # Toy models are several times faster on one thread a process. Nothing may reach for the network.
 VARIABLES = {
@@ -29,6 +31,9 @@ VARIABLES = {
 }
 
 UNIT = "tests/unit"
+# DeepSpeed and what it needs beside the packages of the tests.
+DEEPSPEED = ("deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")
+NEED_DEEPSPEED = ("tests/distributed/test_zero.py", "tests/distributed/test_zero_engine.py")
 MEMORY = 4 * 2**30  # bytes; what failed tests leave behind and the running ones hold is far less
 # The other folders start processes, train, or run whole examples and pages.
 QUICK = ["tests/unit", "tests/compat", "tests/scripts"]
@@ -39,14 +44,18 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
     parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests, without coverage")
+    parser.add_argument("--deepspeed", action="store_true", help="run the tests that need DeepSpeed, and no others")
     parser.add_argument("--measure", action="store_true", help="run everything and write tests/durations.json")
     options, chosen = parser.parse_known_args(arguments)
     python = Environment().ensure(TEST_EXTRAS)
     settings = ["-m", "slow or not slow"] if options.slow else []
-    if not chosen and (os.cpu_count() or 1) >= 2:
+    if not chosen and not options.deepspeed and (os.cpu_count() or 1) >= 2:
         # What the tests of a file share is made once; files of few, long tests do not come last.
         settings += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     variables = {**VARIABLES, **in_memory()}
+    if options.deepspeed:
+        own = with_deepspeed(python)
+        return run([own, "-m", "pytest", "-p", "no:cacheprovider", *settings, *(chosen or NEED_DEEPSPEED)], **variables)
     if options.quick or options.measure:
         folders = QUICK if options.quick and not chosen else []
         selection = "--quick" if options.quick else "--measure"
@@ -60,6 +69,20 @@ def main(arguments: list[str]) -> int:
     if find_chromium() is None:
         say(MISSING)
     return code or (0 if covered else 1)
+
+
+def with_deepspeed(python: Path) -> Path:
+    """Make a Python that has DeepSpeed and everything that `.venv` has.
+
+    In `.venv` it would be imported whenever a model is saved, for five seconds in each of many processes.
+    """
+    folder = ROOT / ".venv-deepspeed"
+    if not (folder / "complete").exists():
+        say(f"Installing DeepSpeed into {folder}.")
+        shutil.rmtree(folder, ignore_errors=True)
+        install(python, ["-c", "constraints.txt", *DEEPSPEED], folder)
+        (folder / "complete").touch()
+    return folder / python.relative_to(ROOT / ".venv")
 
 
 def in_memory() -> dict[str, str]:

@@ -38,6 +38,8 @@ COLUMNS = (
     *("activations", "logits", "KV cache"),
 )
 """Kinds of memory. Copies are those of `train.undo_nonfinite_updates` and of the exchange between processes."""
+DIVIDES = ("fsdp", "deepspeed")
+"""Values of `backend.kind` that divide weights over GPUs."""
 HELD = ("weights", "reference", "heads", "optimizer", "copies")
 """What is there between two steps."""
 DATA = {
@@ -105,7 +107,7 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table = _table(trainer, gpus, config.model.quantization)
-        if config.backend.kind == "fsdp" and gpus > 1:
+        if config.backend.kind in DIVIDES and gpus > 1:
             _divide(table, trainer.model, config, gpus)
         return Estimate(table, memory * 2**30)
 
@@ -212,26 +214,38 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
 
 
 def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None:
-    """Divide what fsdp holds over GPUs, and add the weights that it gathers.
+    """Divide what fsdp or deepspeed holds over GPUs, and add the weights that it gathers.
 
     While samples are generated and scored all weights are gathered. In a step these are what is outside of the blocks,
-    and the block that runs with the next one.
+    and the block that runs with the next one. DeepSpeed updates a copy of the weights, and gathers with ZeRO-3 only.
     """
     of_blocks = [_bytes(_tensors([block])) for block in blocks(model)]
     outside = _bytes(_tensors([model])) - sum(of_blocks)
     backend = config.backend
     gathered = sum(of_blocks) if backend.shard == "gradients" else 2 * max(of_blocks, default=0)
-    share = 0.0 if backend.offload == "all" else 1 / (min(gpus, 8) if backend.shard == "hybrid" else gpus)
+    share = 1 / (min(gpus, 8) if backend.shard == "hybrid" else gpus)
+    states, zero = ("optimizer", "copies", "gradients"), backend.kind == "deepspeed"
+    shares = dict.fromkeys((*HELD, *states), share * (backend.offload != "all"))
+    if zero:
+        shares |= dict.fromkeys(states, share * (backend.offload == "none"))
+    if zero and backend.shard != "full":
+        shares |= dict.fromkeys(("weights", "heads", "reference"), 1.0)
+    if zero and backend.shard == "optimizer":
+        shares["gradients"] = 1.0
+    updated = zero * shares["optimizer"] * _bytes(p for p in model.parameters() if p.requires_grad)
     for phase, row in table.items():
         whole = row.copy()
-        for name in (*HELD, "gradients"):
-            row[name] = round(whole[name] * share)
+        for name, part in shares.items():
+            row[name] = round(whole[name] * part)
+        row["optimizer"] += round(updated) * (phase != "load")
+        if shares["weights"] == 1.0:
+            continue
         if phase in ("generate", "reward"):
             row.update({name: whole[name] - row[name] for name in ("weights", "heads", "reference")})
         elif phase == "forward/backward":
             row["weights"] += outside + gathered
         elif phase == "step":  # gradients are summed where they are made
-            row["copies"] = round(table["rest"]["copies"] * share)
+            row["copies"] = round(table["rest"]["copies"] * shares["copies"])
 
 
 def _states(trainer: Any) -> Counter[str]:

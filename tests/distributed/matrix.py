@@ -3,6 +3,7 @@
     python -m tests.distributed.matrix                  # all cases, on 2 processes: about 20 minutes of one core
     python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
     python -m tests.distributed.matrix --processes 4
+    python -m tests.distributed.matrix --kind zero3     # DeepSpeed, which has to be installed; zero1 and zero2 too
 
 It prints a table: the largest difference of a weight, of a moment of Adam and of a metric after six steps of AdamW. The
 exit code is 1 if a difference is above its bound, or the exports have other files, names or shapes.
@@ -11,12 +12,14 @@ exit code is 1 if a difference is above its bound, or the exports have other fil
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +28,19 @@ from tests.distributed.ranks import on_ranks, whole
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
 """Metrics are relative to 1 where they are larger. Both runs round differently: sums over processes, and the norm."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "ddp": {"backend.kind": "ddp", "backend.shard": "full"},
+    "fsdp": {"backend.kind": "fsdp"},
+    "zero1": {"backend.kind": "deepspeed", "backend.shard": "optimizer"},
+    "zero2": {"backend.kind": "deepspeed", "backend.shard": "gradients"},
+    "zero3": {
+        "backend.kind": "deepspeed",
+        # Or DeepSpeed would not divide the weights of small models between their uses.
+        "backend.deepspeed_config": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    },
+}
+"""Options of what holds the weights, by the name of its column."""
 
 COARSE = {"DDPOTrainer / sd3": {"metrics": 1e-2}}
 """Its reward is the brightness of images with 8 bits, in which a rounding error can change a pixel by one."""
@@ -54,13 +70,20 @@ REFUSED = {
 }
 
 
-def cases(only: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
+def import_deepspeed() -> None:
+    """Import DeepSpeed and what it imports when it starts, or skip the test: not in each process, for 10 seconds."""
+    pytest.importorskip("deepspeed")
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+
+
+def cases(only: str = "", kind: str = "fsdp") -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield a label, the name of the trainer, and the changes of its recipe."""
     for name, recipe in RECIPES.items():
         variants = {"plain": {}, **recipe.variants, **MORE, **ALONE.get(name, {})}
         for variant, changes in variants.items():
             label = f"{name} / {variant}"
-            if only in label and label not in REFUSED:
+            # The stages of ZeRO are the values of `backend.shard`.
+            if only in label and label not in REFUSED and (kind == "fsdp" or "backend.shard" not in changes):
                 yield label, name, {**changes, **SIX_STEPS}
 
 
@@ -100,11 +123,9 @@ def apart(one: Any, other: Any, place: str = "") -> float:
 def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:
     """Train twice, with all weights on every process and with divided ones, and compare."""
     found = []
-    for backend in ("ddp", kind):
+    for backend in (KINDS["ddp"], KINDS[kind]):
         with tempfile.TemporaryDirectory() as folder:
-            options = {**changes, "backend.kind": backend}
-            if backend == "ddp":
-                options.pop("backend.shard", None)
+            options = {**changes, **backend}
             found.append(on_ranks(learn, name, options, Path(folder), processes=processes, timeout=600)[0])
     plain, divided = found
     return {
@@ -125,11 +146,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--kind", default="fsdp")
+    parser.add_argument("--kind", default="fsdp", choices=KINDS)
     options = parser.parse_args()
+    if KINDS[options.kind]["backend.kind"] == "deepspeed":
+        import_deepspeed()
     wrong = 0
     print("| case | weights | moments | metrics |\n|---|---|---|---|")
-    for label, name, changes in cases(options.only):
+    for label, name, changes in cases(options.only, options.kind):
         try:
             found = differences(name, changes, options.processes, options.kind)
         except BaseException as error:  # pytest.fail is no Exception

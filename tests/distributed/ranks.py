@@ -56,7 +56,8 @@ def on_ranks(
 def whole(backend: Any, tree: Any) -> Any:
     """A state dict with whole tensors in place of `Part`s. All processes call it."""
     if isinstance(tree, Part):
-        return backend.gathered(tree).cpu()
+        pieces = dict(backend.world.gather([(tree.begin, tree.values.cpu())] if tree.values.numel() else []))
+        return torch.cat([pieces[begin] for begin in sorted(pieces)]).view(tree.shape)
     if isinstance(tree, dict):
         return type(tree)((name, whole(backend, value)) for name, value in tree.items())
     return [whole(backend, value) for value in tree] if isinstance(tree, list) else tree

@@ -11,6 +11,7 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import StopAfter, assert_same, rows
+from tests.distributed.matrix import KINDS
 from tests.distributed.ranks import on_ranks, whole
 from trlx_like.errors import CheckpointError
 from trlx_like.trainers.interrupt import Interrupted
@@ -70,12 +71,12 @@ def test_a_run_resumes_on_another_number_of_processes(name: str, tmp_path: Path)
     assert_close([learned(0, name, tmp_path / "n")], alone, tmp_path / "n", tmp_path / "1")
 
 
-def state_at(rank: int, folder: Path, kind: str, stop: int, save: str | None) -> dict[str, Any]:
+def state_at(rank: int, folder: Path, backend: dict[str, Any], stop: int, save: str | None) -> dict[str, Any]:
     """The weights and moments of a run in a folder: after it was stopped in a step, or as a checkpoint has them.
 
     save: where to write them once more.
     """
-    trainer = make("PPOTrainer", folder, **SIX_STEPS, **{"backend.kind": kind}, callbacks=[StopAfter(stop)])
+    trainer = make("PPOTrainer", folder, **SIX_STEPS, **backend, callbacks=[StopAfter(stop)])
     if stop:
         with pytest.raises(Interrupted):
             trainer.learn()
@@ -89,20 +90,20 @@ def state_at(rank: int, folder: Path, kind: str, stop: int, save: str | None) ->
 
 def test_any_backend_and_number_of_processes_reads_any_others_checkpoint(tmp_path: Path) -> None:
     """Divided over four, then on one process, then divided over two: weights, moments and experience bit by bit."""
-    four = on_ranks(state_at, tmp_path, "fsdp", 2, None, processes=4)
+    four = on_ranks(state_at, tmp_path, KINDS["fsdp"], 2, None, processes=4)
     files = {path.name for path in (tmp_path / "checkpoint_3" / "state" / "shared").iterdir()}
     assert {f"{name}.rank_{rank}.safetensors" for name in ("model", "optimizer") for rank in range(4)} < files
-    alone = state_at(0, tmp_path, "ddp", 0, "checkpoint_4")
-    two = on_ranks(state_at, tmp_path / "checkpoint_4", "fsdp", 0, None)
+    alone = state_at(0, tmp_path, KINDS["ddp"], 0, "checkpoint_4")
+    two = on_ranks(state_at, tmp_path / "checkpoint_4", KINDS["fsdp"], 0, None)
     for state in (alone, *two):
         assert_same(state, four[0])
     damaged = tmp_path / "checkpoint_3" / "state" / "shared" / "optimizer.rank_3.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match=r"optimizer\.rank_3\.safetensors is damaged"):
-        state_at(0, tmp_path / "checkpoint_3", "ddp", 0, None)
+        state_at(0, tmp_path / "checkpoint_3", KINDS["ddp"], 0, None)
     damaged.unlink()
     with pytest.raises(CheckpointError, match=r"optimizer\.rank_3\.safetensors is missing"):
-        state_at(0, tmp_path / "checkpoint_3", "ddp", 0, None)
+        state_at(0, tmp_path / "checkpoint_3", KINDS["ddp"], 0, None)
 
 
 def assert_close(found: Sequence[dict[str, Any]], alone: dict[str, Any], folder: Path, other: Path) -> None:

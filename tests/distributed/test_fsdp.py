@@ -190,7 +190,6 @@ def test_each_process_holds_its_share_and_two_units(name: str, tmp_path: Path) -
 
 def interrupted(rank: int, name: str, changes: Mapping[str, Any], folder: Path, stop: int | None) -> Any:
     """A run that is stopped after a step and continued, or not stopped."""
-    changes = {**changes, "backend.kind": "fsdp"}
     if stop is not None:
         trainer = make(name, folder, **changes, callbacks=[StopAfter(stop)])
         with pytest.raises(Interrupted):
@@ -206,6 +205,7 @@ def interrupted(rank: int, name: str, changes: Mapping[str, Any], folder: Path, 
 @pytest.mark.parametrize("case", ["PPOTrainer / plain", "ILQLTrainer / plain", "DPOTrainer / moving top"])
 def test_a_run_that_is_resumed_is_the_run_that_was_not_stopped(case: str, processes: int, tmp_path: Path) -> None:
     name, changes = CASES[case]
+    changes = {**changes, **matrix.KINDS["fsdp"]}
     stopped = on_ranks(interrupted, name, changes, tmp_path / "stopped", 3, processes=processes)
     through = on_ranks(interrupted, name, changes, tmp_path / "through", None, processes=processes)
     assert_same([states for states, _ in stopped], [states for states, _ in through])

@@ -85,6 +85,35 @@ def test_options_of_fsdp_are_those_of_the_section_backend(tmp_path: Path) -> Non
     check_launcher(config, {**DIVIDED, **{name: OTHERS[name][0] for name in flipped}})
 
 
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"} | {
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+    "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+}
+OTHER_ZERO = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "zero_stage: 2, and backend.shard is full"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("cpu", "cpu, and backend.offload is none"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("nvme", "nvme, and backend.offload is none"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("0.5", "gradient_clipping: 0.5, and train.max_grad_norm is 1.0"),
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json", "deepspeed_config_file: ds.json, which is not read"),
+    "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": ("MoE", "deepspeed_moe_layer_cls_names: MoE"),
+}
+
+
+def test_options_of_deepspeed_are_those_of_the_section_backend(tmp_path: Path) -> None:
+    own = {"backend.kind": "deepspeed", "train.max_grad_norm": 1.0}
+    config, _ = ingredients("SFTTrainer", tmp_path, **own)
+    check_launcher(config, ZERO)
+    for name, (value, words) in OTHER_ZERO.items():
+        with pytest.raises(ConfigError, match=words):
+            check_launcher(config, {**ZERO, name: value})
+    other = {"backend.shard": "gradients", "backend.offload": "optimizer", "train.max_grad_norm": 0.5}
+    config, _ = ingredients("SFTTrainer", tmp_path, **{**own, **other})
+    flipped = [name for name in list(OTHER_ZERO)[:4] if "PARAM" not in name]
+    check_launcher(config, {**ZERO, **{name: OTHER_ZERO[name][0] for name in flipped}})
+
+
 def with_own_accelerator(rank: int, folder: Path, arguments: dict[str, Any]) -> str:
     Accelerator(cpu=True, **arguments)
     with pytest.raises(ConfigError) as refused:

@@ -120,12 +120,18 @@ def test_gradients_and_steps_are_those_of_whole_weights(
     frozen: bool, processes: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """With only the head trained, no output of the forward pass has a gradient; it is summed all the same."""
+    assert_steps_are_those_of_whole_weights(tmp_path, "fsdp", frozen, changes, processes)
+
+
+def assert_steps_are_those_of_whole_weights(
+    folder: Path, kind: str, frozen: bool, changes: dict[str, Any], processes: int = 2
+) -> None:
     changes = {"train.max_grad_norm": 0.5, "train.batch_size": 4, **changes}
-    ranks = on_ranks(gradients, tmp_path, "fsdp", frozen, changes, processes=processes)
+    ranks = on_ranks(gradients, folder, kind, frozen, changes, processes=processes)
     (norms, weights, state), (other_norms, *_) = ranks[:2]
-    same = {"backend.shard": "full", "backend.offload": "none"}
+    same = {"backend.shard": "full", "backend.offload": "none", "backend.deepspeed_config": {}}
     expected_norms, expected, expected_state = on_ranks(
-        gradients, tmp_path, "ddp", frozen, {**changes, **same}, processes=processes
+        gradients, folder, "ddp", frozen, {**changes, **same}, processes=processes
     )[0]
     assert norms == other_norms == pytest.approx(expected_norms, rel=1e-6)
     assert all(torch.allclose(weights[name], value, atol=1e-6) for name, value in expected.items())

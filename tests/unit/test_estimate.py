@@ -155,6 +155,22 @@ def test_weights_that_are_divided_over_processes(tmp_path: Path) -> None:
     assert gathered == pytest.approx(outside + 2 * block, rel=0.001)  # and the frequencies of positions
 
 
+def test_states_that_zero_divides(tmp_path: Path) -> None:
+    config = ingredients("SFTTrainer", tmp_path, **{**COMMON, "train.batch_size": 8})[0]
+    whole = estimate(config, gpus=4).table["rest"]
+
+    def rest(**backend: str) -> Counter[str]:
+        return estimate(config.evolve(backend={"kind": "deepspeed", **backend}), gpus=4).table["rest"]
+
+    trained = whole["optimizer"] / 2  # two moments of each weight, and a few counters
+    for shard, weights in (("optimizer", 1.0), ("gradients", 1.0), ("full", 0.25)):
+        divided = rest(shard=shard)
+        assert divided["weights"] == pytest.approx(weights * whole["weights"], abs=1)
+        assert divided["optimizer"] == pytest.approx((whole["optimizer"] + trained) / 4, rel=1e-3)
+        assert rest(shard=shard, offload="optimizer")["optimizer"] == 0
+    assert sum(rest(offload="all").values()) == 0
+
+
 def test_the_command(here: Path) -> None:
     file = ppo_file(here)
     lines = said(0, "estimate", file).splitlines()

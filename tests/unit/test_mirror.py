@@ -25,6 +25,7 @@ ELSEWHERE = {
     "continuation": "tests/unit/test_cli_runs.py",
     "distributed/backend": "tests/distributed/test_lint.py",
     "distributed/replicated": "tests/contract/test_gradients.py",
+    "distributed/divided": "tests/distributed/test_torch_fsdp.py",
     "distributed/divided_state": "tests/distributed/test_torch_fsdp.py",
     "distributed/setup": "tests/distributed/test_commands.py",
     "errors": "tests/unit/test_cli.py",

@@ -209,8 +209,9 @@ class TrainState:
                 assert kept.renew is not None
                 kept.renew()
                 continue
-            # Of an item that is divided over processes only this process's range is read.
-            state = load_tree(_place(directory, name, kept.local, rank), getattr(kept.item, "own_range", None))
+            # Of an item that is divided over processes, each process reads its own part.
+            parts = getattr(kept.item, "reads_parts", False)
+            state = load_tree(_place(directory, name, kept.local, rank), parts=parts)
             try:
                 kept.item.load_state_dict(state)
             except (LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -11,7 +11,8 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from trlx_like.checkpoint.ranges import SavedRanges, save_ranges
 from trlx_like.errors import CheckpointError
-from trlx_like.functional.parts import Part
+from trlx_like.functional.parts import Part, Saved
 
 FORMAT = "trlx_like.tree"
 VERSION = 1
@@ -86,15 +87,15 @@ def tree_bytes(tree: Any) -> int:
     return int(tree.nbytes) if isinstance(tree, (Tensor, np.ndarray)) else 0
 
 
-def load_tree(path: Path, own: Callable[[Sequence[int]], tuple[int, int]] | None = None) -> Any:
+def load_tree(path: Path, *, parts: bool = False) -> Any:
     """Read the nested state that `save_tree` wrote on any number of processes.
 
     Args:
         path: The path without suffix.
-        own: Returns which range of a flattened tensor of a given shape this process holds; None reads whole tensors.
+        parts: Return a `Saved` in place of a divided tensor, so that each process reads what it needs.
 
     Returns:
-        The state, with tensors on the CPU. With `own`, divided tensors are this process's `Part`s.
+        The state, with tensors on the CPU.
 
     Raises:
         CheckpointError: If files are missing or damaged.
@@ -108,7 +109,7 @@ def load_tree(path: Path, own: Callable[[Sequence[int]], tuple[int, int]] | None
         if document["format"] != FORMAT or document["version"] != VERSION:
             found = f"{document['format']!r}, version {document['version']!r}"
             raise CheckpointError(f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
-        return _Reader(_read_tensors(tensors), SavedRanges(path), own).decode(document["tree"])
+        return _Reader(_read_tensors(tensors), SavedRanges(path), parts).decode(document["tree"])
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -248,10 +249,8 @@ def _encode_scalar(value: float | str) -> Any:
 class _Reader:
     """The inverse of `_Writer`. Nodes that it never writes raise LookupError, TypeError or ValueError."""
 
-    def __init__(
-        self, tensors: dict[str, Tensor], ranges: SavedRanges, own: Callable[[Sequence[int]], tuple[int, int]] | None
-    ) -> None:
-        self.tensors, self.ranges, self.own = tensors, ranges, own
+    def __init__(self, tensors: dict[str, Tensor], ranges: SavedRanges, parts: bool) -> None:
+        self.tensors, self.ranges, self.parts = tensors, ranges, parts
         self._by_tag: dict[str, Callable[[dict[str, Any]], Any]] = {
             "int": lambda node: int(node["hex"], 16),
             "float": lambda node: struct.unpack(">d", bytes.fromhex(node["bits"]))[0],
@@ -291,13 +290,12 @@ class _Reader:
         return tensor.view(dtype).reshape(node["shape"])
 
     def _decode_part(self, node: dict[str, Any]) -> Any:
-        """Read this process's part of a divided tensor, or all of it."""
+        """Read a divided tensor, or return how it is read."""
         name, shape, dtype = node["name"], tuple(map(int, node["shape"])), getattr(torch, node["dtype"])
         if dtype not in _NATIVE:
             raise ValueError(f"dtype {node['dtype']!r} is never written")
-        begin, end = (0, math.prod(shape)) if self.own is None else self.own(shape)
-        values = self.ranges.read(name, shape, begin, end, dtype)
-        return values.view(shape) if self.own is None else Part(values, shape, begin)
+        saved = Saved(shape, partial(self.ranges.read, name, shape, dtype=dtype))
+        return saved if self.parts else saved.read(0, math.prod(shape)).view(shape)
 
     def _decode_array(self, node: dict[str, Any]) -> Any:
         """Look up a numpy array or scalar and restore its dtype."""

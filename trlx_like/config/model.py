@@ -193,13 +193,17 @@ class BackendConfig(Section):
     section: ClassVar[str] = "backend"
 
     kind: Applied[str] = "ddp"
-    """Registered name of the backend: ddp, all weights on each process, or fsdp, which divides them over processes."""
-    shard: Applied[Literal["full", "gradients", "hybrid"]] = "full"
-    """What fsdp divides; gradients: weights only between steps; hybrid: all, over the processes of a machine."""
-    offload: Applied[Literal["none", "all"]] = "none"
-    """What fsdp keeps in the CPU's memory; all: weights between their uses, gradients and the optimizer's state."""
+    """Registered name of the backend: ddp, all weights on each process; fsdp or deepspeed, which divide them."""
+    shard: Applied[Literal["full", "gradients", "optimizer", "hybrid"]] = "full"
+    """What is divided: full, gradients and optimizer are ZeRO-3, 2 and 1 of deepspeed. With fsdp
+    gradients: weights only between steps; hybrid: all, over the processes of a machine."""
+    offload: Applied[Literal["none", "optimizer", "all"]] = "none"
+    """What is kept in the CPU's memory; optimizer: with deepspeed, gradients and the optimizer's state; all: weights
+    between their uses too."""
+    deepspeed_config: Applied[dict[str, Any]] = Field(default_factory=dict)
+    """Further options of DeepSpeed as its JSON names them, such as `zero_optimization: {overlap_comm: true}`."""
     reduce_dtype: OfWeights[Literal["float32", "bfloat16"]] = "float32"
-    """Number format in which fsdp sums gradients over processes."""
+    """Number format in which fsdp and deepspeed sum gradients over processes."""
     mixed_precision: OfWeights[Literal["no", "bf16", "fp16"]] = "no"
     """Number format of the forward pass; "no": the format of the weights. With fp16 the loss is scaled."""
     gradient_checkpointing: Applied[bool] = False

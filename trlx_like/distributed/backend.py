@@ -22,6 +22,7 @@ BACKENDS: Registry[Any] = Registry(
     lazy={
         "ddp": "trlx_like.distributed.replicated:ReplicatedBackend",
         "fsdp": "trlx_like.distributed.fsdp:make_sharded",
+        "deepspeed": "trlx_like.distributed.zero:make_zero",
     },
 )
 register_backend = BACKENDS.register

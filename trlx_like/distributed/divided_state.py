@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from trlx_like.functional.parts import Part
+from trlx_like.functional.parts import Part, Saved
 
 
 class Dividing(Protocol):
@@ -18,11 +19,7 @@ class Dividing(Protocol):
         ...
 
     def restore(self, item: Any, state: Any) -> None:
-        """Load a state dict with this process's `Part`s, or with whole tensors."""
-        ...
-
-    def own_range(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the range of this process in a flattened tensor."""
+        """Load a state dict with whole tensors, `Part`s or saved tensors."""
         ...
 
 
@@ -32,7 +29,12 @@ class DividedState:
     Args:
         backend: Divides tensors.
         item: The module or optimizer.
+
+    Attributes:
+        reads_parts: Tells `TrainState` that a saved tensor suffices in place of a whole one.
     """
+
+    reads_parts = True
 
     def __init__(self, backend: Dividing, item: Any) -> None:
         self.backend, self.item = backend, item
@@ -42,59 +44,45 @@ class DividedState:
         return self.backend.parts(self.item)
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore a state with this process's `Part`s, or with whole tensors."""
+        """Restore a state with whole tensors, `Part`s or saved tensors."""
         self.backend.restore(self.item, state)
 
-    def own_range(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the range of a flattened tensor that this process has to read."""
-        return self.backend.own_range(shape)
 
-
-def divided(
-    state: dict[str, Any], trained: Sequence[tuple[Tensor, Tensor]], part: Callable[[Tensor, Tensor], Any]
-) -> dict[str, Any]:
-    """Replace the tensors of an optimizer's state that are laid out like a part of a weight.
+def divided(state: dict[str, Any], trained: Sequence[Part]) -> dict[str, Any]:
+    """Replace the tensors of an optimizer's state that are laid out like the part of a weight by `Part`s.
 
     Args:
         state: The optimizer's state dict.
-        trained: The weights in the optimizer's order, each with the part that the optimizer updates.
-        part: Makes a `Part` of a tensor that is laid out like the part of a weight.
-    """
-    own = {
-        number: {
-            name: part(value, trained[number][0]) if _like(value, trained[number][1]) else value
-            for name, value in values.items()
-        }
-        for number, values in state["state"].items()
-    }
-    return {**state, "state": own}
-
-
-def undivided(
-    state: dict[str, Any], trained: Sequence[Tensor], own: Callable[[Sequence[int]], tuple[int, int]]
-) -> dict[str, Any]:
-    """Invert `divided`: replace whole tensors and `Part`s by tensors that are laid out like the part of a weight.
-
-    Args:
-        state: The state dict, with whole tensors or `Part`s.
-        trained: The weights in the optimizer's order.
-        own: Returns the range of this process in a flattened tensor.
+        trained: The parts of weights that the optimizer updates, in its order.
     """
 
-    def local(value: Any, weight: Tensor) -> Any:
-        shape = tuple(weight.shape)
-        if isinstance(value, Part):
-            return value.values.view(-1, *shape[1:])
-        if isinstance(value, Tensor) and value.dim() and tuple(value.shape) == shape:
-            return value.flatten()[slice(*own(shape))].view(-1, *shape[1:])
+    def part(value: Any, like: Part) -> Any:
+        if isinstance(value, Tensor) and value.dim() and value.shape == like.values.shape:
+            return replace(like, values=value)
         return value
 
-    found = {
-        number: {name: local(value, trained[number]) for name, value in values.items()}
+    return _mapped(part, state, trained)
+
+
+def undivided(state: dict[str, Any], trained: Sequence[Part]) -> dict[str, Any]:
+    """Invert `divided`: replace whole tensors, `Part`s and saved tensors by what this process holds of them.
+
+    Args:
+        state: The state dict.
+        trained: The parts of weights that the optimizer updates, in its order.
+    """
+
+    def own(value: Any, like: Part) -> Any:
+        divided = isinstance(value, (Part, Saved, Tensor)) and len(value.shape) > 0
+        return like.like(value) if divided and tuple(value.shape) == like.shape else value
+
+    return _mapped(own, state, trained)
+
+
+def _mapped(change: Callable[[Any, Part], Any], state: dict[str, Any], trained: Sequence[Part]) -> dict[str, Any]:
+    """Change the values of an optimizer's state, each with the part of the weight that it is the state of."""
+    changed = {
+        number: {name: change(value, trained[number]) for name, value in values.items()}
         for number, values in state["state"].items()
     }
-    return {**state, "state": found}
-
-
-def _like(value: Any, own: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == own.shape
+    return {**state, "state": changed}

@@ -7,6 +7,7 @@ in another way than its user believes.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -90,6 +91,8 @@ def _differences(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
             )
     if _on(given, "ACCELERATE_USE_FSDP"):
         yield from _other_fsdp(config, given)
+    if _on(given, "ACCELERATE_USE_DEEPSPEED"):
+        yield from _other_deepspeed(config, given)
     for variable, name in UNSUPPORTED.items():
         if _on(given, variable):
             yield f"The launcher asks for {name} ({variable}), which trlx_like does not have. Leave it out."
@@ -127,17 +130,58 @@ def _other_fsdp(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
         ),
         "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "the units are the blocks of the model"),
     }
-    for variable, (value, because) in wanted.items():
-        if given.get(variable, value).lower() != value.lower():
-            yield (
-                f"The launcher asks for {variable.lower()}: {given[variable]}, and {because}. Set fsdp_config."
-                f"{variable.lower()} to {value}, or the option of the section backend."
-            )
+    yield from _unequal("fsdp_config", "", wanted, given)
     for variable in ("FSDP_IGNORED_MODULES", "FSDP_TRANSFORMER_CLS_TO_WRAP"):
         if given.get(variable):
             yield (
                 f"The launcher asks for {variable.lower()}: {given[variable]}, and backend.kind: fsdp divides all "
                 "weights, block by block as the model names its blocks. Leave it out."
+            )
+
+
+def _other_deepspeed(config: TRLConfig, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each option of `deepspeed_config` that the configuration does not say.
+
+    `zero3_init_flag` and `zero3_save_16bit_model` are not compared: how weights are read and written is our own.
+    """
+    backend, stages = config.backend, {"optimizer": "1", "gradients": "2", "full": "3"}
+    shard, offload = f"backend.shard is {backend.shard}", f"backend.offload is {backend.offload}"
+    clipping = given.get("ACCELERATE_GRADIENT_CLIPPING", "none")
+    norm = config.train.max_grad_norm
+    same = clipping == "none" if norm is None else clipping in ("none", str(norm), f"{norm:g}")
+    wanted = {
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": (stages.get(backend.shard, "3"), shard),
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("none" if backend.offload == "none" else "cpu", offload),
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("cpu" if backend.offload == "all" else "none", offload),
+        "ACCELERATE_GRADIENT_CLIPPING": (clipping if same else str(norm).lower(), f"train.max_grad_norm is {norm}"),
+    }
+    yield from _unequal("deepspeed_config", "ACCELERATE_(DEEPSPEED_)?", wanted, given)
+    for variable in ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"):
+        if given.get(variable, "none").lower() != "none":
+            name = variable.removeprefix("ACCELERATE_").lower()
+            yield (
+                f"The launcher asks for {name}: {given[variable]}, which is not read. Leave it out, and set options of "
+                "zero_optimization in backend.deepspeed_config."
+            )
+
+
+def _unequal(
+    section: str, prefix: str, wanted: Mapping[str, tuple[str, str]], given: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a sentence for each variable with another value than the configuration wants.
+
+    Args:
+        section: The section of the launcher's YAML.
+        prefix: What its options lack of the names of their variables, as a regular expression.
+        wanted: For each variable its value, and why it has to be that one.
+        given: The environment variables.
+    """
+    for variable, (value, because) in wanted.items():
+        name = re.sub(f"^{prefix}", "", variable).lower()
+        if given.get(variable, value).lower() != value.lower():
+            yield (
+                f"The launcher asks for {name}: {given[variable]}, and {because}. Set {section}.{name} to {value}, or "
+                "the option of our configuration."
             )
 
 

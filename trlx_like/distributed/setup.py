@@ -17,7 +17,7 @@ from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-NOT_ACCELERATE = {"ACCELERATE_USE_FSDP": "false"}
+NOT_ACCELERATE = {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "false"}
 """What the launcher may ask for, and `Backend` does in place of accelerate."""
 MARGIN = 60.0
 """Seconds by which collective operations wait longer than `backend.timeout`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,6 +32,31 @@ class Part:
     def end(self) -> int:
         """The place after the last number in the whole tensor."""
         return self.begin + self.values.numel()
+
+    def like(self, other: Tensor | Part | Saved) -> Tensor:
+        """Return the numbers of another tensor, or of a process's part of it, that are in the places of this part. [N]
+
+        Args:
+            other: The tensor. It has the shape of the whole tensor, and a part of it has at least these numbers.
+        """
+        if isinstance(other, Saved):
+            return other.read(self.begin, self.end)
+        if isinstance(other, Part):
+            return other.values[self.begin - other.begin : self.end - other.begin]
+        return other.flatten()[self.begin : self.end]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Hold a divided tensor of a checkpoint, of which each process reads what it needs.
+
+    Attributes:
+        shape: The shape of the whole tensor.
+        read: Reads the numbers from the first place to before the second one, counted as in `tensor.flatten()`.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], Tensor]
 
 
 def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ encoder's last hidden states.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
 
 
 def replaced(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Copy a module with one of its submodules replaced. All other parts are shared.
+    """Copy a module without its hooks, with one of its submodules replaced. All other parts are shared.
 
     Args:
         module: The module, which is not changed.
@@ -188,6 +189,7 @@ def replaced(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     if module is old:
         return new
     shell = copy.copy(module)
+    shell._forward_pre_hooks, shell._forward_hooks = OrderedDict(), OrderedDict()  # they are for calls of the module
     shell._modules = {
         name: part if part is None or all(inner is not old for inner in part.modules()) else replaced(part, old, new)
         for name, part in module._modules.items()

@@ -169,7 +169,7 @@ class Guard:
         backend, names = self.run.backend, []
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                values = [parameter.detach(), *([] if parameter.grad is None else [parameter.grad])]
+                values = [parameter, *([] if parameter.grad is None else [parameter.grad])]
                 if not _all_finite([backend.own(value) for value in values]):
                     names.append(name)
                     break

@@ -1,0 +1,148 @@
+"""Runs under ZeRO are the runs that hold all weights on every process. `matrix.py` compares all recipes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.recipes import make
+from tests.contract.runs import assert_same
+from tests.distributed import matrix
+from tests.distributed.ranks import on_ranks
+from tests.distributed.test_any_ranks import state_at
+from tests.distributed.test_fsdp import CASES, interrupted
+from trlx_like.errors import ConfigError
+
+STAGES = [kind for kind in matrix.KINDS if kind != "fsdp"]
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
+    "optimizer": ({"optimizer.name": "adafactor"}, r"optimizer.name \(adafactor\) must be an optimizer that treats"),
+    "hybrid": ({"backend.shard": "hybrid"}, r"backend.shard \(hybrid\) needs backend.kind: fsdp"),
+    "offload": (
+        {"backend.shard": "gradients", "backend.offload": "all"},
+        r"backend.offload \(all\) needs backend.shard: full.*set backend.offload: optimizer",
+    ),
+    "stage": (
+        {"backend.deepspeed_config": {"zero_optimization": {"stage": 2}}},
+        r"backend.deepspeed_config.zero_optimization.stage follows from backend.shard: set that option",
+    ),
+    "nvme": (
+        {"backend.deepspeed_config": {"zero_optimization": {"offload_param": {"device": "nvme"}}}},
+        "zero_optimization.offload_param.device follows from backend.offload",
+    ),
+    "bf16": ({"backend.deepspeed_config": {"bf16": {"enabled": True}}}, "bf16 follows from backend.mixed_precision"),
+    "quantized": (
+        {"backend.deepspeed_config": {"zero_optimization": {"zero_quantized_gradients": True}}},
+        "zero_quantized_gradients cannot be followed: gradients would be rounded",
+    ),
+    "unknown": ({"backend.deepspeed_config": {"wall_clock_breakdown": True}}, "only zero_optimization is passed on"),
+}
+WITH_DEEPSPEED: dict[str, tuple[dict[str, Any], str]] = {
+    "dtype": (
+        {"model.dtype": "bfloat16", "model.peft_config": {"peft_type": "LORA", "r": 2}},
+        r"needs all weights in float32: leave model.dtype \(bfloat16\) out",
+    ),
+    "typo": (
+        {"backend.deepspeed_config": {"zero_optimization": {"overlap_com": True}}},
+        "backend.deepspeed_config.*overlap_com",
+    ),
+}
+
+
+def said(rank: int, folder: Path, cases: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for case in cases:
+        changes = {**REFUSED, **WITH_DEEPSPEED}[case][0]
+        with pytest.raises(ConfigError) as error:
+            make("SFTTrainer", folder, **{"train.batch_size": 4, "backend.kind": "deepspeed", **changes})
+        found[case] = str(error.value)
+    return found
+
+
+def assert_refused(folder: Path, cases: dict[str, tuple[dict[str, Any], str]], processes: int) -> None:
+    alone = [case for case in cases if case == "fp16"]  # accelerate remembers the first number format of a process
+    found: dict[str, str] = {}
+    for together in (alone, [case for case in cases if case not in alone]):
+        found |= on_ranks(said, folder, together, processes=processes)[0]
+    assert [case for case, (_, words) in cases.items() if not re.search(words, found[case])] == [], found
+
+
+def test_what_cannot_be_followed_is_refused_by_name(tmp_path: Path) -> None:
+    """On one process too, and before DeepSpeed is needed."""
+    assert_refused(tmp_path, REFUSED, processes=1)
+
+
+def test_what_several_processes_cannot_follow_is_refused_by_name(tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    assert_refused(tmp_path, WITH_DEEPSPEED, processes=2)
+
+
+def test_one_process_holds_all_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trlx_like.distributed.zero.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"backend.kind: deepspeed needs DeepSpeed: pip install .*deepspeed"):
+        make("SFTTrainer", tmp_path, **{"backend.kind": "deepspeed"})
+    monkeypatch.setattr("trlx_like.distributed.zero.find_spec", lambda name: True)
+    assert not make("SFTTrainer", tmp_path, **{"backend.kind": "deepspeed"}).run.backend.sharded
+    with pytest.raises(ConfigError, match=r"backend.offload \(all\) needs several processes"):
+        make("SFTTrainer", tmp_path, **{"backend.kind": "deepspeed", "backend.offload": "all"})
+
+
+def test_options_of_deepspeed_are_not_for_fsdp(tmp_path: Path) -> None:
+    for changes in ({"shard": "optimizer"}, {"offload": "optimizer"}, {"deepspeed_config": {"zero_optimization": {}}}):
+        given = {f"backend.{name}": value for name, value in changes.items()}
+        with pytest.raises(ConfigError, match="backend.kind: deepspeed; this one is fsdp"):
+            make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp", **given})
+
+
+def test_checkpoints_of_every_stage_are_read_by_every_other(tmp_path: Path) -> None:
+    """From FSDP2 on four processes to one process: weights, moments and experience bit by bit."""
+    matrix.import_deepspeed()
+    found = [on_ranks(state_at, tmp_path, matrix.KINDS["fsdp"], 2, None, processes=4)[0]]
+    place = tmp_path / "checkpoint_3"
+    for number, (stage, processes) in enumerate((("zero3", 2), ("zero1", 4), ("zero2", 2))):
+        name = f"checkpoint_{number + 4}"
+        found.append(on_ranks(state_at, place, matrix.KINDS[stage], 0, name, processes=processes)[0])
+        place = place / name
+        files = {path.name for path in (place / "state" / "shared").iterdir()}
+        assert {f"{item}.rank_{processes - 1}.safetensors" for item in ("model", "optimizer")} < files
+        assert not [file for file in files if file.endswith((".pt", ".bin", ".pkl"))]
+    found.append(state_at(0, place, matrix.KINDS["ddp"], 0, None))
+    for state in found[1:]:
+        assert_same(state, found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("case", ["PPOTrainer / plain", "ILQLTrainer / plain", "DPOTrainer / moving top"])
+def test_a_run_that_is_resumed_is_the_run_that_was_not_stopped(case: str, stage: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    name, changes = CASES[case]
+    changes = {**changes, **matrix.KINDS[stage]}
+    stopped = on_ranks(interrupted, name, changes, tmp_path / "stopped", 3)
+    through = on_ranks(interrupted, name, changes, tmp_path / "through", None)
+    assert_same([states for states, _ in stopped], [states for states, _ in through])
+    assert stopped[0][1] == through[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("label", list(CASES))
+def test_whole_runs_are_those_with_whole_weights(label: str, stage: str) -> None:
+    matrix.import_deepspeed()
+    if label not in {case for case, *_ in matrix.cases(kind=stage)}:
+        pytest.skip("an option of fsdp")
+    found = matrix.differences(*CASES[label], kind=stage)
+    assert matrix.too_large(label, found) == [], found
+
+
+def test_a_run_of_zero_3_is_that_with_whole_weights() -> None:
+    """A short one of a trainer whose targets are moved outside of the optimizer."""
+    matrix.import_deepspeed()
+    name, changes = CASES["ILQLTrainer / plain"]
+    found = matrix.differences(name, {**changes, "train.total_steps": 2}, kind="zero3")
+    assert matrix.too_large("ILQLTrainer / plain", found) == [], found
