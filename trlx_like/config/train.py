@@ -205,8 +205,8 @@ class DataConfig(Section):
     """Fraction of the rows to hold out for evaluation, the same rows for each seed; null: none."""
     columns: OfData[dict[str, str]] = {}
     """Columns of the data by the names that they have here, such as prompt: question and reference: answer."""
-    reward_fn: Applied[PathText | list[str] | None] = None
-    """Reward function ("module:function" or "file.py:function"), reward model (folder or hub name), or a list."""
+    reward_fn: Applied[PathText | dict[str, Any] | list[str | dict[str, Any]] | None] = None
+    """Reward function ("module:function", "file.py:function", name with options), reward model, or a list of these."""
     judge: Applied[PathText | dict[str, Any] | None] = None
     """Judge that compares responses: a registered name, a mapping of name and options, or as `reward_fn`."""
     metric_fn: Applied[str | None] = None

@@ -31,11 +31,6 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
     if takes_all:
         return keywords
     missing = required - set(keywords)
-    if "completions" in missing:
-        raise RewardError(
-            f"{name_of(function)} has the arguments of TRL's reward functions: wrap it, as "
-            "trlx_like.rewards.library.of_trl(function) or data.reward_fn: {name: of_trl, function: module:function}."
-        )
     if missing:
         raise RewardError(
             f"{name_of(function)} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "

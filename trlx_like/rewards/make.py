@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
 from trlx_like.pipelines.sources import load_function
+from trlx_like.rewards.library import named_reward
 from trlx_like.rewards.weighted import WeightedRewards
 
 
@@ -18,7 +19,8 @@ def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str =
 
     Args:
         spec: A function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
-            `module:function` or `file.py:function`; or a list of these.
+            `module:function` or `file.py:function`; a mapping with name and options of a function of the library
+            (`rewards/library.py`); or a list of these.
         weights: The option `reward.weights`, for a list.
         option: The name of `spec` in errors.
 
@@ -44,6 +46,8 @@ def _check_weights(spec: Any, weights: Sequence[float] | None, option: str) -> N
 
 
 def _one(spec: Any, option: str) -> Callable[..., Any]:
+    if isinstance(spec, Mapping):
+        return named_reward(spec, option)
     path = os.fspath(spec) if isinstance(spec, (str, os.PathLike)) else None
     if path is not None and not names_reward_model(path):
         return load_function(path, option)
@@ -53,8 +57,8 @@ def _one(spec: Any, option: str) -> Callable[..., Any]:
         return RewardModel(spec if path is None else os.path.expanduser(path), option=option)
     if not callable(spec):
         raise ConfigError(
-            f"{option} must be a function, a reward model, its folder, module:function, file.py:function, or a list of "
-            f"these, not {spec!r}."
+            f"{option} must be a function, a reward model, its folder, module:function, file.py:function, a mapping "
+            f"with a name, or a list of these, not {spec!r}."
         )
     function: Callable[..., Any] = spec
     return function
@@ -67,6 +71,8 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
         ConfigError: As `make_reward`.
     """
     _check_weights(spec, weights, option)
+    if isinstance(spec, Mapping):
+        return named_reward(spec, option).label
     if isinstance(spec, list):
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
     if not names_reward_model(spec):

@@ -1,0 +1,331 @@
+"""Common reward functions, by name and with options: `data.reward_fn: {name: length, cap: 200}`.
+
+Each function gets the outputs, the columns of the batch (the prompts' own keys and `output_ids`), and its options. It
+returns one reward per output, or None for an output that it cannot judge.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.programs import passes
+
+Columns = Mapping[str, Sequence[Any]]
+Rewards = list[float | None]
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*-?\d[\d,]*)?")
+_FENCE = re.compile(r"```[\w+-]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_HUGE = re.compile(r"\d{4}|\^[^+*/-]*\^|\*\*")
+_FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|sqrt|pi|sin|cos|tan|log|exp|[a-z](?![a-z])|[-+*/^() ])+")
+
+
+def exact_match(
+    outputs: Sequence[str],
+    columns: Columns,
+    *,
+    column: str = "reference",
+    extract: str | None = None,
+    case: bool = False,
+) -> Rewards:
+    """Give 1 to an output that is the reference, up to spaces around it, else 0.
+
+    Options:
+        column: The key of the prompts that holds the reference.
+        extract: Pattern of the answer in the output, whose last match (its first group, if it has one) is compared.
+        case: Whether upper and lower case differ.
+    """
+
+    def shaped(text: str) -> str:
+        return text.strip() if case else text.strip().lower()
+
+    wanted = _references(columns, column)
+    found = [_extracted(output, extract) for output in outputs]
+    return [
+        None if right is None else float(answer is not None and shaped(answer) == shaped(str(right)))
+        for answer, right in zip(found, wanted, strict=True)
+    ]
+
+
+def numeric_match(
+    outputs: Sequence[str],
+    columns: Columns,
+    *,
+    column: str = "reference",
+    extract: str | None = None,
+    tolerance: float = 1e-6,
+    symbolic: bool = True,
+) -> Rewards:
+    r"""Give 1 to an output whose answer is the reference as a number, else 0.
+
+    The answer is what the last \boxed{...} holds, else the last number; of the reference, too ("#### 72").
+
+    Options:
+        column: The key of the prompts that holds the reference.
+        extract: Pattern of the answer in the output, in place of a box or the last number.
+        tolerance: Relative difference that is allowed.
+        symbolic: Whether formulas in boxes are compared by sympy, if it is installed.
+    """
+    rewards: Rewards = []
+    for output, right in zip(outputs, _references(columns, column), strict=True):
+        answer = _boxed(output) if extract is None else _extracted(output, extract)
+        wanted = None if right is None else _boxed(str(right))
+        first, second = _number(answer), _number(wanted)
+        if right is None or wanted is None:
+            rewards.append(None)
+        elif first is not None and second is not None:
+            rewards.append(float(abs(first - second) <= tolerance * max(1.0, abs(second))))
+        else:
+            rewards.append(float(answer is not None and symbolic and _same_formula(answer, wanted)))
+    return rewards
+
+
+def regex_match(outputs: Sequence[str], columns: Columns, *, pattern: str, whole: bool = False) -> Rewards:
+    """Give 1 to an output in which a regular expression is found, else 0. A dot matches line breaks too.
+
+    Options:
+        pattern: The expression.
+        whole: Whether it has to match all of the output, but for spaces around it.
+    """
+    compiled = re.compile(pattern, re.DOTALL)
+    match = compiled.fullmatch if whole else compiled.search
+    return [float(match(output.strip() if whole else output) is not None) for output in outputs]
+
+
+def tags(outputs: Sequence[str], columns: Columns, *, names: Sequence[str]) -> Rewards:
+    """Give 1 to an output that is made of these tags, each once and in this order, else 0.
+
+    Options:
+        names: The names of the tags.
+    """
+    inner = rf"(?:(?!</?(?:{'|'.join(map(re.escape, names))})>).)*"
+    pattern = r"\s*".join(rf"<{re.escape(name)}>{inner}</{re.escape(name)}>" for name in names)
+    return regex_match(outputs, columns, pattern=pattern, whole=True)
+
+
+def json_valid(outputs: Sequence[str], columns: Columns, *, schema: Mapping[str, Any] | None = None) -> Rewards:
+    """Give 1 to an output that is JSON, or has JSON between its first pair of three backquotes, else 0.
+
+    Options:
+        schema: The JSON schema that it has to fulfil (needs the package jsonschema).
+    """
+    check = None if schema is None else _validator(schema)
+    rewards: Rewards = []
+    for output in outputs:
+        try:
+            value = json.loads(_code(output))
+        except (ValueError, RecursionError):
+            rewards.append(0.0)
+            continue
+        rewards.append(float(check is None or check(value)))
+    return rewards
+
+
+def length(
+    outputs: Sequence[str],
+    columns: Columns,
+    *,
+    target: int | None = None,
+    cap: int | None = None,
+    cache: int = 0,
+    unit: str = "tokens",
+) -> Rewards:
+    """Punish a wrong length: 0 for a right one, and down to -1.
+
+    With a target, the reward falls linearly with the distance to it. With a cap it is 0 up to `cap - cache`, falls
+    linearly to -1 at the cap, and is -1 above it (DAPO's soft overlong punishment, Yu et al. 2025, arXiv:2503.14476,
+    eq. 13).
+
+    Options:
+        target: The length that is wanted.
+        cap: The length that is too long.
+        cache: Length before the cap over which the reward falls.
+        unit: tokens, words or characters.
+    """
+    if unit == "tokens":
+        sizes = [len(ids) for ids in columns["output_ids"]]
+    else:
+        sizes = [len(output.split()) if unit == "words" else len(output) for output in outputs]
+    if target is not None:
+        return [-min(abs(size - target) / target, 1.0) for size in sizes]
+    assert cap is not None
+    return [-1.0 if size > cap else -max(0.0, (size - (cap - cache)) / cache) if cache else 0.0 for size in sizes]
+
+
+def repetition(outputs: Sequence[str], columns: Columns, *, words: int = 3) -> Rewards:
+    """Punish repetition: minus the fraction of runs of some words that occurred before in the same output.
+
+    Options:
+        words: The number of words in a run.
+    """
+    rewards: Rewards = []
+    for output in outputs:
+        split = output.split()
+        runs = [tuple(split[start : start + words]) for start in range(len(split) - words + 1)]
+        rewards.append(len(set(runs)) / len(runs) - 1.0 if runs else 0.0)
+    return rewards
+
+
+def passes_tests(
+    outputs: Sequence[str], columns: Columns, *, column: str = "tests", seconds: float = 5.0, memory: int = 512
+) -> Rewards:
+    """Give the fraction of tests that the Python code of an output passes. This is no sandbox, see rewards/programs.py.
+
+    Options:
+        column: The key of the prompts with the tests: Python code, or a list of pieces of it that each count.
+        seconds: Time limit of each test.
+        memory: Memory limit of each test, in MiB.
+    """
+    rewards: Rewards = []
+    for output, tests in zip(outputs, _references(columns, column), strict=True):
+        listed = [tests] if isinstance(tests, str) else list(tests or ())
+        passed = [passes(_code(output), test, seconds, memory) for test in listed]
+        rewards.append(sum(passed) / len(passed) if passed else None)
+    return rewards
+
+
+FUNCTIONS: dict[str, Callable[..., Rewards]] = {
+    function.__name__: function
+    for function in (exact_match, numeric_match, regex_match, tags, json_valid, length, repetition, passes_tests)
+}
+"""The functions by the name that `data.reward_fn` knows them under."""
+
+
+class NamedReward:
+    """Hold a function of the library with its options; called as `train` calls a reward function.
+
+    Args:
+        name: The name of the function.
+        options: Its options.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.label, self.options = name, dict(options)
+
+    def __call__(self, *, outputs: Sequence[str], output_ids: Any = None, **columns: Any) -> Rewards:
+        return FUNCTIONS[self.label](outputs, {**columns, "output_ids": output_ids}, **self.options)
+
+
+def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedReward:
+    """Make a reward function from its name and options.
+
+    Args:
+        spec: A mapping with `name`, one of `FUNCTIONS`, and its options.
+        option: The name of `spec` in errors.
+
+    Raises:
+        ConfigError: The function is unknown, an option is unknown or missing, or a value is impossible.
+    """
+    options = dict(spec)
+    name = options.pop("name", None)
+    if name not in FUNCTIONS:
+        raise ConfigError(f"{option}.name ({name!r}) must be one of {', '.join(FUNCTIONS)}.")
+    known = {p.name: p for p in inspect.signature(FUNCTIONS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    unknown = [key for key in options if key not in known]
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in options]
+    if unknown or missing:
+        raise ConfigError(f"{option}: {name} has the options {', '.join(known)}, not {', '.join(options) or 'none'}.")
+    if name == "length":
+        size, unit, cache = options.get("target") or options.get("cap"), options.get("unit"), options.get("cache", 0)
+        one = ("target" in options) != ("cap" in options) and isinstance(size, int) and size > 0
+        if not one or unit not in (None, "tokens", "words", "characters") or not 0 <= cache <= size:
+            raise ConfigError(f"{option}: length needs a target or a cap above 0, in tokens, words or characters.")
+    for key in ("pattern", "extract"):
+        try:
+            re.compile(options.get(key) or "")
+        except (re.error, TypeError) as error:
+            raise ConfigError(f"{option}.{key} ({options[key]!r}) is no regular expression: {error}.") from None
+    if options.get("schema") is not None:
+        _validator(options["schema"], option)
+    return NamedReward(name, options)
+
+
+def _references(columns: Columns, column: str) -> Sequence[Any]:
+    if column not in columns:
+        keys = ", ".join(name for name in columns if name not in ("samples", "prompts", "tokenizer", "output_ids"))
+        raise RewardError(f"The prompts have no key {column!r}, only {keys or 'none'}; name it as the option column.")
+    return columns[column]
+
+
+def _extracted(output: str, pattern: str | None) -> str | None:
+    if pattern is None:
+        return output
+    found = list(re.finditer(pattern, output, re.DOTALL))
+    return (found[-1][1] if found[-1].re.groups else found[-1][0]) if found else None
+
+
+def _boxed(text: str) -> str | None:
+    r"""Return what the last \boxed{...} holds, else the last number; None without either."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        numbers = _NUMBER.findall(text)
+        return numbers[-1] if numbers else None
+    depth, begin = 1, start + len("\\boxed{")
+    for place in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return text[begin:place]
+    return None
+
+
+def _number(text: str | None) -> float | None:
+    plain = re.sub(r"\\[dt]?frac{([^{}]*)}{([^{}]*)}", r"\1/\2", text or "").strip(" $%.")
+    if not _NUMBER.fullmatch(plain):
+        return None
+    above, _, below = plain.replace(",", "").partition("/")
+    return float(above) / float(below) if below and float(below) else None if below else float(above)
+
+
+def _same_formula(first: str, second: str) -> bool:
+    """Compare two formulas by sympy; without it, as text. What could run code or take for ever is compared as text."""
+    plain = [_plain_formula(text) for text in (first, second)]
+    if plain[0].replace(" ", "") == plain[1].replace(" ", ""):
+        return True
+    if any(len(text) > 100 or not _FORMULA.fullmatch(text) or _HUGE.search(text) for text in plain):
+        return False
+    try:
+        from sympy import simplify
+        from sympy.parsing.sympy_parser import (
+            convert_xor,
+            implicit_multiplication_application,
+            parse_expr,
+            standard_transformations,
+        )
+    except ImportError:
+        return False
+    rules = (*standard_transformations, convert_xor, implicit_multiplication_application)
+    try:
+        one, other = (parse_expr(text, transformations=rules) for text in plain)
+        return bool(simplify(one - other) == 0)
+    except Exception:  # text that is no formula
+        return False
+
+
+def _plain_formula(text: str) -> str:
+    text = re.sub(r"\\[dt]?frac{([^{}]*)}{([^{}]*)}", r"((\1)/(\2))", text.strip(" $"))
+    text = re.sub(r"\\(sqrt|pi|sin|cos|tan|log|exp)", r"\1", text).replace("\\cdot", "*")
+    return text.replace("{", "(").replace("}", ")")
+
+
+def _code(output: str) -> str:
+    """Return what stands between the first pair of three backquotes, else the whole output."""
+    found = _FENCE.search(output)
+    return found[1] if found else output
+
+
+def _validator(schema: Mapping[str, Any], option: str = "reward_fn") -> Callable[[Any], bool]:
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise ConfigError(f"{option}.schema needs the package jsonschema (pip install jsonschema).") from error
+    kind = jsonschema.validators.validator_for(schema)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"{option}.schema is no JSON schema: {error.message}.") from None
+    valid: Callable[[Any], bool] = kind(schema).is_valid
+    return valid
