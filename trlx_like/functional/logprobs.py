@@ -94,7 +94,7 @@ def score_tokens(
         logits = _sampling_logits(head(hidden), temperature, allowed, previous, choices, spans)
         return _score_logits(logits, ids, entropy, statistics)
 
-    def score_with_gradient(hidden: Tensor, *others: Tensor | None) -> _RowScores:
+    def score_with_gradient(hidden: Tensor, *others: Any) -> _RowScores:
         leaf = hidden.detach().requires_grad_()
         taken, _, looked = score(leaf, *others)
         # A score depends on its own row of states only, so the gradient of their sum holds that of each of them.
