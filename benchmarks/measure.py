@@ -36,7 +36,8 @@ class Counter(Callback):
 def _learned(element: Experience) -> int:
     """Count the real tokens of an element without its prompt."""
     masks = {column.metadata["mask"] for column in fields(element) if "mask" in column.metadata} - {"prompt_mask"}
-    return sum(int(getattr(element, mask).sum()) for mask in masks)
+    held = [getattr(element, mask) for mask in masks]
+    return sum(int(mask.sum()) for mask in held if mask is not None and mask.dtype == torch.bool)
 
 
 def peak_rss_mib() -> float:
