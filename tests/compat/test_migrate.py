@@ -138,11 +138,15 @@ NODES = {
                 },
             },
             {
-                "backend": {"kind": "fsdp", "shard": "gradients", "offload": "all", "mixed_precision": "bf16"},
+                "backend": {
+                    "kind": "deepspeed",
+                    "shard": "gradients",
+                    "offload": "optimizer",
+                    "mixed_precision": "bf16",
+                },
                 "train": {"max_grad_norm": 0.5},
             },
             [
-                "changed ZeRO stage 2 -> kind: fsdp, shard: gradients (divides as much)",
                 "dropped offload_param_device: nvme (there is the CPU's memory)",
                 "dropped gradient_accumulation_steps (train.minibatch_size says what goes through at once)",
                 "dropped dynamo_backend: 'INDUCTOR' (nothing here follows it)",
@@ -153,7 +157,7 @@ NODES = {
             {"distributed_type": "MEGATRON_LM", "use_cpu": True, "mixed_precision": "no"},
             {"backend": {"device": "cpu"}},
             [
-                "dropped distributed_type: MEGATRON_LM (there is ddp and fsdp)",
+                "dropped distributed_type: MEGATRON_LM (there is ddp, fsdp and deepspeed)",
                 "run it with: trlx-like train FILE --num-processes 8",
             ],
         ),

@@ -201,7 +201,8 @@ TRIED = {
     "`trainer.generate(queries": "unit/trainers/test_by_hand.py::test_one_query_alone_has_one_response",
     "`trainer.step(": "unit/trainers/test_by_hand.py"
     "::test_responses_of_single_queries_are_stepped_on_and_total_steps_ends_the_loop",
-    "`trainer.log_stats(": "unit/trainers/test_ppo.py::test_a_step_by_hand_is_a_step_of_the_loop",
+    "`trainer.log_stats(": "unit/trainers/test_rounds.py",
+    "`trainer.dataloader`": "unit/trainers/test_rounds.py",
     "`AutoModelForCausalLMWithValueHead`, ": "unit/models/test_value_head.py",
     "`from_pretrained(name": "unit/models/test_saved_heads.py",
     "`v_head_init_strategy`": "unit/models/test_wrapper.py::test_adapters",
@@ -256,3 +257,17 @@ def test_each_other_row_has_a_test_that_tries_it() -> None:
 def test_the_tables_of_the_page_are_read() -> None:
     assert len(ROWS) > 200 and len(OPTIONS) > 180
     assert set(ELSEWHERE) >= {"task_name", "kl_coef", "use_vllm"}
+
+
+def test_the_coverage_of_the_documented_pages() -> None:
+    """Each documented item has a state and a test that exists, and the counts in the head are those of the rows."""
+    text = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| .+ \| ([WNRM]) \| .*\| (?:`([^`]+)`|-) \|$", text, re.MULTILINE)
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| item |")]
+    assert len(found) == len(lines) > 290
+    for state in "WNRM":
+        assert f"{sum(row[0] == state for row in found)} rows are {state}" in text
+    for state, test in found:
+        file, _, name = test.partition("::")
+        assert not test or f"def {name}" in (ROOT / "tests" / file).read_text(encoding="utf-8"), test
+        assert test or state in "MR"

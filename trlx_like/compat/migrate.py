@@ -162,9 +162,9 @@ _SHARDS = {
 }
 _STAGES: dict[int, dict[str, str]] = {
     0: {"kind": "ddp"},
-    1: {"kind": "fsdp", "shard": "gradients"},
-    2: {"kind": "fsdp", "shard": "gradients"},
-    3: {"kind": "fsdp", "shard": "full"},
+    1: {"kind": "deepspeed", "shard": "optimizer"},
+    2: {"kind": "deepspeed", "shard": "gradients"},
+    3: {"kind": "deepspeed", "shard": "full"},
 }
 _LAUNCH = {
     *("compute_environment", "distributed_type", "num_processes", "num_machines", "machine_rank", "main_process_ip"),
@@ -186,7 +186,7 @@ def _accelerate(values: dict[str, Any]) -> Migration:
     elif kind == "DEEPSPEED":
         backend |= _from_deepspeed(values.get("deepspeed_config") or {}, train, notes)
     elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        notes.append(f"dropped distributed_type: {kind} (there is ddp and fsdp)")
+        notes.append(f"dropped distributed_type: {kind} (there is ddp, fsdp and deepspeed)")
     precision = str(values.get("mixed_precision", "no")).lower()
     precision = "no" if precision in ("false", "none") else precision  # YAML 1.1 reads a bare no as false
     if precision in ("fp16", "bf16"):
@@ -216,17 +216,13 @@ def _from_fsdp(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_deepspeed(given: Mapping[str, Any], train: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return the options of the section `backend` that divide what a stage of ZeRO divides."""
+    """Return the options of the section `backend` that stand for a `deepspeed_config`."""
     if given.get("deepspeed_config_file"):
         notes.append(f"dropped deepspeed_config_file: {given['deepspeed_config_file']} (it is not read)")
-    stage = int(given.get("zero_stage", 2))
-    backend: dict[str, Any] = {**_STAGES.get(stage, _STAGES[3])}
-    notes.append(
-        f"changed ZeRO stage {stage} -> {', '.join(f'{k}: {v}' for k, v in backend.items())} (divides as much)"
-    )
+    backend: dict[str, Any] = {**_STAGES.get(int(given.get("zero_stage", 2)), _STAGES[3])}
     devices = {name: given.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
     if "cpu" in devices.values():
-        backend["offload"] = "all"
+        backend["offload"] = "all" if devices["param"] == "cpu" else "optimizer"
     notes += [
         f"dropped offload_{name}_device: nvme (there is the CPU's memory)"
         for name in devices
