@@ -93,8 +93,9 @@ def test_one_process_holds_all_weights(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_options_of_deepspeed_are_not_for_fsdp(tmp_path: Path) -> None:
+    changes: dict[str, Any]
     for changes in ({"shard": "optimizer"}, {"offload": "optimizer"}, {"deepspeed_config": {"zero_optimization": {}}}):
-        given = {f"backend.{name}": value for name, value in changes.items()}
+        given: Any = {f"backend.{name}": value for name, value in changes.items()}
         with pytest.raises(ConfigError, match="backend.kind: deepspeed; this one is fsdp"):
             make("SFTTrainer", tmp_path, **{"backend.kind": "fsdp", **given})
 

@@ -15,7 +15,7 @@ from tests.distributed.test_torch_fsdp import assert_steps_are_those_of_whole_we
 
 import_deepspeed()
 
-PERSISTENT = {"backend.deepspeed_config": {}}
+PERSISTENT: dict[str, Any] = {"backend.deepspeed_config": {}}
 """Small weights stay gathered between their uses, which is what DeepSpeed does by itself."""
 
 
@@ -40,8 +40,8 @@ def test_gradients_and_steps_are_those_of_whole_weights(
 
 
 def look_around(rank: int, folder: Path) -> None:
-    plain = toy()
-    model = toy()
+    plain: Any = toy()
+    model: Any = toy()
     hooked: list[int] = []
     model.blocks[0].register_forward_pre_hook(lambda *_: hooked.append(model.blocks[0].linear.weight.numel()))
     backend = started(folder, model, **{"train.batch_size": 4, **KINDS["zero3"]})
@@ -70,7 +70,7 @@ def test_whole_modules_are_plain_modules_and_divided_ones_again_after_it(tmp_pat
 
 
 def written(rank: int, folder: Path, changes: dict[str, Any]) -> None:
-    model = toy()
+    model: Any = toy()
     model.blocks[1].requires_grad_(False)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     backend = started(folder, model, **{"train.batch_size": 4, **changes})
@@ -89,7 +89,7 @@ def written(rank: int, folder: Path, changes: dict[str, Any]) -> None:
     backend.step(optimizer, accepted=False)
     backend.clear(optimizer)  # the optimizer's part is what all get from here on
     assert all(torch.equal(value, expected[name]) for name, value in backend.weights(model))
-    plain = toy()
+    plain: Any = toy()
     plain.load_state_dict(expected)
     assert torch.equal(model(torch.ones(1, 3)), plain(torch.ones(1, 3)))
 
@@ -102,7 +102,7 @@ def test_weights_are_changed_outside_of_the_optimizer(changes: dict[str, Any], t
 
 def in_turn(rank: int, folder: Path, changes: dict[str, Any]) -> Any:
     """Weights after steps with and without a block, in which the block follows the head's first micro-batch."""
-    model = toy()
+    model: Any = toy()
     backend = started(folder, model, **{"train.batch_size": 4, "train.max_grad_norm": None, **changes})
     optimizer = torch.optim.AdamW(backend.trained(model), lr=0.1, eps=1e-3)
     every, head = lambda x: model.head(model(x)).sum(), lambda x: model.head(x).sum()
