@@ -1,4 +1,4 @@
-"""Judges with the interface of TRL: classes to derive from, whose `judge(prompts, completions)` you write.
+"""Names of TRL: judges to derive from, whose `judge(prompts, completions)` you write, and PPO by hand (`trl_ppo`).
 
 A judge for TRL runs after a change of the import. Here a judge compares, ranks or checks (`trlx_like.rewards.judges`);
 these classes turn TRL's answers into those.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 GONE = {
@@ -75,7 +76,15 @@ def _all(answers: Sequence[bool | None]) -> int:
     return -1 if None in answers else int(all(answers))
 
 
+_OF_PPO = (
+    *("AutoModelForCausalLMWithValueHead", "AutoModelForSeq2SeqLMWithValueHead", "PreTrainedModelWrapper"),
+    *("LengthSampler", "PPOConfig", "PPOTrainer", "create_reference_model", "set_seed"),
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _OF_PPO:
+        return getattr(import_module("trlx_like.compat.trl_ppo"), name)
     if name in GONE:
         raise ImportError(f"trlx_like has no {name}; use {GONE[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,8 +71,16 @@ class ModelConfig(Section):
     """Kind of model: causal (decoder only), seq2seq (encoder and decoder) or diffusion (a diffusers pipeline)."""
     num_layers_unfrozen: OfWeights[int] = Field(default=-1, ge=-1)
     """Number of top layers to train, counted in the decoder; -1: the whole model, 0: only the trainer's heads."""
-    ref_model_path: OfReference[PathText | None] = None
-    """Folder or hub name of the reference model that the KL compares with; null: the model before training."""
+    ref_model_path: OfReference[
+        Annotated[
+            Any,
+            BeforeValidator(_as_text),
+            AfterValidator(lambda value: None if value is None else _model_source(value)),
+            Accepts("a folder, a hub name, a PretrainedConfig, a loaded model or null"),
+            WithJsonSchema({"type": ["string", "null"]}),
+        ]
+    ] = None
+    """Folder or hub name of the reference that the KL compares with, or a loaded model; null: the model's own start."""
     peft_config: OfWeights[
         Annotated[
             Any,
@@ -90,6 +98,8 @@ class ModelConfig(Section):
     """More keyword arguments for `from_pretrained` or `from_config` of the model."""
 
     def conflicts(self) -> Iterator[Problem]:
+        if self.ref_model_path is self.model_path and not isinstance(self.model_path, str):
+            yield Problem(("model", "ref_model_path"), "is the model that is trained; leave it out, or load it again.")
         for name in ("dtype", "torch_dtype"):
             if name in self.model_extra_configs:
                 yield Problem(("model", "model_extra_configs", name), "has an option of its own: model.dtype.")

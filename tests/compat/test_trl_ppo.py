@@ -1,0 +1,121 @@
+"""Programs of TRL 0.7's pages run with the import changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.runs import rows
+from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
+from trlx_like.compat.trl import (
+    AutoModelForCausalLMWithValueHead,
+    LengthSampler,
+    PPOConfig,
+    PPOTrainer,
+    create_reference_model,
+)
+from trlx_like.errors import ConfigError, DataError
+
+SMALL: dict[str, Any] = {"max_length": 40, "max_new_tokens": 6, "batch_size": 4, "mini_batch_size": 2, "ppo_epochs": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return save_tiny(tmp_path / "gpt2")
+
+
+def test_the_quick_start(folder: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    ref_model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    config = PPOConfig(**{**SMALL, "batch_size": 1, "mini_batch_size": 1, "output_dir": str(tmp_path / "run")})
+    trainer = PPOTrainer(config, model, ref_model, tokenizer)
+    query = tokenizer.encode("this morning i went", return_tensors="pt")
+    options: dict[str, Any] = {
+        "min_length": -1,
+        "top_k": 0.0,
+        "top_p": 1.0,
+        "do_sample": True,
+        "pad_token_id": 0,
+        "max_new_tokens": 5,
+    }
+    response = trainer.generate(list(query), return_prompt=False, **options)
+    stats = trainer.step([query[0]], [response[0]], [torch.tensor(1.0)])
+    assert stats["policy/kl"] == 0 and stats["rollout/score_mean"] == 1.0
+    held = trainer.model.reference_modules()
+    assert held == [ref_model.pretrained_model] and trainer.model.lm is model.pretrained_model
+    assert trainer.generate(query[0]).shape[0] == 1
+    whole = trainer.generate(query[0])[0]
+    assert torch.equal(whole[: query.shape[1]], query[0]) and len(whole) > query.shape[1]
+    trainer.close()
+
+
+def test_the_canonical_loop(folder: str, tmp_path: Path) -> None:
+    """Data set, collator, a sampler of lengths, rewards, `log_stats`; the loop of TRL's sentiment example."""
+    tokenizer = tiny_tokenizer()
+    texts = ["ab", "the cat", "zz top", "a", "b", "c d", "the", "dog", "e"]
+    dataset = [{"query": text, "input_ids": torch.tensor(tokenizer.encode(text))} for text in texts]
+
+    def collator(data: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        return {key: [d[key] for d in data] for key in data[0]}
+
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.8, 0.9))
+    config = PPOConfig(**SMALL, learning_rate=1.41e-5, steps=4, adap_kl_ctrl=False, output_dir=str(tmp_path / "run"))
+    trainer = PPOTrainer(
+        config,
+        model,
+        create_reference_model(model),
+        tokenizer,
+        dataset=dataset,
+        data_collator=collator,
+        optimizer=optimizer,
+    )
+    lengths = LengthSampler(2, 6)
+    seen, scores = [], []
+    for _ in range(2):
+        for batch in trainer.dataloader:
+            queries = batch["input_ids"]
+            responses = trainer.generate(queries, return_prompt=False, length_sampler=lengths, top_p=0.9)
+            assert all(2 <= len(r) <= 5 or r[-1] == tokenizer.eos_token_id for r in responses)
+            batch["response"] = [tokenizer.decode(r.squeeze()) for r in responses]
+            rewards = [torch.tensor(float(text.count("a"))) for text in batch["response"]]
+            stats = trainer.step(queries, responses, rewards)
+            trainer.log_stats(stats, batch, rewards)
+            seen += batch["query"]
+            scores.append(float(sum(rewards)))
+    assert len(seen) == 16 and len(set(seen)) > 4
+    assert trainer.finished and trainer.progress.step == 4 * 2 * 2  # rounds, passes, batches of two
+    (group,) = trainer.optimizer.param_groups
+    assert group["lr"] == 0.02 and tuple(group["betas"]) == (0.8, 0.9)
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 17)) and trainer.kl_coef == 0.2
+    assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "checkpoint_16").is_dir()
+
+
+def test_what_cannot_be_followed_is_said(folder: str, tmp_path: Path) -> None:
+    for options, words in (
+        ({"forward_size": 3}, r"PPOConfig.forward_size \(3\): is unknown"),
+        ({"save_steps": 3}, r"PPOConfig.save_steps \(3\): here this is train.checkpoint_interval"),
+        ({"accelerator_kwargs": {"cpu": True}}, "PPOConfig.accelerator_kwargs"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            PPOConfig(**options)
+    PPOConfig(tracker_kwargs={}, optimize_cuda_cache=True)
+    lm = tiny_lm()
+    options = {**SMALL, "output_dir": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match=r"optimizer \(LBFGS\): only a class"):
+        PPOTrainer(PPOConfig(**options), lm, optimizer=torch.optim.LBFGS(lm.parameters()))
+    with pytest.raises(ConfigError, match="model.ref_model_path: is the model that is trained"):
+        PPOTrainer(PPOConfig(**options), lm, lm, tiny_tokenizer())
+    trainer = PPOTrainer(PPOConfig(**options), lm, None, tiny_tokenizer(), dataset=[{"text": "a"}], num_shared_layers=1)
+    assert trainer.model.num_layers_unfrozen == 1
+    with pytest.raises(DataError, match="dataset has the columns text; it needs query or input_ids"):
+        list(trainer.dataloader)
+    with pytest.raises(DataError, match="step: 1 queries; PPOConfig.batch_size says 4"):
+        trainer.step([torch.tensor([3])], [torch.tensor([4])], [1.0])
+    with pytest.raises(ConfigError, match="generate_ref_response"):
+        trainer.generate(torch.tensor([3]), generate_ref_response=True)
+    trainer.close()

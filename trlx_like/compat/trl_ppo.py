@@ -1,0 +1,271 @@
+"""The names of TRL 0.7 for PPO by hand: a program runs with `from trlx_like.compat.trl import ...` in place of TRL's.
+
+Only names and shapes are translated here. `PPOTrainer` is this package's, with TRL's constructor and `generate`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trlx_like.checkpoint import seed_everything as set_seed
+from trlx_like.config import TRLConfig
+from trlx_like.config.elsewhere import ELSEWHERE
+from trlx_like.errors import ConfigError, DataError
+from trlx_like.models import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    PreTrainedModelWrapper,
+    create_reference_model,
+)
+from trlx_like.models.layout import blocks
+from trlx_like.optim import OPTIMIZERS
+from trlx_like.presets import default_ppo_config
+from trlx_like.trainers import ppo
+from trlx_like.trainers.by_hand import is_one_query
+
+__all__ = [
+    "AutoModelForCausalLMWithValueHead",
+    "AutoModelForSeq2SeqLMWithValueHead",
+    "LengthSampler",
+    "PPOConfig",
+    "PPOTrainer",
+    "PreTrainedModelWrapper",
+    "create_reference_model",
+    "set_seed",
+]
+
+DEFAULTS: dict[str, Any] = {
+    **{"model_name": None, "learning_rate": 1e-5, "batch_size": 256, "mini_batch_size": 1, "steps": 20000, "seed": 0},
+    **{"gradient_accumulation_steps": 1, "ppo_epochs": 4, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2},
+    **{"cliprange_value": 0.2, "vf_coef": 0.1, "init_kl_coef": 0.2, "target": 6.0, "horizon": 10000.0},
+    **{"adap_kl_ctrl": True, "kl_penalty": "kl", "early_stopping": False, "target_kl": 0.1, "ratio_threshold": 10.0},
+    **{"use_score_scaling": False, "use_score_norm": False, "score_clip": None, "whiten_rewards": False},
+    **{"max_grad_norm": None, "log_with": None, "tracker_project_name": "trl", "project_kwargs": {}},
+    **{"max_length": 1024, "max_new_tokens": 256, "output_dir": "trl_run", "exp_name": None},
+}
+"""Options with TRL's defaults. `max_length`, `max_new_tokens` and `output_dir` are not TRL's: a run needs them here."""
+IDLE = (
+    *("task_name", "query_dataset", "reward_model", "remove_unused_columns", "optimize_cuda_cache", "world_size"),
+    *("optimize_device_cache", "compare_steps", "forward_batch_size", "backward_batch_size", "global_batch_size"),
+)
+"""Options of TRL that need no counterpart."""
+
+
+class PPOConfig:
+    """Hold the flat options of TRL's PPOConfig, and make this package's configuration of them.
+
+    Args:
+        options: TRL's options by name. Three more: `max_length` (tokens of prompt and response), `max_new_tokens` (the
+            longest response) and `output_dir` (the run folder).
+
+    Raises:
+        ConfigError: For an option that is unknown, or cannot be followed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        for name, value in options.items():
+            if name in DEFAULTS or name in IDLE or not value:
+                continue
+            here = ELSEWHERE.get(name)
+            raise ConfigError(f"PPOConfig.{name} ({value!r}): " + (f"here this is {here}." if here else "is unknown."))
+        vars(self).update({**DEFAULTS, **options})
+
+    def config(self, model: Any, ref_model: Any = None, /, **more: Any) -> TRLConfig:
+        """Return the configuration of a run. more: further sections, as in `TRLConfig.evolve`."""
+        given = dict(vars(self))
+        step = given["mini_batch_size"] * given["gradient_accumulation_steps"]
+        same = (
+            *("ppo_epochs", "gamma", "lam", "cliprange", "cliprange_value", "vf_coef", "init_kl_coef", "kl_penalty"),
+            *("ratio_threshold", "whiten_rewards"),
+        )
+        sections: dict[str, dict[str, Any]] = {
+            "model": {"model_path": model, "ref_model_path": ref_model, "num_layers_unfrozen": -1},
+            "optimizer": {"name": "adam", "kwargs": {"lr": given["learning_rate"]}},
+            "scheduler": {"name": "constant", "kwargs": {}},
+            "method": {
+                **{name: given[name] for name in same},
+                "num_rollouts": given["batch_size"],
+                "target": given["target"] if given["adap_kl_ctrl"] else None,
+                "horizon": int(given["horizon"]),
+                "target_kl": 1.5 * given["target_kl"] if given["early_stopping"] else None,
+                "scale_reward": "running" if given["use_score_scaling"] else None,
+                "norm_reward": bool(given["use_score_norm"]),
+                "cliprange_reward": given["score_clip"],
+                "gen_kwargs": {"max_new_tokens": given["max_new_tokens"]},
+            },
+            "train": {
+                "seed": given["seed"],
+                "batch_size": step,
+                "minibatch_size": given["mini_batch_size"],
+                "total_steps": given["steps"] * given["ppo_epochs"] * -(-given["batch_size"] // step),
+                "epochs": given["steps"],
+                "seq_length": given["max_length"],
+                "max_grad_norm": given["max_grad_norm"],
+                "tracker": given["log_with"],
+                "project_name": given["tracker_project_name"],
+                "run_name": given["exp_name"],
+                "logging_dir": given["project_kwargs"].get("logging_dir"),
+                "checkpoint_dir": given["output_dir"],
+            },
+        }
+        for section, options in more.items():
+            sections[section] = {**sections.get(section, {}), **options}
+        return default_ppo_config().evolve(**sections)
+
+
+class LengthSampler:
+    """Draw lengths from `min_value` up to `max_value`, which is left out."""
+
+    def __init__(self, min_value: int, max_value: int) -> None:
+        self.values = range(min_value, max_value)
+
+    def __call__(self) -> int:
+        """Return a length."""
+        return random.choice(self.values)
+
+
+class PPOTrainer(ppo.PPOTrainer):
+    """PPO with TRL's constructor, `dataloader` and `generate`.
+
+    Args:
+        config: Options; None are TRL's defaults.
+        model: A model with a value head, whose language model is trained with a new value head; a model; or a name.
+        ref_model: The reference; None: the model as it is given.
+        tokenizer: The tokenizer.
+        dataset: Rows for `dataloader`.
+        optimizer: An optimizer of torch with one group: its class and options are taken, for all trained parameters.
+        data_collator: Makes a batch of `dataset` of a list of its rows.
+        num_shared_layers: Layers from the bottom that are frozen and shared with the reference.
+        lr_scheduler: Must be None.
+
+    Raises:
+        ConfigError: For what cannot be followed.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig | None = None,
+        model: Any = None,
+        ref_model: Any = None,
+        tokenizer: Any = None,
+        dataset: Any = None,
+        optimizer: Optimizer | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        num_shared_layers: int | None = None,
+        lr_scheduler: Any = None,
+    ) -> None:
+        options = config or PPOConfig()
+        if lr_scheduler is not None:
+            raise ConfigError("lr_scheduler: name it in the section scheduler, or register it with register_scheduler.")
+        policy, reference = (getattr(one, "pretrained_model", one) for one in (model, ref_model))
+        policy = vars(options)["model_name"] if policy is None else policy
+        more: dict[str, dict[str, Any]] = {} if optimizer is None else {"optimizer": _like(optimizer)}
+        if num_shared_layers is not None:
+            unfrozen = len(blocks(policy)) - num_shared_layers
+            more["model"] = {"num_layers_unfrozen": unfrozen}
+        if getattr(getattr(policy, "config", None), "is_encoder_decoder", False):
+            more["model"] = {**more.get("model", {}), "model_arch_type": "seq2seq"}
+        self.dataset, self.data_collator = dataset, data_collator
+        super().__init__(options.config(policy, reference, **more), tokenizer=tokenizer)
+
+    @property
+    def dataloader(self) -> Iterable[Any]:  # type: ignore[override]
+        """Go through the data set once, in shuffled batches of `batch_size` rows."""
+        if self.dataset is None:
+            raise ConfigError("dataloader: no dataset was given to PPOTrainer.")
+        self.begin()
+        return self.prepare_dataloader(self.dataset, self.data_collator)
+
+    def prepare_dataloader(
+        self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None
+    ) -> Iterable[Any]:
+        """Return shuffled batches of a data set, each process's own share; a last one that is not full is left out."""
+        columns = set(getattr(dataset, "column_names", None) or ())
+        if not columns and len(dataset) and isinstance(dataset[0], Mapping):
+            columns = set(dataset[0])
+        if columns and not columns & {"query", "input_ids"}:
+            raise DataError(f"dataset has the columns {', '.join(sorted(columns))}; it needs query or input_ids.")
+        rows, count, world = len(dataset), self.method.num_rollouts, self.world
+        order = torch.randperm(
+            rows, generator=torch.Generator().manual_seed(self.config.train.seed + self.progress.round)
+        )
+        collate = data_collator or _columns
+        for start in range(0, rows - count + 1, count):
+            if self.finished:
+                return
+            yield collate([dataset[row] for row in world.share(order[start : start + count].tolist())])
+
+    def generate(  # type: ignore[override]
+        self,
+        query_tensor: Any,
+        length_sampler: Callable[[], int] | None = None,
+        batch_size: int | None = None,
+        return_prompt: bool = True,
+        generate_ref_response: bool = False,
+        **generation_kwargs: Any,
+    ) -> Any:
+        """Sample responses, by default with their queries in front.
+
+        Args:
+            query_tensor: Token ids [P] or a list of them.
+            length_sampler: Draws `max_new_tokens`.
+            batch_size: Not needed; `sampler.batch_size` bounds the memory.
+            return_prompt: Whether the ids of the query come first.
+            generate_ref_response: Must be False.
+            generation_kwargs: Options of `generate()` of transformers.
+
+        Returns:
+            A list of token ids; for one query a tensor [1, T].
+        """
+        if generate_ref_response:
+            raise ConfigError("generate_ref_response: load the reference with transformers, and let it generate.")
+        if length_sampler is not None:
+            generation_kwargs["max_new_tokens"] = length_sampler()
+        if (generation_kwargs.get("min_length") or 0) <= 0:  # TRL's -1 says that there is none
+            generation_kwargs.pop("min_length", None)
+        if "top_k" in generation_kwargs:  # often 0.0
+            generation_kwargs["top_k"] = int(generation_kwargs["top_k"])
+        responses = super().generate(query_tensor, **generation_kwargs)
+        if not return_prompt:
+            return responses
+        if is_one_query(query_tensor):
+            return torch.cat([torch.tensor(self.by_hand.ids(query_tensor)).to(responses), responses[0]])[None]
+        pairs = zip(query_tensor, responses, strict=True)
+        return [torch.cat([torch.tensor(self.by_hand.ids(query)).to(ids), ids]) for query, ids in pairs]
+
+    def step(
+        self,
+        queries: Sequence[Any],
+        responses: Sequence[Tensor],
+        scores: Sequence[Any],
+        response_masks: Sequence[Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Train for one round, which has `batch_size` samples; see `trlx_like.PPOTrainer.step`."""
+        expected = self.method.num_rollouts // self.world.size
+        if len(queries) != expected:
+            raise DataError(f"step: {len(queries)} queries; PPOConfig.batch_size says {expected} for each process.")
+        return super().step(queries, responses, scores, response_masks)
+
+
+def _like(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the section `optimizer` for an optimizer of the same class and options."""
+    name = type(optimizer).__name__.lower()
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    if name not in OPTIMIZERS.names() or any(group != groups[0] for group in groups[1:]):
+        raise ConfigError(
+            f"optimizer ({type(optimizer).__name__}): only a class that `trlx-like list optimizers` shows, with the "
+            "same options for all parameters, can be made again for the trained ones; use register_optimizer."
+        )
+    off = (None, False)
+    return {"name": name, "kwargs": {key: value for key, value in optimizer.defaults.items() if value not in off}}
+
+
+def _columns(rows: list[Any]) -> dict[str, list[Any]]:
+    """Collate rows to a list for each key."""
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
