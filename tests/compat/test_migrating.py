@@ -181,7 +181,7 @@ TRIED = {
     "`trainer.generate(input_ids": "compat/test_trlx.py::test_a_model_and_a_reward_generate_from_nothing",
     "`trainer.decode(": "compat/test_trlx.py::test_a_model_and_a_reward_generate_from_nothing",
     "`get_arch(config)`": "unit/trainers/test_base.py::test_hooks_of_trlx_and_trl_are_refused",
-    "`loss(batch)`": "unit/trainers/test_base.py::test_terms_have_denominators_of_their_own",
+    "`loss(batch)`": "compat/test_trlx.py::test_a_loss_in_the_form_of_trlx_is_told",
     "`make_experience(num_rollouts": "unit/trainers/test_ilql.py::test_trlx_fills_the_store_by_hand",
     "`trainer.generate_eval(": "compat/test_trlx.py::test_a_model_and_a_reward_generate_from_nothing",
     "`train_mode=`": "unit/trainers/test_base.py::test_keyword_arguments_that_nobody_takes_are_refused",

@@ -132,6 +132,21 @@ def test_hooks_that_nothing_calls_are_told(models: dict[str, str], here: Path) -
         compat.train(config=config, reward_fn=happy)
 
 
+def test_a_loss_in_the_form_of_trlx_is_told(models: dict[str, str], here: Path) -> None:
+    base = importlib.import_module("trlx.trainer.accelerate_sft_trainer").AccelerateSFTTrainer
+
+    class OwnLoss(base):  # type: ignore[misc, valid-type]
+        def loss(self, batch: Any) -> Any:
+            return super().loss(batch).loss, {"loss": 1.0}
+
+    importlib.import_module("trlx.trainer").register_trainer(OwnLoss)
+    config = default_sft_config().update(
+        default_sft_config(), {**small("sft", models, here), "train.trainer": "ownloss"}
+    )
+    with pytest.raises(ConfigError, match=r"loss\(\) returned a tuple; it must be a LossOutput, with sums"):
+        compat.train(samples=TEXTS, config=config)
+
+
 @pytest.mark.parametrize(
     ("statement", "message"),
     [

@@ -214,6 +214,9 @@ class Optimisation:
                 continue
             with run.forward("forward"):
                 output = loss(part)
+            if not isinstance(output, LossOutput):  # such as the mean and the dictionary of trlX's trainers
+                got = type(output).__name__
+                raise ConfigError(f"loss() returned a {got}; it must be a LossOutput, with sums (docs/extending.md).")
             means.append(output.mean(totals.units, totals.main))
             with run.clock("backward"):
                 backend.backward(means[-1])
