@@ -47,12 +47,14 @@ class TrunkStates:
         """Compute the states of given samples once, see `worth_keeping`.
 
         Args:
-            elements: This process's samples; every process calls it.
+            elements: This process's samples; every process calls it, if samples are given.
             whole: All processes have the same samples, of which each uses its part.
 
         Returns:
             The samples in their order, with the states if they are kept.
         """
+        if self.model.trunk is None or not self.offline:
+            return elements  # online, each process adds samples when it has some
         lacking = self.run.world.max(any(element.prompt_trunk is None for element in elements))
         if not lacking or not self.worth_keeping(elements, whole):
             return elements
@@ -75,9 +77,9 @@ class TrunkStates:
             elements: As for `fill`.
             whole: As for `fill`.
         """
-        train, world = self.run.config.train, self.run.world
         if self.model.trunk is None or not self.offline:
             return False
+        train, world = self.run.config.train, self.run.world
         total = len(elements) if whole else world.sum([float(len(elements))])[0]
         uses = min(self.passes, train.total_steps * train.batch_size / max(1, total)) / (world.size if whole else 1)
         if uses <= 1:
