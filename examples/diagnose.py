@@ -35,6 +35,7 @@ from trlx_like.models import HEADS_FILE
 from trlx_like.samplers.guided import load_ilql_heads
 
 TOP_K = 10  # of configs/ilql_randomwalks.yml
+DRAWN = 300  # states in a picture, those that are visited most
 SIZE = 300
 """Width and height of a panel of the picture."""
 
@@ -201,7 +202,7 @@ def main() -> None:
         print(f"\nV explains {1 - error / spread if spread else 0:.2f} of the variance of the exact V over its walks")
         for name, value in advantage_estimates(states, model).items():
             print(f"correlation with the exact advantage {value:5.2f}  {name}")
-        often = visits > 1e-4
+        often = np.argsort(-visits)[:DRAWN]
         panels = [("V of the policy", v[often], model.values[often], states.distance[often])]
     if given.picture and panels:
         given.picture.parent.mkdir(parents=True, exist_ok=True)
@@ -232,12 +233,12 @@ def ilql(
         rows.append([str(moves), f"{exact:.2f}", f"{found:.2f}", f"{share:.2f}", f"{over:.2f}"])
     head = ["moves left", "V exact", "V learned", "best move has the largest Q", "a missing edge has a larger Q"]
     print("\nover the walks of the data that can still score:\n\n" + table(head, rows))
-    often = inner & (data > 2e-4)
-    edges = states.children & often[:, None]
-    far = np.repeat(states.distance[:, None], q.shape[1], axis=1)
+    often = np.argsort(-data * inner)[:DRAWN]
+    state, token = np.nonzero(states.children[often])
+    edges = often[state], token
     return [
         ("V", v[often], model.values[often], states.distance[often]),
-        ("Q of edges", q[edges], model.q[edges], far[edges]),
+        ("Q of edges", q[edges], model.q[edges], states.distance[often[state]]),
     ]
 
 

@@ -86,7 +86,8 @@ class States:
         """Return the policy that made the data: any edge, and the end at the goal. [N, V]"""
         policy = self.children.astype(float)
         policy[self.token == GOAL, END] = 1.0
-        return policy / np.maximum(policy.sum(axis=1, keepdims=True), 1.0)
+        policy /= np.maximum(policy.sum(axis=1, keepdims=True), 1.0)
+        return policy
 
 
 def ilql_fixed_point(task: RandomWalks, tau: float, gamma: float) -> tuple[States, Floats, Floats]:
