@@ -203,6 +203,7 @@ TRIED = {
     "::test_responses_of_single_queries_are_stepped_on_and_total_steps_ends_the_loop",
     "`trainer.log_stats(": "unit/trainers/test_rounds.py",
     "`trainer.dataloader`": "unit/trainers/test_rounds.py",
+    "`IterativeSFTTrainer.step(": "compat/test_trl_sft.py::test_steps_are_those_of_sft",
     "`AutoModelForCausalLMWithValueHead`, ": "unit/models/test_value_head.py",
     "`from_pretrained(name": "unit/models/test_saved_heads.py",
     "`v_head_init_strategy`": "unit/models/test_wrapper.py::test_adapters",

@@ -83,6 +83,8 @@ _OF_PPO = (
 
 
 def __getattr__(name: str) -> Any:
+    if name == "IterativeSFTTrainer":
+        return import_module("trlx_like.compat.trl_sft").IterativeSFTTrainer
     if name in _OF_PPO:
         return getattr(import_module("trlx_like.compat.trl_ppo"), name)
     if name in GONE:
