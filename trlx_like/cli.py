@@ -144,6 +144,28 @@ def check(
         typer.echo("\n".join(deep_check(read)))
 
 
+@app.command()
+def test_reward(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
+    outputs: Annotated[int, typer.Option(min=2, help="Number of outputs for each prompt.")] = 4,
+) -> None:
+    """Test the reward function of a YAML file on outputs of its model and on edge cases.
+
+    Calls it on outputs of the start model, twice, in another order and one by one, and on empty, cut, repeated, long,
+    foreign and meaningless text. Prints the problems that were found, with samples; exits with 1 if there are any.
+    """
+    from trlx_like.reward_check import reward_check
+
+    read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
+    lines = reward_check(read, prompts, outputs)
+    typer.echo("\n".join(lines))
+    if any(line.startswith("PROBLEM") for line in lines):
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[

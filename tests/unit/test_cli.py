@@ -274,13 +274,12 @@ def test_a_check_knows_judges(here: Path, judge: Any, code: int, sentence: str) 
 
 
 def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
-    (here / "bad.jsonl").write_text('"a"\n{"question": "b"}\n')
+    (here / "bad.jsonl").write_text('"a"\n{"words": "b"}\n')
     file = ppo_file(here, prompts="bad.jsonl", reward_fn="rewards.py:scores", eval_prompts="none.txt")
     lines = said(2, "check", file, "--set", "model.model_path=rewards.py:model").splitlines()
     assert lines == [
         "model.model_path ('rewards.py:model'): rewards.py has no 'model'.",
-        'data.prompts: bad.jsonl:2 must be text or messages, or have either under "prompt", not an object with '
-        "question.",
+        'data.prompts: bad.jsonl:2 must be text or messages, or have either under "prompt", not an object with words.',
         f"data.eval_prompts ('none.txt'): there is no such file in {here}.",
         "data.reward_fn ('rewards.py:scores'): rewards.py has no 'scores'.",
     ]

@@ -55,11 +55,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": GROUND | {"__init__"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
+    "reward_check": EVERYTHING - {"cli"} | {"check"},
     "command_group": GROUND,
     "compat": EVERYTHING - {"cli"},
     "cli": EVERYTHING - {"cli"}
     | {"check", "cluster", "command_group", "compat", "continuation", "deep_check", "doctor", "records", "reproduce"}
-    | {"__init__"},
+    | {"__init__", "reward_check"},
     "__main__": {"cli"},
 }
 

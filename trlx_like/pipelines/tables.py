@@ -80,9 +80,16 @@ def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
 
 
 def without_column(rows: list[Any]) -> list[Any]:
-    """Return the cells of the only column if all rows are dicts with the same single key, else the rows."""
+    """Return the cells of the only column if all rows are dicts with the same single key, else the rows.
+
+    A column of conversations keeps its name, by which its form is recognised.
+    """
     columns = next((tuple(row) for row in rows if isinstance(row, dict)), ())
-    if len(columns) != 1 or not all(isinstance(row, dict) and tuple(row) == columns for row in rows):
+    if (
+        len(columns) != 1
+        or columns[0] in ("messages", "conversations", "conversation")
+        or not all(isinstance(row, dict) and tuple(row) == columns for row in rows)
+    ):
         return rows
     return [row[columns[0]] for row in rows]
 

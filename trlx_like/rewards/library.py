@@ -324,7 +324,7 @@ def _validator(schema: Mapping[str, Any], option: str = "reward_fn") -> Callable
         raise ConfigError(f"{option}.schema needs the package jsonschema (pip install jsonschema).") from error
     kind = jsonschema.validators.validator_for(schema)
     try:
-        kind.check_schema(schema)
+        kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{option}.schema is no JSON schema: {error.message}.") from None
     valid: Callable[[Any], bool] = kind(schema).is_valid

@@ -77,7 +77,7 @@ class Scoring:
         lengths = [row["length"] for row in seen] if seen and "length" in seen[0] else None
         step = self.run.progress.step
         ids = [row["output_ids"] for row in seen] if seen and "output_ids" in seen[0] else None
-        columns = self._columns(function, seen)
+        columns = self.columns(function, seen)
         runner = self.runner(function)
         submitted = runner.submit(*columns, lengths=lengths, ids=ids, tokenizer=self.tokenizer, step=step)
         return Batch(function, len(rows), submitted)
@@ -121,7 +121,7 @@ class Scoring:
         def call() -> dict[str, list[float]]:
             if plain is None or not rows:
                 return {}
-            metrics = call_metric(plain, *self._columns(plain, rows), self.tokenizer)
+            metrics = call_metric(plain, *self.columns(plain, rows), self.tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
         metrics = _on_all(self.run.world, call)
@@ -162,7 +162,7 @@ class Scoring:
             share = f"{abstained:g} of {samples:g} samples have no reward"
             raise RewardError(f"{share}{after_faults(faults)}; reward.max_abstained is {limit:g}.")
 
-    def _columns(
+    def columns(
         self, function: Callable[..., Any], rows: Sequence[Row]
     ) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
         """Convert rows to the columns that a function may see, by name, and the list of the prompts' metadata."""

@@ -145,7 +145,7 @@ def build(folder: Path) -> None:
 def _write_parquet(folder: Path) -> None:
     from pyarrow import Table, parquet
 
-    parquet.write_table(Table.from_pylist([{"question": "a", "answer": "b"}]), folder / "wrong.parquet")
+    parquet.write_table(Table.from_pylist([{"words": "a", "answer": "b"}]), folder / "wrong.parquet")
     shutil.copy(folder / "wrong.parquet", folder / "cut.parquet")
     cut(folder / "cut.parquet", 200)
 

@@ -50,6 +50,11 @@ def test_columns_are_renamed() -> None:
     assert load_rows({"path": file, "columns": {"text": "answer"}}, "data.samples") == [{"text": "a", "question": "q"}]
 
 
+def test_a_single_column_of_conversations_keeps_its_name() -> None:
+    file = written("a.jsonl", '{"conversations": [{"from": "human", "value": "Hi"}]}\n')
+    assert load_rows(file, "data.prompts") == [{"conversations": [{"from": "human", "value": "Hi"}]}]
+
+
 def test_options_of_a_data_set(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")

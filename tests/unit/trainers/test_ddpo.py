@@ -312,7 +312,7 @@ def test_what_the_trainer_refuses(tmp_path: Path) -> None:
             make(NAME, tmp_path, **nowhere, **arguments)
     cases: dict[str, Any] = {
         r"prompts\[1\] is a int": ["a", 1],
-        r"prompts\[0\]: a dict needs a string under 'prompt'; it has \['text'\]": [{"text": "a"}],
+        r"prompts\[0\]: a dict needs a string under 'prompt'; it has \['words'\]": [{"words": "a"}],
         r"prompts\[0\]: 'images' is already an argument of reward functions": [{"prompt": "a", "images": 1}],
         r"prompts\[0\]: 'negative_prompt' must be a string": [{"prompt": "a", "negative_prompt": 1}],
         "prompts is empty": [],
