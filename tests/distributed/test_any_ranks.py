@@ -113,3 +113,19 @@ def assert_close(found: Sequence[dict[str, Any]], alone: dict[str, Any], folder:
             torch.testing.assert_close(one["after"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
     for got, expected in zip(rows(folder), rows(other), strict=True):
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-5, nan_ok=True)
+
+
+def learned_with_a_cut(rank: int, folder: Path) -> dict[str, Any]:
+    """As `learned`, of rollouts with top-p."""
+    cut = {"method.gen_kwargs": {**RECIPES["PPOTrainer"].method["gen_kwargs"], "top_p": 0.8}}
+    trainer = make("PPOTrainer", folder, **SIX_STEPS, **cut)
+    trainer.learn()
+    assert all(element.choices is not None for element in trainer.store.elements)
+    ids = [[element.response.tolist(), element.choices.tolist()] for element in trainer.store.elements]
+    return {"before": {}, "after": trainer.model.state_dict(), "ids": ids}
+
+
+@pytest.mark.slow
+def test_rollouts_with_a_cut_are_the_same_on_two(tmp_path: Path) -> None:
+    alone = learned_with_a_cut(0, tmp_path / "1")
+    assert_close(on_ranks(learned_with_a_cut, tmp_path / "n", processes=2), alone, tmp_path / "n", tmp_path / "1")

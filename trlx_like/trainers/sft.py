@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     offline = True
     keep_dropout = True
     uses = frozenset({"samples", "eval_samples", "eval_prompts"})
-    needs = ("samples",)
+    needs: ClassVar[tuple[str, ...]] = ("samples",)
     method: SFTConfig
 
     def build(self, tokenizer: Any = None) -> None:
