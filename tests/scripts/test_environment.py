@@ -205,4 +205,4 @@ def test_what_runs_before_an_install_uses_the_standard_library_only(name: str) -
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    assert imported <= set(sys.stdlib_module_names) | {"browser", "environment"}
+    assert imported <= set(sys.stdlib_module_names) | {"browser", "environment", "package"}

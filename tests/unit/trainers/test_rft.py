@@ -111,8 +111,8 @@ def test_what_was_sampled_is_what_is_trained_on(tmp_path: Path) -> None:
     trainer = make("RFTTrainer", tmp_path, **{"method.start_percentile": 0.0})
     sample = trainer.sampler.sample
 
-    def watch(*args: Any) -> Any:
-        samples = sample(*args)
+    def watch(*args: Any, **options: Any) -> Any:
+        samples = sample(*args, **options)
         sampled.extend((e.prompt.tolist(), e.response.tolist()) for e in samples.completion.split())
         return samples
 
