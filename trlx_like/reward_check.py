@@ -162,8 +162,8 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         raise ConfigError("test-reward needs data.reward_fn; judges and rewards of given samples are not tested.")
     with tempfile.TemporaryDirectory() as folder, warnings_only(), redirect_stdout(StringIO()):
         own = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "tracker": None, "rollout_logging_dir": None}
-        trainer = api.make_trainer(config.evolve(train={**own, "logging_dir": None}))
-        stream: Any = getattr(trainer, "prompts", None)
+        trainer: Any = api.make_trainer(config.evolve(train={**own, "logging_dir": None}))
+        stream = getattr(trainer, "prompts", None)
         pipeline = getattr(stream, "pipeline", None) or getattr(trainer, "eval_pipeline", None)
         if pipeline is None or not hasattr(trainer, "sampler"):
             raise ConfigError(f"test-reward needs a trainer that samples text, not {config.train.trainer}.")

@@ -14,6 +14,7 @@ from PIL import Image
 from examples import ddpo_digits
 from examples.ddpo_digits import DIGITS, SAMPLES, SHOWN, TASKS, lesson, metric_fn, new_pipeline, pretrain, scans
 from examples.pictures import Result, grid, table
+from examples.problems import Draw
 
 
 def real(count: int) -> tuple[list[Image.Image], list[str]]:
@@ -46,7 +47,7 @@ def test_a_round_from_a_base_that_is_made_once(
     monkeypatch.setenv("TRLX_LIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ddpo_digits, "pretrain", functools.partial(pretrain, steps=15))
     torch.set_num_threads(1)
-    found = ddpo_digits.run(dataclasses.replace(TASKS[2], rounds=1), 1, tmp_path / "run")
+    found = ddpo_digits.run(dataclasses.replace(TASKS[2], rounds=1), Draw(1, 1, tmp_path), tmp_path / "run")
     assert ddpo_digits.base(1).is_relative_to(tmp_path)
     assert capsys.readouterr().out.count("base, seed 1") == 1
     assert set(found.before) == set(found.after) == {"bytes", "brightness", "right"}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,7 +207,7 @@ def test_the_gradient_of_a_frozen_head_comes_with_the_scores(
     seed: int, temperature: float, masked: bool, chunk: int
 ) -> None:
     problem = Problem(seed)
-    table = {"allowed": problem.allowed, "previous": problem.previous} if masked else {}
+    table: dict[str, Any] = {"allowed": problem.allowed, "previous": problem.previous} if masked else {}
     calls: list[int] = []
 
     def gradient(weight: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

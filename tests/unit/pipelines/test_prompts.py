@@ -108,7 +108,12 @@ def test_a_stream_shuffles_anew_each_pass_and_by_its_seed() -> None:
 def test_an_order_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     draw = torch.randperm
-    monkeypatch.setattr(torch, "randperm", lambda count, **options: drawn.append(count) or draw(count, **options))
+
+    def counted(count: int, **options: Any) -> torch.Tensor:
+        drawn.append(count)
+        return draw(count, **options)
+
+    monkeypatch.setattr(torch, "randperm", counted)
     stream = PromptStream(numbered(12), 3)
     for _ in range(9):
         stream.take(4)

@@ -89,8 +89,8 @@ class FakeRun:
     """What Scoring asks of a run of one process."""
 
     def __init__(self, **options: Any) -> None:
-        self.config: Any = type("Config", (), {"reward": RewardFnConfig(**options)})
-        self.config.train = type("Train", (), {"reward_on_main_process": False})
+        train = type("Train", (), {"reward_on_main_process": False})
+        self.config: Any = type("Config", (), {"reward": RewardFnConfig(**options), "train": train})
         self.progress, self.folder = type("Progress", (), {"step": 0}), type("Folder", (), {"directory": None})
         self.world: Any = type("World", (), {"rank": 0, "main": True, "gather": staticmethod(lambda rows: rows)})
 
