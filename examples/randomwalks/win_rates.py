@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import trlx_like
+import trlx_like.api
 from examples import configurations
 from examples.problems import Draw, add_options, draws, summary
 from examples.randomwalks.seeds import WALKS, Stopwatch
