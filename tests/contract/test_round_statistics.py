@@ -39,8 +39,8 @@ def round_of(name: str, folder: Path, **changes: Any) -> tuple[list[dict[str, An
     sampled: list[dict[str, Any]] = []
     sample = trainer.sampler.sample
 
-    def recorded(*args: Any) -> TextSamples:
-        samples: TextSamples = sample(*args)
+    def recorded(*args: Any, **options: Any) -> TextSamples:
+        samples: TextSamples = sample(*args, **options)
         for row, completion in enumerate(samples.completion.split()):
             score = some([samples.outputs[row]])[0]
             ended = samples.finish_reasons[row] != "length"

@@ -208,7 +208,7 @@ class Gate:
         self.sample = trainer.sampler.sample
         self.events: list[str] = []
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *given: Any, **options: Any) -> Any:
         began = self.folder / "began"
         if self.events:
             until = time.monotonic() + 60
@@ -218,7 +218,7 @@ class Gate:
             (self.folder / "open").touch()
         else:
             self.events.append("generates")
-        return self.sample(*given)
+        return self.sample(*given, **options)
 
 
 def test_a_chunk_is_scored_while_the_next_is_generated(tmp_path: Path) -> None:
@@ -281,11 +281,11 @@ def test_a_signal_while_a_chunk_is_being_scored(tmp_path: Path) -> None:
     asked = itertools.count(1)
     sample = trainer.sampler.sample
 
-    def interrupting(*given: Any) -> Any:
+    def interrupting(*given: Any, **choice: Any) -> Any:
         if next(asked) == 4:  # the first chunk of the second round, after the evaluation and the two of the first
             trainer.reward_fn = faulty.waits
             signal.raise_signal(signal.SIGTERM)
-        return sample(*given)
+        return sample(*given, **choice)
 
     trainer.sampler.sample = interrupting
     run_until_stopped(trainer)
