@@ -113,7 +113,7 @@ def test_every_name_stands_for_something() -> None:
         assert dir(found) == sorted(names)
         assert all(getattr(found, name) is not None for name in names)
     ppo = importlib.import_module("trlx.trainer.accelerate_ppo_trainer").AcceleratePPOTrainer
-    assert ppo is importlib.import_module("trlx.utils.loading").get_trainer("PPOTrainer").__subclasses__()[0]
+    assert issubclass(ppo, importlib.import_module("trlx.utils.loading").get_trainer("PPOTrainer"))
     assert issubclass(ppo, compat.Calls) and compat.with_calls(ppo) is ppo
 
 
