@@ -228,8 +228,7 @@ class CheckpointStore:
         flush_folder(self.directory)
         flush_folder(self.directory.parent)
         _remove(_set_aside(final))
-        if _STEP.fullmatch(final.name):
-            self._prune(final)
+        self.prune(final)
 
     def _swap(self, folder: Path, final: Path) -> None:
         """Replace a checkpoint by two renames, between which the old one is found under its hidden name."""
@@ -243,8 +242,14 @@ class CheckpointStore:
                 aside.rename(final)
             raise
 
-    def _prune(self, written: Path) -> None:
-        """Remove the oldest checkpoints of the run. Other folders stay."""
+    def prune(self, written: Path) -> None:
+        """Remove the oldest checkpoints of the run beside one that was just written. Other folders stay.
+
+        Args:
+            written: The checkpoint. Nothing is removed beside one that is not named by its step.
+        """
+        if not _STEP.fullmatch(written.name):
+            return
         steps = [path for path in self._steps() if path != written and self.owns(path.name.removeprefix(_OLD))]
         for path in steps[self.keep - 1 :] if self.keep else ():
             # Rename first: a half-deleted folder must not have the name of a checkpoint.

@@ -208,6 +208,8 @@ class RunFolder:
                 self.files.claim(names_of(self.config))
                 os.replace(new, file)
                 self.checkpoints().clean()  # a killed run may have nothing left to save
+                if self.source and self.source.is_dir() and self.source.parent == self.checkpoints().directory:
+                    self.checkpoints().prune(self.source)
         self.note(
             {
                 "event": "resumed" if self.source else "continued" if self.resumed else "started",

@@ -40,6 +40,16 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert (progress["step"], progress["best"]) == (1, 5.0)
 
 
+def test_a_resumed_run_removes_what_it_had_no_time_to_remove(tmp_path: Path) -> None:
+    """It was killed after its last checkpoint was written, and before the oldest was removed."""
+    changes = {"train.total_steps": 4, "train.checkpoint_interval": 1}
+    make("SFTTrainer", tmp_path, **changes).learn()
+    assert len(list(tmp_path.glob("checkpoint_*"))) == 4
+    made = {**changes, "train.keep_checkpoints": 2, "train.resume_from_checkpoint": "auto"}
+    make("SFTTrainer", tmp_path, **made).learn()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == ["checkpoint_3", "checkpoint_4"]
+
+
 def test_the_configuration_beside_a_run_can_be_loaded(tmp_path: Path) -> None:
     trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1, "method.init_kl_coef": 0.25})
     trainer.learn()
