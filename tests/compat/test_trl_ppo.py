@@ -104,6 +104,8 @@ def test_what_cannot_be_followed_is_said(folder: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             PPOConfig(**options)
     PPOConfig(tracker_kwargs={}, optimize_cuda_cache=True)
+    with pytest.raises(ConfigError, match=r"PPOConfig.learning_ratee \(0\): is unknown"):
+        PPOConfig(learning_ratee=0)
     lm = tiny_lm()
     options = {**SMALL, "output_dir": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=r"optimizer \(LBFGS\): only a class"):

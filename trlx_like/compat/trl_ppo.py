@@ -5,6 +5,7 @@ Only names and shapes are translated here. `PPOTrainer` is this package's, with 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from trlx_like.optim import OPTIMIZERS
 from trlx_like.presets import default_ppo_config
 from trlx_like.trainers import ppo
 from trlx_like.trainers.by_hand import is_one_query
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "AutoModelForCausalLMWithValueHead",
@@ -55,6 +58,8 @@ IDLE = (
     *("optimize_device_cache", "compare_steps", "forward_batch_size", "backward_batch_size", "global_batch_size"),
 )
 """Options of TRL that need no counterpart."""
+WITHOUT = ("accelerator_kwargs", "tracker_kwargs")
+"""Options of TRL that are followed in no form yet, so that only empty ones are taken."""
 
 
 class PPOConfig:
@@ -70,7 +75,9 @@ class PPOConfig:
 
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
-            if name in DEFAULTS or name in IDLE or not value:
+            if name in IDLE:
+                logger.warning("PPOConfig.%s (%r) has no effect: nothing here needs it.", name, value)
+            if name in DEFAULTS or name in IDLE or (not value and name in (*ELSEWHERE, *WITHOUT)):
                 continue
             here = ELSEWHERE.get(name)
             raise ConfigError(f"PPOConfig.{name} ({value!r}): " + (f"here this is {here}." if here else "is unknown."))
