@@ -389,6 +389,10 @@ def kinds() -> Mapping[str, tuple[str, dict[str, Any]]]:
     return {key: value for key, value in found.items() if key in RECIPES or key.endswith("-seq2seq")}
 
 
+ONE_PROCESS = {"DPOTrainer-sorted": "sorts the whole batch, which several processes do not have in one place"}
+"""Scenarios that several processes refuse, with the reason."""
+
+
 def scenarios() -> Mapping[str, tuple[str, dict[str, Any]]]:
     """Every recipe as it is and in all its variants: a name, the trainer's name, the changes."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -23,7 +23,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.contract.recipes import PROMPTS, RECIPES, make
+from tests.contract.recipes import ONE_PROCESS, PROMPTS, RECIPES, make
 from tests.distributed.ranks import on_ranks, whole
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
@@ -65,7 +65,7 @@ ALONE: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Variants of one trainer, for what does not depend on the trainer."""
 REFUSED = {
-    "DPOTrainer / sorted": "sorts the whole batch, which two processes do not have in one place",
+    **{label.replace("-", " / "): reason for label, reason in ONE_PROCESS.items()},
     "DDPOTrainer / sdxl": "its reference takes the places of all weights; with an adapter it does not",
 }
 

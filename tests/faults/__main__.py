@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.contract.recipes import scenarios
+from tests.contract.recipes import ONE_PROCESS, scenarios
 from tests.faults import kills, system_calls
 
 
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chance = random.Random(options.seed)
     kinds = options.kind or [kind for kind in kills.KINDS if kind != "publish" or system_calls.available()]
     runs = [key for key in scenarios() if options.variants or key in kills.trainers()]
+    runs = [key for key in runs if options.ranks == 1 or key not in ONE_PROCESS]
     of_trainer = {
         name: [key for key in runs if scenarios()[key][0] == name] for name in options.trainer or kills.trainers()
     }
