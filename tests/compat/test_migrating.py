@@ -217,6 +217,7 @@ TRIED = {
     "`create_reference_model(": "unit/models/test_reference.py::test_create_reference_model_shares_and_freezes",
     "`add_and_load_reward": "unit/models/test_reward_adapter.py::test_scores_are_those_of_the_whole_reward_model",
     "`compute_reward_score(": "unit/models/test_reward_adapter.py::test_of_an_encoder_decoder",
+    "`set_seed(seed)`": "compat/test_trl_ppo.py::test_set_seed",
     '`stats["objective/kl"]`': "docs/test_docs.py",
     "`reward_function(images": "unit/trainers/test_ddpo.py::test_what_a_reward_function_sees",
     "`prompt_function()`": "unit/trainers/test_ddpo.py::test_prompts_from_a_function",

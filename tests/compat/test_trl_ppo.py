@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from trlx_like.compat.trl import (
     PPOConfig,
     PPOTrainer,
     create_reference_model,
+    set_seed,
 )
 from trlx_like.errors import ConfigError, DataError
 
@@ -95,11 +98,38 @@ def test_the_canonical_loop(folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "checkpoint_16").is_dir()
 
 
+def test_the_mappings_for_accelerate() -> None:
+    kwargs: dict[str, Any] = {
+        "log_with": "wandb",
+        "tracker_kwargs": {"wandb": {"notes": "a try", "api_key": "0123"}},
+        "accelerator_kwargs": {"mixed_precision": "bf16"},
+        "project_kwargs": {"logging_dir": "logs", "total_limit": 2},
+    }
+    config = PPOConfig(**kwargs).config("gpt2")
+    assert (config.backend.mixed_precision, config.train.logging_dir, config.train.keep_checkpoints) == (
+        "bf16",
+        "logs",
+        2,
+    )
+    assert config.recorded()["train"]["tracker_kwargs"] == {"wandb": {"notes": "a try", "api_key": "<redacted>"}}
+
+
+def test_set_seed() -> None:
+    drawn = []
+    for _ in range(2):
+        set_seed(3)
+        drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
+
+
 def test_what_cannot_be_followed_is_said(folder: str, tmp_path: Path) -> None:
     for options, words in (
         ({"forward_size": 3}, r"PPOConfig.forward_size \(3\): is unknown"),
         ({"save_steps": 3}, r"PPOConfig.save_steps \(3\): here this is train.checkpoint_interval"),
-        ({"accelerator_kwargs": {"cpu": True}}, "PPOConfig.accelerator_kwargs"),
+        (
+            {"accelerator_kwargs": {"cpu": True}},
+            "PPOConfig.accelerator_kwargs: 'cpu' is not followed; mixed_precision,",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             PPOConfig(**options)

@@ -50,6 +50,7 @@ DEFAULTS: dict[str, Any] = {
     **{"adap_kl_ctrl": True, "kl_penalty": "kl", "early_stopping": False, "target_kl": 0.1, "ratio_threshold": 10.0},
     **{"use_score_scaling": False, "use_score_norm": False, "score_clip": None, "whiten_rewards": False},
     **{"max_grad_norm": None, "log_with": None, "tracker_project_name": "trl", "project_kwargs": {}},
+    **{"accelerator_kwargs": {}, "tracker_kwargs": {}},
     **{"max_length": 1024, "max_new_tokens": 256, "output_dir": "trl_run", "exp_name": None},
 }
 """Options with TRL's defaults. `max_length`, `max_new_tokens` and `output_dir` are not TRL's: a run needs them here."""
@@ -58,8 +59,15 @@ IDLE = (
     *("optimize_device_cache", "compare_steps", "forward_batch_size", "backward_batch_size", "global_batch_size"),
 )
 """Options of TRL that need no counterpart."""
-WITHOUT = ("accelerator_kwargs", "tracker_kwargs")
-"""Options of TRL that are followed in no form yet, so that only empty ones are taken."""
+INNER: dict[str, dict[str, tuple[str, str]]] = {
+    "accelerator_kwargs": {"mixed_precision": ("backend", "mixed_precision"), "project_dir": ("train", "logging_dir")},
+    "project_kwargs": {
+        "logging_dir": ("train", "logging_dir"),
+        "project_dir": ("train", "checkpoint_dir"),
+        "total_limit": ("train", "keep_checkpoints"),
+    },
+}
+"""Keys of TRL's options that are mappings for accelerate -> the section and the option that they are here."""
 
 
 class PPOConfig:
@@ -77,7 +85,10 @@ class PPOConfig:
         for name, value in options.items():
             if name in IDLE:
                 logger.warning("PPOConfig.%s (%r) has no effect: nothing here needs it.", name, value)
-            if name in DEFAULTS or name in IDLE or (not value and name in (*ELSEWHERE, *WITHOUT)):
+            for key in value if name in INNER else ():
+                if key not in INNER[name]:
+                    raise ConfigError(f"PPOConfig.{name}: {key!r} is not followed; {', '.join(INNER[name])} are.")
+            if name in DEFAULTS or name in IDLE or (not value and name in ELSEWHERE):
                 continue
             here = ELSEWHERE.get(name)
             raise ConfigError(f"PPOConfig.{name} ({value!r}): " + (f"here this is {here}." if here else "is unknown."))
@@ -117,10 +128,14 @@ class PPOConfig:
                 "tracker": given["log_with"],
                 "project_name": given["tracker_project_name"],
                 "run_name": given["exp_name"],
-                "logging_dir": given["project_kwargs"].get("logging_dir"),
+                "tracker_kwargs": given["tracker_kwargs"],
                 "checkpoint_dir": given["output_dir"],
             },
         }
+        for name, keys in INNER.items():
+            for key, value in given[name].items():
+                section, option = keys[key]
+                sections.setdefault(section, {})[option] = value
         for section, options in more.items():
             sections[section] = {**sections.get(section, {}), **options}
         return default_ppo_config().evolve(**sections)

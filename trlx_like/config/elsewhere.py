@@ -19,11 +19,13 @@ _BATCH = "train.batch_size (of all processes together) and train.minibatch_size 
 _PROMPTS = "the prompts and samples that are passed to train(), or the section data"
 
 ELSEWHERE = {
+    "accelerator_kwargs": "the section backend, such as backend.mixed_precision and backend.device",
     "activation_offloading": "not available",
     "adam_beta1": "optimizer.kwargs.betas",
     "adam_beta2": "optimizer.kwargs.betas",
     "adam_epsilon": "optimizer.kwargs.eps",
     "adap_kl_ctrl": "method.target (null is off)",
+    "allow_tf32": 'not an option; call torch.set_float32_matmul_precision("high") before the run',
     "assistant_only_loss": "rows with messages, whose loss is on what the assistant says",
     "async_reward_computation": "reward.workers",
     "bf16": "backend.mixed_precision",
@@ -132,6 +134,7 @@ ELSEWHERE = {
     "top_k": "method.gen_kwargs.top_k",
     "top_p": "method.gen_kwargs.top_p",
     "total_episodes": "train.total_steps (episodes x ppo_epochs / train.batch_size)",
+    "tf32": 'not an option; call torch.set_float32_matmul_precision("high") before the run',
     "tracker_project_name": "train.project_name",
     "train_adam_beta1": "optimizer.kwargs.betas",
     "train_adam_beta2": "optimizer.kwargs.betas",

@@ -133,6 +133,8 @@ class TrainConfig(Section):
     """Group of runs for wandb; null: none."""
     tags: Applied[list[str]] = []
     """Tags for wandb."""
+    tracker_kwargs: Applied[dict[str, dict[str, Any]]] = {}
+    """Further arguments of a tracker's start, by its name, such as `wandb: {notes: a try}` for `wandb.init`."""
 
     seed: Annotated[int, OnResume("the random numbers of the run follow from it")] = Field(
         default=1000, ge=0, le=2**32 - 1
@@ -166,6 +168,9 @@ class TrainConfig(Section):
                 ("train", "minibatch_size"),
                 f"{self.minibatch_size} does not divide train.batch_size ({self.batch_size}).",
             )
+        for name in self.tracker_kwargs:
+            if name.lower() not in map(str.lower, self.trackers):
+                yield Problem(("train", "tracker_kwargs", name), f"train.tracker ({self.tracker}) does not name it.")
 
     def unused_options(self) -> list[str]:
         trackers = {name.lower() for name in self.trackers}

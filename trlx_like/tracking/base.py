@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import install_hint
+from trlx_like.redact import redacted
 from trlx_like.registry import Registry
 from trlx_like.tracking.values import number
 
@@ -20,6 +21,7 @@ EVALUATION, TRAINING = "samples", "training"
 """The names of the tables with the samples of an evaluation and of a rollout round."""
 IMAGE = "image"
 """The name of the column of pictures in these tables."""
+T = TypeVar("T")
 
 
 class Tracker(Protocol):
@@ -68,6 +70,7 @@ class RunInfo:
     logging_dir: str | Path | None = None  # where the user wants other trackers' files; None: in `directory`
     resume_step: int | None = None  # steps done before this process continued the run; None: a fresh run
     state: dict[str, str] = field(default_factory=dict)  # in checkpoints: ids by which trackers find their run
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # `train.tracker_kwargs`
 
     @property
     def name(self) -> str:
@@ -166,6 +169,21 @@ def make_trackers(names: Sequence[str], run: RunInfo, main: bool) -> Trackers:
         Trackers(built).close()
         raise
     return Trackers(built)
+
+
+def started(tracker: str, start: Callable[..., T], run: RunInfo, /, **own: Any) -> T:
+    """Start the library of a tracker with `own` arguments, and with those of `train.tracker_kwargs` before them.
+
+    Raises:
+        ConfigError: The library does not know an argument of `train.tracker_kwargs`, or refuses its type.
+    """
+    given = {key: value for name, of in run.options.items() if name.lower() == tracker for key, value in of.items()}
+    try:
+        return start(**{**own, **given})
+    except TypeError as error:
+        if not given:
+            raise
+        raise ConfigError(f"train.tracker_kwargs.{tracker} ({redacted(given)}): {error}") from error
 
 
 @contextmanager

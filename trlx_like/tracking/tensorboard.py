@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trlx_like.tracking.base import RunInfo, Tracker, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package, started
 from trlx_like.tracking.pictures import table_grid
 from trlx_like.tracking.values import compact, plain
 
@@ -26,7 +26,8 @@ class TensorboardTracker(Tracker):
             from torch.utils.tensorboard import SummaryWriter
         directory = Path(run.logging_dir or run.directory / "tensorboard")
         purge = None if run.resume_step is None else run.resume_step + 1
-        self._writer: Any = SummaryWriter(str(directory), purge_step=purge)  # its methods have no types
+        # Any: its methods have no types.
+        self._writer: Any = started("tensorboard", SummaryWriter, run, log_dir=str(directory), purge_step=purge)
         text = yaml.safe_dump(plain(run.config), sort_keys=False, allow_unicode=True)
         self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), run.resume_step or 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trlx_like.tracking.base import RunInfo, Tracker, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package, started
 from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
@@ -18,7 +18,10 @@ class TrackioTracker(Tracker):
             import trackio
         self._trackio = trackio
         known = run.state.get("trackio")
-        self._run = trackio.init(
+        self._run = started(
+            "trackio",
+            trackio.init,
+            run,
             project=run.project,
             name=known or run.run_name,
             group=run.group,

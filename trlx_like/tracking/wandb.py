@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError
-from trlx_like.tracking.base import RunInfo, Tracker, optional_package
+from trlx_like.tracking.base import RunInfo, Tracker, optional_package, started
 from trlx_like.tracking.pictures import Picture, table_grid
 from trlx_like.tracking.values import plain
 
@@ -26,7 +26,10 @@ class WandbTracker(Tracker):
         directory = Path(run.logging_dir or run.directory)
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            self._run = wandb.init(
+            self._run = started(
+                "wandb",
+                wandb.init,
+                run,
                 project=run.project,
                 name=run.run_name,
                 entity=run.entity,

@@ -247,6 +247,7 @@ class RunFolder:
             group=train.group_name,
             tags=train.tags,
             logging_dir=train.logging_dir,
+            options=train.tracker_kwargs,
             total_steps=train.total_steps,
             resume_step=progress.step if self.resumed and progress.step else None,
             state=progress.tracker,

@@ -30,6 +30,7 @@ TRAIN = {
     "max_grad_norm: none": ("max_grad_norm: must be a number above 0 or null, got 'none'. Write null for no value."),
     "tags: [a, 1]": "tags: must be a list of texts, got ['a', 1].",
     "tracker: 3": "tracker: must be text, a list of texts or null, got 3.",
+    "tracker_kwargs: {wandb: {notes: a try}}": "tracker_kwargs.wandb: train.tracker (None) does not name it.",
     "save_best: no": "save_best: must be true or false, got 'no'.",
     "logging_dir: 7": "logging_dir: must be text or null, got 7.",
     "trainer_kwargs: 1": "trainer_kwargs: must be a mapping of settings, got 1.",

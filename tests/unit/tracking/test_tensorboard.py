@@ -29,5 +29,9 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 def test_tensorboard_goes_to_the_logging_dir(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    make_trackers(["tensorboard"], run_info(tmp_path / "run", logging_dir=tmp_path / "logs"), main=True).close()
-    assert any((tmp_path / "logs").iterdir()) and not (tmp_path / "run" / "tensorboard").exists()
+    options = {"tensorboard": {"filename_suffix": ".mine"}}
+    info = run_info(tmp_path / "run", logging_dir=tmp_path / "logs", options=options)
+    make_trackers(["tensorboard"], info, main=True).close()
+    assert [file.suffix for file in (tmp_path / "logs").iterdir()] == [".mine"] and not (
+        tmp_path / "run" / "tensorboard"
+    ).exists()

@@ -14,6 +14,7 @@ from trlx_like.tracking import RunInfo, make_trackers
 state = {}
 for resume_step in (None, 1):
     run = RunInfo(Path("run"), {"seed": 1}, "tests", 10, run_name="mine", resume_step=resume_step, state=state)
+    run.options = {"trackio": {"group": "mine too"}}
     trackers = make_trackers(["trackio"], run, main=True)
     trackers.log({"reward/mean": 0.25, "bad": float("nan")}, (resume_step or 0) + 1)
     trackers.log_table("samples", ["output"], [["text"]], 2)
@@ -23,6 +24,7 @@ assert SQLiteStorage.get_runs("tests") == [state["trackio"]] == ["mine"]
 rows = SQLiteStorage.get_logs("tests", "mine")
 assert [row["step"] for row in rows if row.get("reward/mean") == 0.25] == [1, 2], rows
 assert [row["samples"]["_value"] for row in rows if "samples" in row] == [[{"output": "text"}]] * 2, rows
+assert SQLiteStorage.get_run_config("tests", "mine")["_Group"] == "mine too"
 print("all is there")
 """
 
