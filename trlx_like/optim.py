@@ -7,7 +7,7 @@ of torch, and those of `transformers.get_scheduler`, which warm up and decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -46,46 +46,84 @@ WARMING = (
     *("polynomial", "inverse_sqrt", "warmup_stable_decay"),
 )
 """Schedules of transformers. Two others are left out: they need a metric at each step, which the loop does not pass."""
+SHARES = ("num_warmup_steps", "num_stable_steps", "num_decay_steps")
+"""Arguments of these schedules that may be a fraction of all steps."""
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Make the optimizer that `optimizer.name` and `optimizer.kwargs` describe.
+def make_optimizer(
+    parameters: Sequence[nn.Parameter], config: OptimizerConfig, undecayed: Sequence[bool] = ()
+) -> Optimizer:
+    """Make the optimizer that the section `optimizer` describes.
 
     Args:
         parameters: The parameters to update.
         config: The section `optimizer`.
+        undecayed: For each parameter, whether `optimizer.no_decay` is about it; see `norms_and_biases`.
 
     Raises:
         RegistryError: if no optimizer has that name.
-        ConfigError: if the optimizer refuses its keyword arguments.
+        ConfigError: if the optimizer refuses its keyword arguments, or has no weight decay to leave out.
     """
-    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), parameters, config.kwargs)
+    given: Sequence[Any] = parameters
+    if config.no_decay and any(undecayed):
+        groups = ([p for p, one in zip(parameters, undecayed, strict=True) if one is out] for out in (False, True))
+        decayed, rest = groups
+        given = [*([{"params": decayed}] if decayed else []), {"params": rest, "weight_decay": 0.0}]
+    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), given, config.kwargs)
+    if config.no_decay and not optimizer.defaults.get("weight_decay"):
+        raise ConfigError(
+            f"optimizer.no_decay ({config.no_decay}) needs a weight decay: set optimizer.kwargs.weight_decay, for an "
+            f"optimizer that has one."
+        )
     return optimizer
 
 
+def norms_and_biases(model: nn.Module) -> list[bool]:
+    """Tell for each trained parameter of a model whether it is a bias or belongs to a normalization layer.
+
+    As in transformers' Trainer, except that layers are known by their class: diffusers calls some of them `norm1`.
+    """
+    found = {
+        parameter
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if "norm" in type(module).__name__.lower() or "bias" in f"{path}.{name}"
+    }
+    return [parameter in found for parameter in model.parameters() if parameter.requires_grad]
+
+
 def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: int | None = None) -> LRScheduler:
-    """Make the learning-rate schedule that `scheduler.name` and `scheduler.kwargs` describe.
+    """Make the learning-rate schedule that the section `scheduler` describes.
 
     Args:
         optimizer: the optimizer whose learning rate it sets, after each optimizer step.
         config: the section `scheduler`.
-        total_steps: `num_training_steps` of a schedule of transformers, unless `scheduler.kwargs` has it. A fraction
-            as `num_warmup_steps` is that part of it.
+        total_steps: `num_training_steps` of a schedule of transformers, unless `scheduler.kwargs` has it. Numbers of
+            steps below 1 are fractions of it.
 
     Raises:
         RegistryError: if no schedule has that name.
-        ConfigError: if the schedule refuses its keyword arguments.
+        ConfigError: if the schedule refuses its keyword arguments, or cannot warm up.
     """
     name, kwargs = SCHEDULERS.canonical(config.name), config.kwargs
     if "warmup_ratio" in kwargs:
         raise ConfigError(
-            "scheduler.kwargs.warmup_ratio: write num_warmup_steps, of which 0.1 is a tenth of the steps."
+            "scheduler.kwargs.warmup_ratio: write scheduler.warmup, of which 0.1 is a tenth of the steps."
         )
+    if config.warmup:
+        name, kwargs = (
+            {"constant": "constant_with_warmup"}.get(name, name),
+            {"num_warmup_steps": config.warmup, **kwargs},
+        )
+        if name not in (*WARMING, "linear"):
+            raise ConfigError(
+                f"scheduler.warmup ({config.warmup}) needs one of {', '.join(WARMING)} or linear, not {name}."
+            )
     if name in WARMING or (name == "linear" and "num_warmup_steps" in kwargs):
         kwargs = {"num_training_steps": total_steps, **kwargs}
-        warmup = kwargs.get("num_warmup_steps")
-        if isinstance(warmup, float) and 0 < warmup < 1 and kwargs["num_training_steps"]:
-            kwargs["num_warmup_steps"] = math.ceil(warmup * kwargs["num_training_steps"])
+        for share in SHARES:
+            if isinstance(part := kwargs.get(share), float) and 0 < part < 1 and kwargs["num_training_steps"]:
+                kwargs[share] = math.ceil(part * kwargs["num_training_steps"])
     scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
     return scheduler
 
@@ -138,10 +176,11 @@ def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str
         return factory(first, **kwargs)
 
 
-def _fused(kind: type[Optimizer], parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
+def _fused(kind: type[Optimizer], parameters: Iterable[Any], **kwargs: Any) -> Optimizer:
     """Make an optimizer with one fused kernel if the device has it: a loop over many small parameters is slow."""
     if not {"foreach", "fused"} & set(kwargs):
-        kwargs["fused"] = all(p.device.type in ("cpu", "cuda") for p in parameters)
+        every = [p for one in parameters for p in (one["params"] if isinstance(one, dict) else [one])]
+        kwargs["fused"] = all(p.device.type in ("cpu", "cuda") for p in every)
     return kind(parameters, **kwargs)
 
 
@@ -181,7 +220,7 @@ def linear(optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
 
 register_scheduler("cosine_annealing")(CosineAnnealingLR)
 for _name in WARMING:
-    register_scheduler(_name)(partial(_warming, _name))
+    register_scheduler(_name, aliases=["wsd"] * (_name == "warmup_stable_decay"))(partial(_warming, _name))
 for _name in OTHERS:
     register_optimizer(_name.lower())(getattr(torch.optim, _name))
 for _name in FUSED:

@@ -14,8 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.contract.recipes import ingredients
 from tests.distributed.ranks import on_ranks, whole
+from trlx_like.config import OptimizerConfig
 from trlx_like.distributed import World, make_accelerator, make_backend
 from trlx_like.distributed.backend import Backend
+from trlx_like.optim import make_optimizer, norms_and_biases
 
 
 class Block(nn.Module):
@@ -91,7 +93,8 @@ def gradients(rank: int, folder: Path, kind: str, frozen: bool, changes: dict[st
     model = toy(frozen)
     backend = started(folder, model, kind, **changes)
     trained = backend.trained(model)
-    optimizer = torch.optim.AdamW(trained, lr=0.1, eps=1e-3)
+    section = OptimizerConfig(kwargs={"lr": 0.1, "eps": 1e-3, "weight_decay": 0.5}, no_decay="norms_and_biases")
+    optimizer = make_optimizer(trained, section, norms_and_biases(model))
     batches = [torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.5, -1.0, 2.0]])][: max(1, 2 - rank)]
     norms = []
     for _ in range(3):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModel, Trainer
 from transformers.training_args import OptimizerNames
 
 from tests.contract.recipes import LORA, make
@@ -17,7 +18,16 @@ from tests.contract.runs import StopAfter, assert_same_run, rows, run_until_stop
 from trlx_like import optim
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError, RegistryError
-from trlx_like.optim import FUSED, OPTIMIZERS, OTHERS, SCHEDULERS, TRANSFORMERS, make_optimizer, make_scheduler
+from trlx_like.optim import (
+    FUSED,
+    OPTIMIZERS,
+    OTHERS,
+    SCHEDULERS,
+    TRANSFORMERS,
+    make_optimizer,
+    make_scheduler,
+    norms_and_biases,
+)
 
 
 def parameter(value: float = 1.0) -> nn.Parameter:
@@ -96,9 +106,9 @@ def test_names_that_transformers_has_for_our_optimizers() -> None:
         assert {OPTIMIZERS.canonical(OptimizerNames(name).value) for name in theirs} == {ours}
 
 
-def rates(name: str, steps: int, total_steps: int | None = None, **kwargs: Any) -> list[float]:
+def rates(name: str, steps: int, total_steps: int | None = None, warmup: float = 0, **kwargs: Any) -> list[float]:
     optimizer = make_optimizer([parameter()], OptimizerConfig(name="sgd", kwargs={"lr": 1.0}))
-    scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, kwargs=kwargs), total_steps)
+    scheduler = make_scheduler(optimizer, SchedulerConfig(name=name, warmup=warmup, kwargs=kwargs), total_steps)
     seen = []
     for _ in range(steps):
         seen.append(float(scheduler.get_last_lr()[0]))
@@ -122,13 +132,61 @@ def test_schedules_with_warm_up_golden() -> None:
     assert rates("constant_with_warmup", 4, num_warmup_steps=2) == [0, 0.5, 1.0, 1.0]
     # a fraction is of all steps, rounded up
     assert rates("linear", 7, total_steps=6, num_warmup_steps=0.3) == [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
-    with pytest.raises(ConfigError, match="warmup_ratio: write num_warmup_steps, of which 0.1 is a tenth"):
+    with pytest.raises(ConfigError, match="warmup_ratio: write scheduler.warmup, of which 0.1 is a tenth"):
         rates("linear", 7, total_steps=6, warmup_ratio=0.1)
     # (1 + cos(pi t / 4)) / 2 after the warm-up.
     cosine = rates("cosine", 6, total_steps=5, num_warmup_steps=1)
     assert cosine == pytest.approx([0, 1.0, 0.8535534, 0.5, 0.1464466, 0])
     # 1 + 0.1 * (1 - 1) = 1 at the start, half way 0.1 + 0.9 / 2, at the end 0.1.
     assert rates("cosine_with_min_lr", 3, total_steps=2, min_lr=0.1) == pytest.approx([1.0, 0.55, 0.1])
+
+
+def test_the_option_warmup_golden() -> None:
+    # Half the rate after one of two steps, as a number or as a third of six; `constant` warms up, too.
+    rising = [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
+    assert rates("linear", 7, 6, warmup=2) == rates("linear", 7, 6, warmup=0.3) == rising
+    assert rates("constant", 4, 6, warmup=2) == [0, 0.5, 1.0, 1.0]
+    assert rates("linear", 7, 6, warmup=5, num_warmup_steps=2) == rising  # what kwargs say counts
+    # One step up, three at the full rate, and a straight line down in the last quarter of eight.
+    stable = rates("wsd", 9, 8, warmup=1, num_decay_steps=0.25, decay_type="linear")
+    assert stable == rates("warmup_stable_decay", 9, 8, 1, num_decay_steps=2, decay_type="linear")
+    assert stable == pytest.approx([0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0])
+    with pytest.raises(ConfigError, match=r"scheduler\.warmup \(3\) needs one of .*cosine, .* not cosine_annealing"):
+        rates("cosine_annealing", 1, 6, warmup=3, T_max=4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_norms_and_biases_are_those_of_transformers(family: str) -> None:
+    sizes = {"vocab_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    wide = {"hidden_size": 8} if family != "t5" else {"d_model": 8, "d_kv": 4, "d_ff": 8}
+    model = AutoModel.from_config(AutoConfig.for_model(family, **sizes, **wide))
+    next(model.parameters()).requires_grad = False
+    decayed = Trainer.get_decay_parameter_names(cast(Any, None), model)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert norms_and_biases(model) == [name not in decayed for name in trained]
+    assert 0 < sum(norms_and_biases(model)) < len(trained)
+
+
+def test_weight_decay_without_norms_and_biases_golden() -> None:
+    network = nn.Sequential(nn.Linear(1, 1), nn.GroupNorm(1, 1))
+    config = OptimizerConfig(
+        kwargs={"lr": 0.1, "eps": 0.0, "weight_decay": 0.5, "betas": [0.0, 0.0]}, no_decay="norms_and_biases"
+    )
+    optimizer = make_optimizer(list(network.parameters()), config, norms_and_biases(network))
+    assert optimizer.param_groups[0]["fused"] is True
+    for weight in network.parameters():
+        nn.init.ones_(weight)
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    # lr * 0.5 * 1 for the matrix alone, and lr for all.
+    assert [weight.item() for weight in network.parameters()] == pytest.approx([0.85, 0.9, 0.9, 0.9])
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [("rprop", {"lr": 0.1}), ("adamw", {"lr": 0.1, "weight_decay": 0})])
+def test_no_decay_needs_a_weight_decay(name: str, kwargs: dict[str, Any]) -> None:
+    config = OptimizerConfig(name=name, kwargs=kwargs, no_decay="norms_and_biases")
+    with pytest.raises(ConfigError, match=r"^optimizer\.no_decay .* set optimizer\.kwargs\.weight_decay"):
+        optim.try_out(config, SchedulerConfig(), 1)
 
 
 def test_a_schedule_that_decays_needs_an_end() -> None:
@@ -140,11 +198,12 @@ def test_a_schedule_that_decays_needs_an_end() -> None:
 
 
 def test_a_run_with_warm_up_and_decay_ends_at_zero_and_resumes(tmp_path: Path) -> None:
-    options = {"scheduler.name": "cosine", "scheduler.kwargs": {"num_warmup_steps": 2}, "train.total_steps": 4}
+    options = {"scheduler.name": "cosine", "scheduler.warmup": 0.5, "train.total_steps": 4}
+    options["optimizer.no_decay"] = "norms_and_biases"
     auto = {"train.resume_from_checkpoint": "auto"}
     whole = make("SFTTrainer", tmp_path / "whole", **options, **auto)
     whole.learn()
-    assert whole.optimisation.scheduler.get_last_lr() == [0.0]
+    assert whole.optimisation.scheduler.get_last_lr() == [0.0] * 2
     assert [row["learning_rate"] for row in rows(tmp_path / "whole") if "learning_rate" in row] == pytest.approx(
         [0, 1.5e-3, 3e-3, 1.5e-3]
     )

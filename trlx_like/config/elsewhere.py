@@ -156,8 +156,8 @@ ELSEWHERE = {
     "use_score_scaling": "method.scale_reward",
     "use_vllm": "sampler.engine: vllm",
     "vllm_mode": "sampler.engine: vllm, which samples on servers",
-    "warmup_ratio": "scheduler.kwargs.num_warmup_steps, of which 0.1 is a tenth of train.total_steps",
-    "warmup_steps": "scheduler.kwargs.num_warmup_steps",
+    "warmup_ratio": "scheduler.warmup, of which 0.1 is a tenth of train.total_steps",
+    "warmup_steps": "scheduler.warmup",
     "weight_decay": "optimizer.kwargs.weight_decay",
 }
 """Name in TRL or transformers -> the words behind "Here this is"."""

@@ -171,6 +171,8 @@ class OptimizerConfig(Section):
         OnResume("the optimizer's state depends on it", applied_keys=("lr", "betas", "eps", "weight_decay")),
     ] = Field(default_factory=_optimizer_kwargs)
     """Keyword arguments of the optimizer, such as lr (the learning rate) and weight_decay."""
+    no_decay: OfWeights[Literal["norms_and_biases"] | None] = None
+    """Weights that the weight decay leaves out; null: it is of all weights, as in trlX."""
 
 
 class SchedulerConfig(Section):
@@ -182,6 +184,8 @@ class SchedulerConfig(Section):
     """Registered name of the learning-rate schedule; `trlx-like list schedulers` shows all."""
     kwargs: Applied[dict[str, Any]] = {}
     """Keyword arguments of the schedule."""
+    warmup: Applied[int | float] = Field(default=0, ge=0)
+    """Number of steps in which the learning rate rises from 0, or a fraction below 1 of all steps."""
 
 
 class SamplerConfig(Section):

@@ -141,7 +141,7 @@ class DividedBackend:
     def parts(self, item: Any) -> Any:
         """Return the state dict of a module or optimizer with `Part`s in place of divided tensors."""
         if not isinstance(item, nn.Module):
-            return divided(item.state_dict(), list(self._parts.values()))
+            return divided(item.state_dict(), self._updated_by(item))
         state = item.state_dict(keep_vars=True)
         return type(state)((name, self._part(value) or value.detach()) for name, value in state.items())
 
@@ -149,7 +149,7 @@ class DividedBackend:
     def restore(self, item: Any, state: Any) -> None:
         """Load a state dict of whole tensors, `Part`s or saved tensors."""
         if not isinstance(item, nn.Module):
-            item.load_state_dict(undivided(state, list(self._parts.values())))
+            item.load_state_dict(undivided(state, self._updated_by(item)))
             return
         present = item.state_dict(keep_vars=True)
         if set(present) != set(state):
@@ -161,6 +161,11 @@ class DividedBackend:
                 raise ValueError(f"{name} has the shape {list(state[name].shape)}, and {list(part.shape)} is wanted")
             own = self.own(value)  # a part may be a copy
             own.copy_(part.like(state[name]).view(own.shape))
+
+    def _updated_by(self, optimizer: Any) -> list[Part]:
+        """Return the parts that an optimizer updates, in the order of its groups, by which its state is numbered."""
+        parts = dict(zip(self._own, self._parts.values(), strict=True))
+        return [parts[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
     def gathered(self, part: Part) -> Tensor:
         """Put a tensor together from the parts of all processes. The first ones hold equally many numbers."""

@@ -21,7 +21,7 @@ from trlx_like.data import Experience
 from trlx_like.distributed import NamedNumbers
 from trlx_like.errors import ConfigError
 from trlx_like.models.formats import refused_half
-from trlx_like.optim import make_optimizer, make_scheduler
+from trlx_like.optim import make_optimizer, make_scheduler, norms_and_biases
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.guard import UPDATE, Guard
 
@@ -159,7 +159,8 @@ class Optimisation:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
             raise ConfigError(refused_half(str(half).removeprefix("torch.")))
-        self.optimizer = run.accelerator.prepare_optimizer(make_optimizer(trained, run.config.optimizer))
+        made = make_optimizer(trained, run.config.optimizer, norms_and_biases(model))
+        self.optimizer = run.accelerator.prepare_optimizer(made)
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self._units: NamedNumbers[str] = NamedNumbers(run.world)
         self._metrics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)

@@ -68,7 +68,7 @@ TOP = {
         "tokenizer.tokenizer_path: must be a folder, a hub name, a loaded tokenizer or null, got 1."
     ),
     "scheduler: {nam: linear}": "scheduler.nam: unknown key. Did you mean scheduler.name?",
-    "scheduler: {x: 1}": "scheduler.x: unknown key. SchedulerConfig has name, kwargs.",
+    "scheduler: {x: 1}": "scheduler.x: unknown key. SchedulerConfig has name, kwargs, warmup.",
 }
 
 
