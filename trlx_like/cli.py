@@ -308,6 +308,6 @@ def reproduce_(
 
 for command in (
     *(cluster.launch, cluster.slurm, cluster.estimate),
-    *(records.report, records.audit, records.ledger, migrate),
+    *(records.report, records.compare, records.audit, records.ledger, migrate),
 ):
     app.command()(command)

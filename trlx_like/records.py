@@ -1,4 +1,4 @@
-"""The commands that read the records of a run: `trlx-like report`, `audit` and `ledger`. They import no torch."""
+"""The commands that read the records of runs: `report`, `compare`, `audit` and `ledger`. They import no torch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ def report(run: RunArgument) -> None:
         raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
     with RunFiles(run).claimed(("report.html", "report.html.tmp")) if run.is_dir() else nullcontext():
         typer.echo(write_report(run))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("comparison.html"),
+) -> None:
+    """Write one page that compares runs: their curves, options and samples.
+
+    Runs that differ only in their seed are drawn as their median, in a band from the lowest to the highest.
+    """
+    from trlx_like.tracking.compare import write_comparison
+
+    typer.echo(write_comparison(runs, to))
 
 
 def audit(run: RunArgument) -> None:

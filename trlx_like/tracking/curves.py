@@ -9,6 +9,7 @@ import math
 import re
 from array import array
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,30 @@ def charts(curves: dict[str, Curve]) -> list[dict[str, Any]]:
 
     def order(name: str) -> tuple[Any, ...]:
         title, label = _chart(name, curves)
-        return _rank(title), label in ("held out", "kept"), -seconds.get(name, 0.0), _rank(name)
+        return rank(title), label in ("held out", "kept"), -seconds.get(name, 0.0), rank(name)
 
+    found = [
+        (title, {"label": label, **summary})
+        for name in sorted(set(curves) - {ELAPSED}, key=order)
+        for title, label in [_chart(name, curves)]
+        if (summary := curves[name].summary()) is not None
+    ]
+    return sections(found)
+
+
+def sections(found: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Sort series into charts by the titles that they come with, and the charts into the sections of the page.
+
+    Args:
+        found: The title of the chart of each series, and the series, in the order of the page.
+
+    Returns:
+        As `charts`.
+    """
     members: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(set(curves) - {ELAPSED}, key=order):
-        summary = curves[name].summary()
-        if summary is not None:
-            title, label = _chart(name, curves)
-            group = next((group for group, pattern in GROUPS.items() if re.match(pattern, title)), REST)
-            members[group][title].append({"label": label, **summary})
+    for title, series in found:
+        group = next((group for group, pattern in GROUPS.items() if re.match(pattern, title)), REST)
+        members[group][title].append(series)
     return [
         {
             "title": group,
@@ -191,7 +207,7 @@ def frontier(curves: dict[str, Curve]) -> dict[str, Any] | None:
     return {"kl": kl.name, "reward": reward.name, **points}
 
 
-def _rank(name: str) -> tuple[int, list[tuple[int, str]]]:
+def rank(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Return a sort key: the metrics of `FIRST`, then the others by name, with numbers in names by their size."""
     place = next((place for place, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
     return place, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
@@ -227,7 +243,7 @@ def goals(curves: dict[str, Curve]) -> list[dict[str, Any]]:
         The summary of each metric's curve; "lower" tells whether lower values are better.
     """
     best: dict[str, dict[str, Any]] = {}
-    for name in sorted(curves, key=_rank):
+    for name in sorted(curves, key=rank):
         if not name.startswith(("reward/mean", "metrics/")):
             continue
         summary, base = curves[name].summary(), name.partition("@")[0]

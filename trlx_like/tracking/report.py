@@ -27,7 +27,7 @@ from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
 
-SCRIPTS = ("helpers.js", "charts.js", "samples.js", "page.js")
+SCRIPTS = ("helpers.js", "charts.js", "samples.js", "compare.js", "page.js")
 # Inside a script element these could end it or open a comment.
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -64,13 +64,7 @@ def write_report(run_dir: Path) -> Path:
         "tables": tables,
         "torn": {name: count for name, count in torn.items() if count},
     }
-    page = _page(run["name"], config_text, data)
-    report = run_dir / "report.html"
-    unfinished = run_dir / "report.html.tmp"
-    # Half of a surrogate pair has no UTF-8; as a backslash escape it is good JSON.
-    unfinished.write_bytes(page.encode("utf-8", "backslashreplace"))
-    os.replace(unfinished, report)
-    return report
+    return write_page(run_dir / "report.html", "run", run["name"], config_text, data)
 
 
 def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) -> dict[str, Any]:
@@ -94,17 +88,40 @@ def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) 
     }
 
 
-def _page(name: str, config_text: str, data: dict[str, Any]) -> str:
+def write_page(file: Path, kind: str, name: str, config_text: str, data: dict[str, Any]) -> Path:
+    """Write a page with charts and tables, as a whole.
+
+    Args:
+        file: The page; one that exists is replaced.
+        kind: What it shows ("run"), above its title.
+        name: Its title.
+        config_text: The text under "Configuration".
+        data: What its script shows; `page.js` says which keys there are.
+
+    Returns:
+        The file.
+    """
+    # Keys that a page of another kind does without.
+    data = {"run": {}, "goals": [], "frontier": None, "phases": [], "audit": None, "tables": [], "torn": {}, **data}
+    unfinished = file.with_name(f"{file.name}.tmp")
+    # Half of a surrogate pair has no UTF-8; as a backslash escape it is good JSON.
+    unfinished.write_bytes(_page(kind, name, config_text, data).encode("utf-8", "backslashreplace"))
+    os.replace(unfinished, file)
+    return file
+
+
+def _page(kind: str, name: str, config_text: str, data: dict[str, Any]) -> str:
     templates = files("trlx_like.tracking") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
     script = "\n".join((templates / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'",
+        "kind": kind,
         "title": html.escape(name),
         "style": style,
         "script": script,
-        "config": html.escape(config_text) or "There is no config.yml in this folder.",
+        "config": html.escape(config_text) or "There is no configuration.",
         "data": json.dumps(plain(data), ensure_ascii=False, separators=(",", ":")).translate(UNSAFE),
     }
     skeleton = (templates / "report.html").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ LARGEST = 20_000  # pictures of more bytes are replaced by a smaller copy
 Index = dict[str, dict[int, list[tuple[int, int]]]]  # table -> step -> position and length of its lines in bytes
 
 
-def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_tables(path: Path, pages: int = 1) -> tuple[list[dict[str, Any]], int]:
     """Read the tables of a samples.jsonl, as much as fits the page.
 
     If the file is too large, evenly spaced steps are kept, including the first and the last, and if necessary fewer
@@ -27,6 +27,7 @@ def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
 
     Args:
         path: The file; it may be missing.
+        pages: The number of such files that share the page.
 
     Returns:
         A list of {"name", "columns", "evaluations", "steps": [{"step", "rows", "total"}]} and the number of lines that
@@ -36,8 +37,8 @@ def read_tables(path: Path) -> tuple[list[dict[str, Any]], int]:
         return [], 0
     index, torn = _index(path)
     with path.open("rb") as file:
-        tables = [_table(file, name, steps, BUDGET // len(index)) for name, steps in index.items()]
-    _embed_pictures(tables, path.parent)
+        tables = [_table(file, name, steps, BUDGET // pages // len(index)) for name, steps in index.items()]
+    _embed_pictures(tables, path.parent, PICTURES // pages)
     return tables, torn
 
 
@@ -106,9 +107,8 @@ def _cell(value: Any) -> Any:
     return text if left_out <= 0 else f"{text[:LONGEST]} ... ({left_out} more characters in samples.jsonl)"
 
 
-def _embed_pictures(tables: list[dict[str, Any]], folder: Path) -> None:
-    """Replace the names of pictures by the pictures, starting with the last steps."""
-    left = PICTURES
+def _embed_pictures(tables: list[dict[str, Any]], folder: Path, left: int) -> None:
+    """Replace names of pictures by the pictures, at most `left` bytes, starting with the last steps."""
     for table in tables:
         if IMAGE not in table["columns"]:
             continue

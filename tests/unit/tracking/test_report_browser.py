@@ -17,6 +17,7 @@ from tests.unit.tracking.browser import Tab, needs_chromium, open_browser
 from tests.unit.tracking.support import Page, make_run, rows
 from tests.unit.tracking.test_report import HOSTILE, hostile_run
 from trlx_like.tracking import write_report
+from trlx_like.tracking.compare import write_comparison
 from trlx_like.tracking.signals import SIGNALS
 
 pytestmark = needs_chromium
@@ -74,6 +75,23 @@ def test_a_browser_draws_it(tab: Tab, tmp_path: Path) -> None:
     tags = Page(tmp_path / "drawn.html").tags
     assert "img" not in {tag for tag, _ in tags}
     assert not [name for _, names in tags for name in names if name.startswith("on")]
+
+
+def test_a_browser_draws_a_comparison(tab: Tab, tmp_path: Path) -> None:
+    runs = [hostile_run(tmp_path / name) for name in ("one", "two", "three")]
+    for seed, run in enumerate(runs):
+        (run / "config.yml").write_text(json.dumps({"train": {"seed": seed}, "model": {HOSTILE[1]: seed > 1}}))
+        (run / "metrics.jsonl").open("a").writelines(f'{{"step": {n}, "reward/mean": {n + seed}}}\n' for n in (2, 3))
+    tab.open(write_comparison(runs, tmp_path / "page.html"))
+    page = tab.html
+    assert page.count('class="band"') == len(HOSTILE) + 2  # each metric of the two that differ in the seed alone
+    cells = tab.run("return all('.compared tr').map((row) => all('th, td', row).map((cell) => cell.textContent))")
+    assert cells[:3] == [
+        ["", f"{HOSTILE[1]}=false", f"{HOSTILE[1]}=true"],
+        ["runs", "one, two", "three"],
+        ["reward/mean, last", "3.5 (3 to 4)", "5"],
+    ]
+    assert page.count("<script") == 2 and not tab.run("return window.hacked")
 
 
 # What a user does, and what is seen then.

@@ -40,6 +40,14 @@ function linePath(steps, values, x, y) {
   return path;
 }
 
+// What lies between the lowest and the highest run.
+function bandPath({ steps, low, high }, x, y) {
+  const there = steps.map((_, at) => at).filter((at) => low[at] !== null);
+  const corner = (at, value) => `${x(steps[at]).toFixed(1)} ${y(value).toFixed(1)}`;
+  const corners = [...there.map((at) => corner(at, high[at])), ...there.reverse().map((at) => corner(at, low[at]))];
+  return corners.length ? `M${corners.join("L")}Z` : "";
+}
+
 // Maps values from `start` to `end` to pixels from `from` to `to`, and back.
 function scale(start, end, from, to) {
   const size = (to - from) / (end - start);
@@ -91,24 +99,30 @@ function drawing(className, title, { written, scales, paint, pick, mark }) {
   return picture;
 }
 
+// The classes of the color of a series: with more than eight, lines are dashed from the ninth on.
+function colorOf(one, place) {
+  const color = one.color ?? place;
+  return color < 8 ? `c${color}` : `c${color % 8} again`;
+}
+
 function chartCard({ title, series }, wide) {
   const many = series.length > 1, slash = title.lastIndexOf("/") + 1;
   const readouts = series.map((one) => el("b", "number", format(one.last.value)));
   const legend = series.map((one, place) => {
     const extent = el("small", "", `${format(one.min.value, 3)} to ${format(one.max.value, 3)}`);
-    return el("span", `c${place % 8}`, el("i"), `${one.label} `, readouts[place], " ", extent);
+    return el("span", colorOf(one, place), el("i"), `${one.label} `, readouts[place], " ", extent);
   });
   const picture = drawing("chart", `${title}, last ${series.map((one) => format(one.last.value)).join(", ")}`, {
     written: formatStep,
     scales: (across, up) => [scale(...span, ...across), fitted(series.flatMap((one) => [one.min.value, one.max.value]), ...up)],
-    paint: (x, y) => series.map((one, place) => curve(one, `c${place % 8}`, x, y)),
+    paint: (x, y) => series.map((one, place) => curve(one, colorOf(one, place), x, y)),
     pick: (left, _, x) => series[0].steps[nearest(series[0].steps, x.back(left))],
     mark(step, x, y) {
       const shown = step === null ? [] : cross(step, x, y);
       series.forEach((one, place) => {
         const at = nearest(one.steps, step), value = step === null ? one.last.value : one.values[at];
         readouts[place].textContent = format(value);
-        if (step !== null && value !== null) shown.push(svg("circle", { class: `c${place % 8}`, cx: x.at(one.steps[at]), cy: y.at(value), r: 4 }));
+        if (step !== null && value !== null) shown.push(svg("circle", { class: colorOf(one, place), cx: x.at(one.steps[at]), cy: y.at(value), r: 4 }));
       });
       return shown;
     },
@@ -131,6 +145,7 @@ function rangeLine(series) {
 // A long curve is smoothed over a pale one of all its values; a short one has a dot for each value.
 function curve(one, className, x, y) {
   const group = svg("g", { class: className }), short = one.steps.length <= SMOOTHED_FROM, smoothed = !short && smoothing > 0;
+  if (one.low) group.append(svg("path", { class: "band", d: bandPath(one, x.at, y.at) }));
   group.append(svg("path", { class: smoothed ? "raw" : "", d: linePath(one.steps, one.values, x.at, y.at) }));
   if (smoothed) {
     const [steps, values] = one.means.length ? [one.mean_steps, one.means] : [one.steps, one.values];

@@ -4,7 +4,7 @@ function showFacts() {
   const { run } = data;
   const facts = { trainer: run.trainer, method: run.method, model: run.model, "batch size": run.batch_size, seed: run.seed };
   for (const [name, value] of Object.entries(facts)) {
-    if (value === null) continue;
+    if (value == null) continue;
     const text = typeof value === "object" ? JSON.stringify(value) : String(value);
     byId("facts").append(el("div", "", el("dt", "", name), el("dd", "", text.length > 120 ? `${text.slice(0, 120)} ...` : text)));
   }
@@ -13,7 +13,7 @@ function showFacts() {
 function showTiles() {
   const { run } = data, tiles = byId("tiles");
   tiles.append(...data.goals.map(goalTile));
-  if (run.last_step !== null) {
+  if (run.last_step != null) {
     const of = run.total_steps ? el("span", "of", ` / ${formatStep(run.total_steps)}`) : "";
     const done = el("div", "");
     done.style.width = `${run.total_steps ? Math.min(100, (100 * run.last_step) / run.total_steps) : 0}%`;
@@ -74,12 +74,13 @@ function showLinks() {
 
 function showFoot() {
   const torn = Object.entries(data.torn).map(([file, count]) => `${count} unreadable ${count === 1 ? "line" : "lines"} of ${file} left out. `);
-  byId("foot").append(...torn, "Make this page again: ", el("code", "", "trlx-like report RUN_FOLDER"));
+  byId("foot").append(...torn, "Make this page again: ", el("code", "", data.command ?? "trlx-like report RUN_FOLDER"));
 }
 
 showFacts();
 showTiles();
 showAudit();
+showCompared();
 showCharts();
 showSmoothing();
 showSamples();
