@@ -340,6 +340,7 @@ RECIPES = {
         variants={
             "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5},
             "adapter": {"model.peft_config": {**LORA, "lora_dropout": 0.1}, "train.total_steps": 5},
+            "noise": {"method.neftune_noise_alpha": 5.0, "train.total_steps": 4},
             "packed": {"method.packing": True, "train.batch_size": 2, "train.minibatch_size": 1, "train.epochs": 4},
             "seq2seq": {
                 **SEQ2SEQ,

@@ -76,7 +76,6 @@ ELSEWHERE = {
     "model_init_kwargs": "model.model_extra_configs",
     "model_name": "model.model_path",
     "model_name_or_path": "model.model_path",
-    "neftune_noise_alpha": "not available",
     "negative_prompts": "method.negative_prompt",
     "normalize_advantages": "not available",
     "num_checkpoint_limit": "train.keep_checkpoints",

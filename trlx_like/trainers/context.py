@@ -25,7 +25,7 @@ from trlx_like.trainers.interrupt import Interrupted, StopRequest
 from trlx_like.trainers.ledger import Ledger
 from trlx_like.trainers.run import Progress, RunFolder
 
-ROLLOUTS, EVALUATION, DENOISING_ORDER, PROMPT_FUNCTION, PROCESS = range(5)
+ROLLOUTS, EVALUATION, DENOISING_ORDER, PROMPT_FUNCTION, PROCESS, EMBEDDINGS = range(6)
 """What random numbers are drawn for, each from streams of its own."""
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,13 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
 from trlx_like.models import LanguagePolicy, keeps_packed_apart
+from trlx_like.models.neftune import noisy_embeddings
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.formatting import formatted
 from trlx_like.pipelines.packing import fill_blocks, fit_best
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.context import EMBEDDINGS
 from trlx_like.trainers.text import TextTrainer
 
 MOST_NATS = 700.0
@@ -81,6 +83,8 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         if self.method.packing and not keeps_packed_apart(self.model.lm):
             family = type(self.model.lm).__name__
             raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
+        if self.method.neftune_noise_alpha is not None:
+            self.model.trunk = None  # what the frozen blocks make of a sample has other noise in each step
 
     def read_data(self) -> None:
         longest = None if self.method.packing else self.config.train.seq_length
@@ -98,7 +102,11 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         return sizes | Truncation.of(dialogue.lost for dialogue in dialogues).metrics()
 
     def loss(self, batch: SFTExperience) -> LossOutput:
-        return negative_log_likelihood(self.model, batch)
+        alpha = self.method.neftune_noise_alpha
+        if alpha is None or not self.model.training:
+            return negative_log_likelihood(self.model, batch)
+        with noisy_embeddings(self.model.lm, batch, alpha, self.run.stream(EMBEDDINGS, self.progress.step)):
+            return negative_log_likelihood(self.model, batch)
 
     def units(self, batch: SFTExperience) -> float:
         return float(batch.target.sum())

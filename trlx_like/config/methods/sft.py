@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
 from trlx_like.config.problems import Accepts, Problem
-from trlx_like.config.resume import OfData
+from trlx_like.config.resume import Applied, OfData
 
 
 def _function(value: Any) -> Any:
@@ -24,6 +24,8 @@ class SFTConfig(TextMethodConfig):
     packing: OfData[bool | Literal["bins", "blocks"]] = False
     """Fill rows of `train.seq_length` tokens with samples, each attending to itself only. bins (or true): best fit,
     splitting only samples longer than a row; blocks: in order, splitting the samples at the end of a row."""
+    neftune_noise_alpha: Applied[float | None] = Field(default=None, gt=0)
+    """Strength of uniform noise on the embeddings in training (NEFTune), often 5; null: none."""
     formatting_func: OfData[
         Annotated[
             Any,
@@ -37,3 +39,5 @@ class SFTConfig(TextMethodConfig):
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         if self.packing and config.train.seq_length < 2:
             yield Problem(("train", "seq_length"), "1 leaves a packed row nothing to predict; use at least 2.")
+        if self.neftune_noise_alpha is not None and config.model.model_arch_type == "seq2seq":
+            yield Problem(("method", "neftune_noise_alpha"), "is for causal models; set it to null.")
