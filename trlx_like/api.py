@@ -184,7 +184,7 @@ def make_trainer(
     from trlx_like.pipelines.given import read_arguments, shaped
     from trlx_like.pipelines.sources import load_function
     from trlx_like.rewards.make import make_reward
-    from trlx_like.trainers.checks import require
+    from trlx_like.trainers.checks import refuse_unused, require
 
     check(config)
     named = config.data
@@ -200,7 +200,7 @@ def make_trainer(
     if logit_mask is None and named.logit_mask is not None:
         logit_mask = load_function(named.logit_mask, "data.logit_mask")()
     given = {name: value for name, value in data.items() if value is not None}
-    _refuse_unused(trainer_class, given)
+    refuse_unused(trainer_class, given)
     require(config, getattr(trainer_class, "needs", ()), {"reward_fn": reward_fn, **given})
     prompts = given.get("prompts")
     if data.get("eval_prompts") is None and not (prompts is None or callable(prompts) or isinstance(prompts, Mapping)):
@@ -239,15 +239,12 @@ def check(config: TRLConfig) -> None:
     from trlx_like.pipelines.prompts import DATAPIPELINES
     from trlx_like.samplers.engines import ENGINES
     from trlx_like.tracking import TRACKERS
+    from trlx_like.trainers.checks import refuse_unused, require_method
 
     config.check()
     trainer_class = TRAINERS.get(config.train.trainer)
-    if not isinstance(config.method, trainer_class.method_class):
-        raise ConfigError(
-            f"train.trainer ({config.train.trainer}) needs method.name: {trainer_class.method_class.__name__}, not "
-            f"{config.method.name}."
-        )
-    _refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
+    require_method(config.train.trainer, config, trainer_class.method_class)
+    refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
     if taken := sorted(set(config.train.trainer_kwargs) & {*DATA, *FUNCTIONS}):
         raise ConfigError(f"train.trainer_kwargs cannot set {', '.join(taken)}, which has an option of its own.")
     check_model(config.model)
@@ -290,13 +287,3 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(super().format(record))
-
-
-def _refuse_unused(trainer_class: Any, given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for data that the trainer would ignore."""
-    unused = [name for name, value in given.items() if value is not None and name not in trainer_class.uses]
-    if unused:
-        raise ConfigError(
-            f"{trainer_class.__name__} cannot use {', '.join(unused)}; it takes "
-            f"{', '.join(sorted(trainer_class.uses)) or 'no data'}."
-        )

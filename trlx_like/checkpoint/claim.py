@@ -65,11 +65,6 @@ class RunFiles:
         self._file: BinaryIO | None = None
         self._ended = threading.Event()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this process holds the folder."""
-        return self._file is not None
-
     def owns(self, name: str) -> bool:
         """Return whether a run made the file or folder of this name. The folder must be open."""
         return name in self._made

@@ -29,6 +29,11 @@ class Problem:
         return f"{self.key}: {self.sentence}" if self.path else self.sentence
 
 
+def of_method(option: str, sentence: str) -> Problem:
+    """Return the problem of an option of the section `method`."""
+    return Problem(("method", option), sentence)
+
+
 class UnknownKey(Problem):
     """Describe a key that is not in its section, but perhaps in another one."""
 

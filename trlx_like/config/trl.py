@@ -19,7 +19,7 @@ from trlx_like.config.model import (
     SchedulerConfig,
     TokenizerConfig,
 )
-from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, shown
+from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, of_method, shown
 from trlx_like.config.registries import METHODS, method_class
 from trlx_like.config.resume import Applied
 from trlx_like.config.reward import RewardFnConfig
@@ -137,9 +137,9 @@ class TRLConfig(Section):
         method, name = type(self.method), self.method.name
         try:
             if method_class(name) is not method:
-                yield Problem(("method", "name"), f"{shown(name)} is not the name of {method.__name__}.")
+                yield of_method("name", f"{shown(name)} is not the name of {method.__name__}.")
         except RegistryError as error:
-            yield Problem(("method", "name"), str(error))
+            yield of_method("name", str(error))
         if self.model.model_arch_type not in method.arch_types:
             problem = (
                 f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
@@ -201,11 +201,11 @@ def _section(name: str, value: Any, classes: Mapping[str, type[Section]]) -> Any
     if name != "method" or isinstance(value, Section) or not isinstance(value, Mapping | None):
         return classes[name].from_dict(value)
     if not value or "name" not in value:
-        raise InvalidConfig([Problem(("method", "name"), f"missing. It must be {listed(METHODS.names())}.")])
+        raise InvalidConfig([of_method("name", f"missing. It must be {listed(METHODS.names())}.")])
     try:
         method = method_class(value["name"])
     except RegistryError as error:
-        raise InvalidConfig([Problem(("method", "name"), str(error))]) from None
+        raise InvalidConfig([of_method("name", str(error))]) from None
     return method.from_dict(value)
 
 

@@ -23,13 +23,14 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
 from trlx_like.pipelines.files import READERS, described
@@ -135,7 +136,7 @@ def _parts(spec: Any, option: str) -> tuple[str, dict[str, Any], int | None, Map
     path, take, columns, _ = (given.pop(key, None) for key in ("path", "take", "columns", "weight"))
     if not isinstance(path, str) or given.keys() - set(OPTIONS):
         raise ConfigError(
-            f"{option} must have a path, and may have {_listed([*OPTIONS, 'take', 'columns', 'weight'])}, not be "
+            f"{option} must have a path, and may have {listed([*OPTIONS, 'take', 'columns', 'weight'])}, not be "
             f"{described(spec)}."
         )
     if take is not None and (not isinstance(take, int) or isinstance(take, bool) or take < 1):
@@ -169,14 +170,14 @@ def _kind(spec: str, option: str, options: Mapping[str, Any] = MappingProxyType(
     if path.suffix.lower() in READERS:
         return "file"
     if path.is_file():
-        raise ConfigError(f"{option} ({spec!r}): a file of data must end in {_listed(READERS)}.")
+        raise ConfigError(f"{option} ({spec!r}): a file of data must end in {listed([*READERS])}.")
     if is_python_name(spec) and _is_python(spec.rpartition(":")[0]):
         return "function"
     match = _DATASET.fullmatch(spec)
     if match and (_HUB_NAME.fullmatch(match["name"]) or Path(os.path.expanduser(match["name"])).is_dir()):
         return "dataset"
     raise ConfigError(
-        f"{option} ({spec!r}) must be a file ({_listed(READERS)}), module:function, path/to/file.py:function, or the "
+        f"{option} ({spec!r}) must be a file ({listed([*READERS])}), module:function, path/to/file.py:function, or the "
         "name of a dataset or its folder, with :split after it."
     )
 
@@ -288,8 +289,3 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "preferences": (_preference, "an object with chosen and rejected, or a list of prompt, chosen and rejected"),
 }
 """By the last part of an option: a function that reads a row or raises, and how a row has to be."""
-
-
-def _listed(words: Iterable[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} or {last}"

@@ -6,32 +6,17 @@
 
 from __future__ import annotations
 
-from trlx_like.tracking.audit import show_audit
+from trlx_like.tracking.audit import show_audit as show_audit
 from trlx_like.tracking.base import (
-    EVALUATION,
-    IMAGE,
-    TRACKERS,
-    TRAINING,
-    RunInfo,
-    Tracker,
-    Trackers,
-    make_trackers,
-    register_tracker,
+    EVALUATION as EVALUATION,
+    IMAGE as IMAGE,
+    TRACKERS as TRACKERS,
+    TRAINING as TRAINING,
+    RunInfo as RunInfo,
+    Tracker as Tracker,
+    Trackers as Trackers,
+    make_trackers as make_trackers,
+    register_tracker as register_tracker,
 )
-from trlx_like.tracking.ledger import check_ledger
-from trlx_like.tracking.report import write_report
-
-__all__ = [
-    "EVALUATION",
-    "IMAGE",
-    "TRACKERS",
-    "TRAINING",
-    "RunInfo",
-    "Tracker",
-    "Trackers",
-    "check_ledger",
-    "make_trackers",
-    "register_tracker",
-    "show_audit",
-    "write_report",
-]
+from trlx_like.tracking.ledger import check_ledger as check_ledger
+from trlx_like.tracking.report import write_report as write_report

@@ -90,7 +90,7 @@ class BaseRLTrainer(Verbs[E]):
         self.logit_mask = logit_mask
         self.callbacks = [*callbacks, *[ProbeMemory()] * config.train.probe_memory]
         self.data = {name: value for name, value in data.items() if value is not None}
-        refuse_unused(type(self).__name__, self.data, self.uses, self.stop_sequences)
+        refuse_unused(type(self), dict(sorted(self.data.items())), self.stop_sequences)
         if self.offline:
             self._check_needs()
         given = {"reward_fn": reward_fn, "metric_fn": metric_fn, **self.data}

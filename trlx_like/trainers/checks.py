@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trlx_like.config import MethodConfig, TRLConfig
@@ -20,13 +20,14 @@ def require_method(name: str, config: TRLConfig, method_class: type[MethodConfig
         raise ConfigError(f"train.trainer ({name}) needs method.name: {needed}.")
 
 
-def refuse_unused(name: str, data: Iterable[str], uses: Collection[str], stop_sequences: Sequence[str]) -> None:
+def refuse_unused(trainer_class: Any, given: Mapping[str, Any], stop_sequences: Sequence[str] = ()) -> None:
     """Raise ConfigError for data that a trainer does not take, and for an empty stop sequence."""
     if "" in stop_sequences:
         raise ConfigError("stop_sequences has an empty string, which would end every response at once.")
-    if unused := sorted(set(data) - set(uses)):
+    name, uses = trainer_class.__name__, sorted(trainer_class.uses)
+    if unused := [word for word, value in given.items() if value is not None and word not in uses]:
         here = " ".join(f"{word}: here this is {ARGUMENTS[word]}." for word in unused if word in ARGUMENTS)
-        takes = f"it takes {', '.join(sorted(uses)) or 'no data'}."
+        takes = f"it takes {', '.join(uses) or 'no data'}."
         raise ConfigError(f"{name} cannot use {', '.join(unused)}; {takes} {here}".rstrip())
 
 

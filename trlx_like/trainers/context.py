@@ -182,11 +182,6 @@ class OfRun:
         return self.run.world
 
     @property
-    def group(self) -> World:
-        """Former name of `world`."""
-        return self.run.world
-
-    @property
     def clock(self) -> Clock:
         """Measures the seconds spent in each phase."""
         return self.run.clock

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trlx_like.config.method import MethodConfig, Sections
-from trlx_like.config.problems import Problem, shown
+from trlx_like.config.problems import Problem, of_method, shown
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound, OfState
 
 
@@ -74,18 +74,18 @@ class DDPOConfig(MethodConfig):
 
     def conflicts(self) -> Iterator[Problem]:
         if self.num_samples % self.num_generations:
-            yield _problem(
+            yield of_method(
                 "num_generations", f"{self.num_generations} does not divide num_samples ({self.num_samples})."
             )
         if self.advantages == "group" and self.num_generations < 2:
-            yield _problem("num_generations", "1 leaves nothing to compare an image with; use 2 or more.")
+            yield of_method("num_generations", "1 leaves nothing to compare an image with; use 2 or more.")
         if self.advantages == "prompt" and self.stat_min_count > self.stat_buffer_size:
-            yield _problem(
+            yield of_method(
                 "stat_min_count",
                 f"{self.stat_min_count} is above method.stat_buffer_size ({self.stat_buffer_size}) and never reached.",
             )
         if self.loss_type == "score_function" and self.inner_epochs > 1:
-            yield _problem("inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
+            yield of_method("inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
 
     def conflicts_with(self, config: Sections) -> Iterator[Problem]:
         for name in ("num_layers_unfrozen", "ref_model_path"):
@@ -107,7 +107,3 @@ class DDPOConfig(MethodConfig):
             "guidance_gradient": guided and self.train_cfg,
         }
         return [name for name, does in acts.items() if not does and self.changed(name)]
-
-
-def _problem(name: str, text: str) -> Problem:
-    return Problem(("method", name), text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trlx_like.config.generation import longest_response
 from trlx_like.config.method import PolicyGradientMethodConfig
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, of_method
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
@@ -62,18 +62,14 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
         if found:
             return
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
-            yield _problem("soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
+            yield of_method("soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:
         """Yield why a group of this size cannot be compared."""
         if self.num_generations < 2:
-            yield _problem("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
+            yield of_method("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
 
     def unused_options(self) -> list[str]:
         without_kl = ["kl_in"] if not self.beta and self.changed("kl_in") else []
         return [*super().unused_options(), *without_kl]
-
-
-def _problem(name: str, text: Any) -> Problem:
-    return Problem(("method", name), text)
