@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trlx_like.errors import DataError
 
+if TYPE_CHECKING:
+    from trlx_like.checkpoint.claim import RunFiles
+
 FINDINGS = 4
 """Exit code of `audit` if a run shows signs of reward hacking, and of `ledger` if a row was not used once."""
+
+UNFINISHED = "report.html.new"
+"""The page while it is written here; a run that goes on may write its own at the same time."""
+POLL = 1.0
+"""Seconds between two looks at a run."""
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write it whenever there are new metrics, until the run ends.")
+    ] = False,
+) -> None:
     """Write the page report.html of a run again."""
     from trlx_like.checkpoint.claim import RunFiles
     from trlx_like.tracking import write_report
 
-    if run.is_dir() and not (run / "metrics.jsonl").is_file():
+    files = RunFiles(run)
+    if run.is_dir() and not (run / "metrics.jsonl").is_file() and not (watch and files.in_use()):
         raise DataError(f"{run} is not a run folder: it has no metrics.jsonl.")
-    with RunFiles(run).claimed(("report.html", "report.html.tmp")) if run.is_dir() else nullcontext():
-        typer.echo(write_report(run))
+    with files.claimed(("report.html", UNFINISHED)) if run.is_dir() else nullcontext():
+        typer.echo(write_report(run, UNFINISHED))
+    if watch:
+        _follow(run, files)
+
+
+def _follow(run: Path, files: RunFiles) -> None:
+    """Write the report whenever metrics.jsonl has changed, and a last time after the run has ended."""
+    from trlx_like.tracking import write_report
+
+    metrics, seen, running = run / "metrics.jsonl", 0, files.in_use()
+    while running:
+        time.sleep(POLL)
+        running = files.in_use()
+        size, began = metrics.stat().st_size if metrics.is_file() else 0, time.monotonic()
+        if size != seen or not running:
+            write_report(run, UNFINISHED)
+            time.sleep(running * 9 * (time.monotonic() - began))  # a tenth of the time is enough for a long run
+        seen = size
 
 
 def compare(

@@ -69,6 +69,11 @@ class RunFiles:
         """Return whether a run made the file or folder of this name. The folder must be open."""
         return name in self._made
 
+    def in_use(self) -> bool:
+        """Return whether a process holds the folder. On a disk without locks a killed process seems to hold it."""
+        _, holder, free = self._look()
+        return free is None or (free is False and holder is not None)
+
     def check(self, names: Iterable[str]) -> None:
         """Find out whether `open` and `claim` would succeed, and change nothing.
 
@@ -86,12 +91,9 @@ class RunFiles:
                 raise self._refusal(f"{place} is not a folder.")
             if not os.access(place, os.W_OK | os.X_OK):
                 raise self._refusal(f"{place} cannot be written to.")
-            made: Mapping[str, None] = {}
-            if self.path.is_file():
-                with self.path.open("rb") as file:
-                    made, holder = self._read(file)
-                    if _lock(file.fileno(), shared=True) is None:
-                        raise self._in_use(holder)
+            made, holder, free = self._look()
+            if free is None:
+                raise self._in_use(holder)
         except OSError as error:
             raise self._refusal(f"{error}.") from error
         self._refuse_taken(names, made)
@@ -114,7 +116,8 @@ class RunFiles:
             _held.add(file)
             self._ended = threading.Event()
             threading.Thread(target=_beat, args=(self.path, self._ended), daemon=True).start()
-            self._write({"run": {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}})
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            self._write({"run": {"pid": os.getpid(), "host": socket.gethostname(), "since": now}})
             self._forget_missing()
         except BaseException:  # such as a full disk: the folder is not held then
             self._ended.set()
@@ -155,10 +158,7 @@ class RunFiles:
             ConfigError: As `check`.
         """
         names = list(names)
-        made: Mapping[str, None] = {}
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                made, _ = self._read(file)
+        made, _, _ = self._look()
         if made.keys() >= set(names):
             yield
             return
@@ -212,6 +212,13 @@ class RunFiles:
             self._write({"gone": gone})
         for name in gone:
             del self._made[name]
+
+    def _look(self) -> tuple[Mapping[str, None], dict[str, Any] | None, bool | None]:
+        """Return what `_read` does, and whether nobody holds the folder, as `_lock`. Nothing is changed."""
+        if not self.path.is_file():
+            return {}, None, True
+        with self.path.open("rb") as file:
+            return *self._read(file), _lock(file.fileno(), shared=True)
 
     def _read(self, file: BinaryIO) -> tuple[dict[str, None], dict[str, Any] | None]:
         """Return the names on the list, and the process that holds the folder or was killed while it did."""
@@ -336,7 +343,3 @@ def _exists(pid: Any) -> bool:
 
 def _named(holder: Mapping[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')} (since {holder.get('since')})"
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

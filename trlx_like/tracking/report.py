@@ -32,13 +32,14 @@ SCRIPTS = ("helpers.js", "charts.js", "samples.js", "compare.js", "page.js")
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, unfinished: str = "report.html.tmp") -> Path:
     """Make `report.html` in a run folder from its config.yml, metrics.jsonl and samples.jsonl, as far as they exist.
 
     Lines that a kill cut short are left out; the page says how many.
 
     Args:
         run_dir: The run folder.
+        unfinished: The name of the page while it is written.
 
     Returns:
         The path of the page.
@@ -64,7 +65,7 @@ def write_report(run_dir: Path) -> Path:
         "tables": tables,
         "torn": {name: count for name, count in torn.items() if count},
     }
-    return write_page(run_dir / "report.html", "run", run["name"], config_text, data)
+    return write_page(run_dir / "report.html", "run", run["name"], config_text, data, unfinished)
 
 
 def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) -> dict[str, Any]:
@@ -88,7 +89,9 @@ def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) 
     }
 
 
-def write_page(file: Path, kind: str, name: str, config_text: str, data: dict[str, Any]) -> Path:
+def write_page(
+    file: Path, kind: str, name: str, config_text: str, data: dict[str, Any], unfinished: str | None = None
+) -> Path:
     """Write a page with charts and tables, as a whole.
 
     Args:
@@ -97,16 +100,17 @@ def write_page(file: Path, kind: str, name: str, config_text: str, data: dict[st
         name: Its title.
         config_text: The text under "Configuration".
         data: What its script shows; `page.js` says which keys there are.
+        unfinished: The name of the page while it is written, in the same folder; None: that of the file with ".tmp".
 
     Returns:
         The file.
     """
     # Keys that a page of another kind does without.
     data = {"run": {}, "goals": [], "frontier": None, "phases": [], "audit": None, "tables": [], "torn": {}, **data}
-    unfinished = file.with_name(f"{file.name}.tmp")
+    part = file.with_name(unfinished or f"{file.name}.tmp")
     # Half of a surrogate pair has no UTF-8; as a backslash escape it is good JSON.
-    unfinished.write_bytes(_page(kind, name, config_text, data).encode("utf-8", "backslashreplace"))
-    os.replace(unfinished, file)
+    part.write_bytes(_page(kind, name, config_text, data).encode("utf-8", "backslashreplace"))
+    os.replace(part, file)
     return file
 
 

@@ -333,6 +333,6 @@ def _same_but_for_resuming(file: Path, other: Path) -> bool:
 def names_of(config: TRLConfig) -> list[str]:
     """Return the names that a run may give to files in its folder, beside checkpoints and the files of trackers."""
     logs = (*FILES, "report.html", "config.yml")
-    others = (HISTORY_FILE, "nonfinite_steps.jsonl", FAULTS_FILE, OUTPUT_FILE)
+    others = (HISTORY_FILE, "nonfinite_steps.jsonl", FAULTS_FILE, OUTPUT_FILE, "report.html.new")
     best = ["best_checkpoint"] * config.train.save_best
     return [*logs, *(f"{name}.tmp" for name in logs), *others, *best]

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.unit.cli_support import said
 from tests.unit.tracking.support import make_run, report, series
+from trlx_like import records
+from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.errors import DataError
 from trlx_like.tracking import write_report
 
@@ -133,3 +138,28 @@ def test_empty_torn_and_missing(tmp_path: Path) -> None:
     assert page.inside["pre"] == ["train: [unclosed"]
     with pytest.raises(DataError, match="is not a run folder"):
         write_report(tmp_path / "nowhere")
+
+
+def test_it_is_written_again_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "POLL", 0.01)
+    run, page = tmp_path / "run", tmp_path / "run" / "report.html"
+    held = RunFiles(run)
+    held.open()
+    held.claim(["report.html", records.UNFINISHED])
+
+    def train() -> None:
+        with (run / "metrics.jsonl").open("a") as file:
+            for step in (1, 2, 3):
+                print(json.dumps({"step": step, f"metrics/at{step}": step}), file=file, flush=True)
+                # The last line is followed by the end of the run at once.
+                while step < 3 and not (page.exists() and f"metrics/at{step}" in page.read_text()):
+                    time.sleep(0.01)
+        held.close()
+
+    training = threading.Thread(target=train)
+    training.start()
+    assert said(0, "report", "--watch", run) == f"{page}\n"
+    training.join()
+    assert not held.in_use() and "metrics/at3" in page.read_text()
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "report.html", "run_files.jsonl"]
+    assert said(0, "report", "--watch", run) == f"{page}\n"  # nothing goes on: it is written once
