@@ -68,11 +68,11 @@ def train(
             A mapping from names to prompts is several sets, whose metrics are also reported as `<metric>@<name>`.
         metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
         samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
-        eval_samples: held-out samples, in the same forms.
+        eval_samples: held-out samples, in the same forms, or several sets of them as for `eval_prompts`.
         rewards: for each sample one number, or a list with one number per output, or per token of the outputs; if left
             out, the column "reward", "score" or "label" of the samples.
         preferences: rows with "chosen" and "rejected", and optionally "prompt" and "margin".
-        eval_preferences: held-out preferences, in the same form.
+        eval_preferences: held-out preferences, in the same form, or several sets of them as for `eval_prompts`.
         judge: decides which of several responses is better: a judge, a reward function, a registered name, or a
             mapping of a name and options.
         tools: functions or JSON schemas that the chat template shows with all messages.

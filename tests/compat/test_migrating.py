@@ -58,6 +58,8 @@ METHOD = {
 
 OPTION = r"`([a-z_0-9]+)(?:=[^`]*|: [^`]*)?`"
 KEYS = {"prompt", "chosen", "rejected", "margin", "text", "completion", "messages", "tools", "input_ids"}
+KEYS |= {f"{part}_{side}" for part in ("input_ids", "attention_mask") for side in ("chosen", "rejected")}
+KEYS |= {"prompt_ids", "chosen_ids", "rejected_ids"}
 """Keys of data, which `tests/unit/pipelines` reads."""
 METRICS = {
     "accuracy",
@@ -232,6 +234,8 @@ TRIED = {
     "`examples/scripts/dpo_online": "compat/test_trl.py::test_the_script_of_the_page",
     "`examples/scripts/evals": "unit/rewards/test_llm_judge.py",
     "`transformers chat`": "unit/test_cli_runs.py",
+    "`input_ids_chosen`": "unit/pipelines/test_preferences.py::test_token_ids_of_trl_are_taken_as_they_are",
+    '`eval_dataset={"a"': "unit/trainers/test_reward.py::test_several_sets_have_metrics_of_their_own",
     "two completions a prompt": "unit/trainers/test_online_dpo.py::test_the_best_and_the_worst_of_a_prompt_are_a_pair",
     "no resumption": "contract/test_resume.py",
     "`get_soft_overlong": "unit/trainers/test_groups.py",

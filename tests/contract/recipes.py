@@ -124,7 +124,10 @@ RECIPES = {
                 "method.precompute_ref_log_probs": False,
                 "train.epochs": 5,
             },
-            "held out": {"eval_preferences": PREFERENCES[:3], "train.eval_interval": 2},
+            "held out": {
+                "eval_preferences": {"a": PREFERENCES[:2], "b": PREFERENCES[2:3]},
+                "train.eval_interval": 2,
+            },
             "frozen reference": {
                 "method.precompute_ref_log_probs": False,
                 "method.loss_type": ["exo_pair", "apo_zero"],

@@ -29,7 +29,7 @@ class IterativeSFTTrainer(RoundsByHand[SFTExperience], SFTTrainer):
         return 1
 
     def read_data(self) -> None:
-        self.dialogues, self.held_out = [], []
+        self.dialogues, self.held_out = [], {}
 
     def make_experience(self) -> Metrics:
         raise ConfigError(

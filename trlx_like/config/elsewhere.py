@@ -31,7 +31,6 @@ _NAMES = {
     "not needed, as logits are made at responses only": "use_logits_to_keep",
     "not needed, as masks say what is padding": "label_pad_token_id padding_value",
     "not needed, as weights are gathered to generate": "ds3_gather_for_generation",
-    "not taken; give rows with text or messages": "chosen_ids rejected_ids",
     "backend.mixed_precision": "bf16 fp16",
     "data.reward_fn, or reward_fn=, with its folder": "reward_model_path",
     "method.adv_clip": "train_adv_clip_max",

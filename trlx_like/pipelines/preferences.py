@@ -6,7 +6,8 @@ import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from itertools import compress
+from typing import Any, Literal, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -88,7 +89,8 @@ def encode_preferences(
 
     Args:
         rows: Mappings with "chosen", "rejected" and optionally "prompt", "margin" and "tools" (for a chat template), or
-            tuples (prompt, chosen, rejected), or another form that `pipelines/forms.py` lists.
+            tuples (prompt, chosen, rejected), or another form that `pipelines/forms.py` lists. Token ids, which are
+            taken as they are, have the names of TRL: "chosen_ids" or "input_ids_chosen" with "attention_mask_chosen".
         tokenizer: The tokenizer of the model.
         max_length: Longest prompt with its longer answer, in tokens.
         max_prompt_length: Longest prompt in tokens. A longer one is cut on the tokenizer's truncation side.
@@ -154,6 +156,12 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         masks = first.assistant_mask, second.assistant_mask
         own = None if all(map(all, masks)) else masks
         preference = Preference(first.prompt.ids, first.ids, second.ids, own, margin, header=first.prompt.header)
+    elif _is_ids(chosen) and _is_ids(rejected) and (prompt is None or _is_ids(prompt)):
+        known = len(encoder.tokenizer)
+        if strange := [token for ids in (prompt or [], chosen, rejected) for token in ids if not 0 <= token < known]:
+            raise DataError(f"{place}: the token id {strange[0]} is none of the {known} of the tokenizer.")
+        apart = (prompt, chosen, rejected) if prompt else _apart(chosen, rejected, encoder)
+        preference = Preference(*apart, margin=margin)
     else:
         found = ", ".join(
             f"{name} a {type(row[name]).__name__}" for name in ("prompt", "chosen", "rejected") if name in row
@@ -176,10 +184,29 @@ def _columns(values: Any, place: str) -> Mapping[str, Any]:
             f"{place} is a {type(values).__name__}; give a dict with 'chosen' and 'rejected', or "
             "(prompt, chosen, rejected)."
         )
-    missing = [repr(name) for name in ("chosen", "rejected") if values.get(name) is None]
+    row: dict[str, Any] = {**values, **_token_ids(values)}
+    missing = [repr(name) for name in ("chosen", "rejected") if row.get(name) is None]
     if missing:
         raise DataError(f"{place}: {' and '.join(missing)} missing; the row has {', '.join(map(repr, values))}.")
-    return values
+    return row
+
+
+def _token_ids(row: Mapping[str, Any]) -> dict[str, list[int] | None]:
+    """Return the token ids that a row has by the names of TRL, without padding, under the names of the texts.
+
+    Text beside them is what they were made of. Without "prompt_ids", the ids of the answers begin with the prompt's.
+    """
+    found: dict[str, list[int] | None] = {}
+    for side in ("chosen", "rejected", "prompt"):
+        ids = next((row[name] for name in (f"{side}_ids", f"input_ids_{side}") if row.get(name) is not None), None)
+        if ids is not None:
+            mask = row.get(f"attention_mask_{side}")
+            found[side] = list(map(int, ids if mask is None else compress(ids, mask)))
+    return {"prompt": None, **found} if "chosen" in found else {}
+
+
+def _is_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(token, int) for token in value)
 
 
 def _margin(value: Any, place: str) -> float:
@@ -199,6 +226,11 @@ def _encode_texts(
         first, second = map(encoder.ended, encoder.following([chosen, rejected]))
         return encoder.opening([prompt])[0], first, second
     first, second = map(encoder.ended, encoder.opening([chosen, rejected]))
+    return _apart(first, second, encoder)
+
+
+def _apart(first: list[int], second: list[int], encoder: TextEncoder) -> tuple[list[int], list[int], list[int]]:
+    """Take what two answers begin with as their prompt."""
     start = min(common_prefix(first, second), len(first) - 1, len(second) - 1)
     return first[:start] or [encoder.start], first[start:], second[start:]
 

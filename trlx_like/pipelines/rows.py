@@ -83,6 +83,23 @@ def checked_rows(rows: Any, name: str) -> list[Any]:
     return listed
 
 
+def named_sets(rows: Any, argument: str) -> list[tuple[str, str, Any]]:
+    """Return the name of each held-out set, its name in errors, and its rows.
+
+    Args:
+        rows: A mapping from names to rows; or the rows of one set, whose name is ""; or None for no set.
+        argument: The name of the argument that has the rows.
+
+    Raises:
+        DataError: If the mapping is empty.
+    """
+    if not isinstance(rows, Mapping):
+        return [] if rows is None else [("", argument, rows)]
+    if not rows:
+        raise DataError(f"{argument} is an empty dict; give rows, or a dict from names to rows.")
+    return [(str(name), f"{argument}[{str(name)!r}]", part) for name, part in rows.items()]
+
+
 def joined_sets(rows: Any) -> tuple[Any, list[str]]:
     """Join several evaluation sets, which are given by name, into one.
 

@@ -8,6 +8,8 @@ docs/algorithms/dpo.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from trlx_like.functional.sequences import length_desensitized, policy_weights, 
 from trlx_like.models import load_model
 from trlx_like.models.policy import PolicyOutput
 from trlx_like.pipelines.preferences import Preference, SamePreferences, encode_preferences
+from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -46,8 +49,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         super().build(tokenizer)
         self.eval_store = RolloutStore(PreferenceExperience)
         if self.method.precomputes:
-            for name in ("preferences", "eval_preferences"):
-                self.state.register(name, SamePreferences(getattr(self, name), name))
+            held_out = list(chain.from_iterable(self.eval_preferences.values()))
+            self.state.register("preferences", SamePreferences(self.preferences))
+            self.state.register("eval_preferences", SamePreferences(held_out, "eval_preferences"))
             # Saved, because by the time of a resume the policy is no longer its own reference.
             self.state.register("store", self.store, small=False)
             self.state.register("eval_store", self.eval_store, small=False)
@@ -59,8 +63,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         self.state.register("dpo", fields(self, "reference_texts"))
 
     def read_data(self) -> None:
-        self.preferences = self._encoded("preferences")
-        self.eval_preferences = self._encoded("eval_preferences") if "eval_preferences" in self.data else []
+        self.preferences = self._encoded(self.data["preferences"], "preferences")
+        held_out = named_sets(self.data.get("eval_preferences"), "eval_preferences")
+        self.eval_preferences = {name: self._encoded(rows, place) for name, place, rows in held_out}
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.experience(self.preferences))
@@ -202,9 +207,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             self.reference_texts = texts(self.run, sampler, self.eval_batches(), options)
         if start or not self.method.precomputes:
             self.eval_store.clear()
-            self.eval_store.push(self.experience(self.eval_preferences))
+            self.eval_store.push(self.experience(list(chain.from_iterable(self.eval_preferences.values()))))
             self.eval_store.join(self.world.gather, self.world.size)
-        held_out = self.world.share(self.eval_store.elements)
+        stored = iter(self.eval_store.elements)
+        held_out = {name: list(islice(stored, len(pairs))) for name, pairs in self.eval_preferences.items()}
         return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(held_out)
 
     def _reference_sampler(self) -> TextSampler:
@@ -216,9 +222,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         lm = load_model(path, self.config.model).to(self.device).eval()  # type: ignore[arg-type]
         return self.sampler_of(self.engine_for(lm))
 
-    def _encoded(self, name: str) -> list[Preference]:
+    def _encoded(self, rows: Sequence[Any], name: str) -> list[Preference]:
         return encode_preferences(
-            self.data[name],
+            rows,
             self.tokenizer,
             max_length=self.config.train.seq_length,
             max_prompt_length=self.method.max_prompt_length,

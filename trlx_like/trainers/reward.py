@@ -37,6 +37,7 @@ from trlx_like.models.reward_model import (
 )
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
 
@@ -74,11 +75,13 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         """Load the tokenizer and encode the pairs, before a model is loaded. `trlx-like check` calls it with one."""
         self._check()
         self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
-        preferences = self._encoded("preferences")
+        preferences = self._encoded(self.data["preferences"], "preferences")
         self.truncation = Truncation.of((pair.lost for pair in preferences), len(self.data["preferences"]))
         self.pairs = [_pair(preference) for preference in preferences]
-        held_out = self._encoded("eval_preferences") if "eval_preferences" in self.data else []
-        self.eval_pairs = [_pair(preference) for preference in held_out]
+        self.eval_pairs = {
+            name: [_pair(preference) for preference in self._encoded(rows, place)]
+            for name, place, rows in named_sets(self.data.get("eval_preferences"), "eval_preferences")
+        }
 
     def inspect_models(self) -> None:
         """Check the model by the headers of its files; weights are not read."""
@@ -122,8 +125,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def evaluate(self) -> Metrics:
         """Measure loss and metrics of the held-out pairs, as `eval/<name>`."""
-        by_length = sorted(self.world.share(self.eval_pairs), key=lambda pair: len(pair.chosen))
-        return self.evaluate_held_out(by_length)
+        return self.evaluate_held_out(self.eval_pairs)
 
     def export(self, directory: Path, merged: bool | None) -> None:
         """Write a folder that `AutoModelForSequenceClassification` and `AutoTokenizer` load.
@@ -136,10 +138,10 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         save_model(self.model.lm, directory, merged is not False)
         self.tokenizer.save_pretrained(directory)
 
-    def _encoded(self, name: str) -> list[Preference]:
+    def _encoded(self, rows: Sequence[Any], name: str) -> list[Preference]:
         method = self.method
         return encode_preferences(
-            self.data[name],
+            rows,
             self.tokenizer,
             max_length=self.config.train.seq_length,
             max_prompt_length=method.max_prompt_length,

@@ -23,6 +23,7 @@ from trlx_like.models.neftune import noisy_embeddings
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.formatting import formatted
 from trlx_like.pipelines.packing import fill_blocks, fit_best
+from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.context import EMBEDDINGS
@@ -88,9 +89,14 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
     def read_data(self) -> None:
         longest = None if self.method.packing else self.config.train.seq_length
-        self.dialogues = self._encoded("samples", longest)
-        held_out = self._encoded("eval_samples", self.config.train.seq_length) if "eval_samples" in self.data else []
-        self.held_out = [_element([dialogue], False, self.seq2seq) for dialogue in held_out]
+        self.dialogues = self._encoded(self.data["samples"], "samples", longest)
+        self.held_out = {
+            name: [
+                _element([dialogue], False, self.seq2seq)
+                for dialogue in self._encoded(rows, place, self.config.train.seq_length)
+            ]
+            for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples")
+        }
 
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
@@ -116,14 +122,13 @@ class SFTTrainer(TextTrainer[SFTExperience]):
 
     def evaluate(self) -> Metrics:
         """Evaluate responses to the evaluation prompts, and log loss and perplexity of the held-out samples."""
-        by_length = sorted(self.world.share(self.held_out), key=lambda element: len(element.response))
-        metrics = self.evaluate_prompts() | self.evaluate_held_out(by_length)
-        if "eval/losses/total_loss" in metrics:
-            metrics["eval/perplexity"] = _perplexity(metrics["eval/losses/total_loss"])
-        return metrics
+        metrics = self.evaluate_held_out(self.held_out)
+        losses = {name: value for name, value in metrics.items() if name.startswith("eval/losses/total_loss")}
+        perplexities = {name.replace("losses/total_loss", "perplexity"): _perplexity(losses[name]) for name in losses}
+        return self.evaluate_prompts() | metrics | perplexities
 
-    def _encoded(self, name: str, longest: int | None) -> list[Dialogue]:
-        samples = self._formatted(self.data[name])
+    def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> list[Dialogue]:
+        samples = self._formatted(rows)
         return encode_dialogues(
             samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
         )

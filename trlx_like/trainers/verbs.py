@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -98,12 +98,24 @@ class Verbs(OfRun, ABC, Generic[E]):
         """Evaluate the current model and return metrics. The random state is isolated, so training is unaffected."""
         return {}
 
-    def evaluate_held_out(self, elements: Sequence[E]) -> Metrics:
-        """Compute the metrics of a step on this process's held-out elements; return them as `eval/<name>`."""
+    def evaluate_held_out(self, sets: Mapping[str, Sequence[E]]) -> Metrics:
+        """Compute the metrics of a step on held-out elements, which all processes have and share.
+
+        Args:
+            sets: The elements of each set by its name.
+
+        Returns:
+            The metrics over all sets as `eval/<name>` and, if there are several, of each as `eval/<name>@<set>`.
+        """
         size, collate = self.run.microbatch_size, self.experience_class.collate
-        parts = [collate(elements[start : start + size]) for start in range(0, len(elements), size)]
-        metrics = self.optimisation.measure(parts, self.loss, self.units)
-        return {f"eval/{name}": value for name, value in metrics.items()}
+        found: Metrics = {}
+        every = [element for elements in sets.values() for element in elements]
+        for suffix, elements in [("", every), *((f"@{name}", part) for name, part in sets.items() if len(sets) > 1)]:
+            own = sorted(self.world.share(list(elements)), key=_entries)  # saves padding
+            parts = [collate(own[start : start + size]) for start in range(0, len(own), size)]
+            metrics = self.optimisation.measure(parts, self.loss, self.units)
+            found |= {f"eval/{name}{suffix}": value for name, value in metrics.items()}
+        return found
 
     def export(self, directory: Path, merged: bool | None) -> None:
         """Write the trained model to a folder. Only the main process calls it, through `save_pretrained`.

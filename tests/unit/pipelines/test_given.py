@@ -58,4 +58,4 @@ def test_trainers_take_rows_as_published(tmp_path: Path) -> None:
     pairs = (row for row in [{"chosen": f"{asked} bc", "rejected": f"{asked} bd"}])
     dpo = make("DPOTrainer", tmp_path / "c", preferences=pairs, eval_preferences=KTO, **{"train.seq_length": 60})
     assert [len(pair.chosen) for pair in dpo.preferences] == [len(" bc") + 1]  # with EOS
-    assert len(dpo.eval_preferences) == 1
+    assert [len(pairs) for pairs in dpo.eval_preferences.values()] == [1]

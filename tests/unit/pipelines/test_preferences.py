@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from tests.tiny import tiny_tokenizer
@@ -43,6 +44,20 @@ def test_an_implicit_prompt_is_what_both_begin_with() -> None:
     assert encoded(row("ab", "abc")) == [Preference([A, B], [EOS], [C, EOS])]
     # Nothing in common: an empty prompt.
     assert encoded(row("ab", "ba")) == [Preference([EOS], [A, B, EOS], [B, A, EOS])]
+
+
+def test_token_ids_of_trl_are_taken_as_they_are() -> None:
+    """Without EOS, without padding, and before the text that they were made of."""
+    old = {"input_ids_chosen": [A, B, C, EOS], "input_ids_rejected": torch.tensor([A, B, D])}
+    masks = {"attention_mask_chosen": [1, 1, 1, 0], "attention_mask_rejected": torch.tensor([1, 1, 1])}
+    expected = Preference([A, B], [C], [D], margin=0.5)
+    assert encoded({**old, **masks, "margin": 0.5, "prompt": "e", "chosen": "ee", "rejected": "d"}) == [expected]
+    new = {"prompt_ids": [A], "chosen_ids": [B, C], "rejected_ids": [B, D]}
+    assert encoded(new) == encoded(new, seq2seq=False) == [Preference([A], [B, C], [B, D])]
+    with pytest.raises(DataError, match=r"^preferences\[0\]: the token id 999 is none of the \d+ of the tokenizer"):
+        encoded({**new, "chosen_ids": [B, 999]})
+    with pytest.raises(DataError, match=r"^preferences\[0\]: 'rejected' missing"):
+        encoded({"chosen_ids": [B]})
 
 
 def test_special_tokens_come_once() -> None:

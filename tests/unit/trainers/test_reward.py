@@ -98,6 +98,24 @@ def test_nothing_is_evaluated_without_pairs_to_evaluate_on(tmp_path: Path) -> No
     assert not any(name.startswith("eval/") for row in rows(tmp_path) for name in row)
 
 
+def test_several_sets_have_metrics_of_their_own(tmp_path: Path) -> None:
+    """Those of a set are as if it were the only one, and those over all sets are as of one set with all pairs."""
+
+    def evaluated(sets: Any) -> dict[str, float]:
+        trainer = make("RewardTrainer", tmp_path, eval_preferences=sets, **{"train.minibatch_size": 1})
+        trainer.model.eval()
+        return dict(trainer.evaluate())
+
+    alone = {name: evaluated(part) for name, part in (("", PAIRS), ("@a", PAIRS[:2]), ("@b", PAIRS[2:]))}
+    expected = {f"{metric}{name}": value for name, part in alone.items() for metric, value in part.items()}
+    assert evaluated({"a": PAIRS[:2], "b": PAIRS[2:]}) == pytest.approx(expected, abs=1e-6)
+    assert expected["eval/losses/total_loss@a"] != expected["eval/losses/total_loss@b"]
+    with pytest.raises(DataError, match=r"^eval_preferences\['b'\]\[0\] is a str"):
+        evaluated({"a": PAIRS, "b": ["x"]})
+    with pytest.raises(DataError, match="^eval_preferences is an empty dict"):
+        evaluated({})
+
+
 @pytest.mark.parametrize("pad", [True, False])
 def test_it_learns_an_order(pad: bool, tmp_path: Path) -> None:
     """More a's are better; 30 steps are enough to see it on words that were not trained on. Also where EOS pads."""
