@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -15,7 +14,6 @@ from transformers import (
     CohereConfig,
     FalconConfig,
     Gemma2Config,
-    GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
@@ -23,13 +21,13 @@ from transformers import (
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     T5Config,
     UMT5Config,
 )
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+from trlx_like.testing.tiny import LETTERS as LETTERS, tiny_gpt2, tiny_tokenizer as tiny_tokenizer
+
 FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
 ODD_FAMILIES = ("gemma2", "cohere", "granite", "bloom", "falcon", "opt_projected")
 """Soft-capped logits, scaled logits (two), blocks that return tuples (two), a last hidden state of its own width."""
@@ -37,35 +35,12 @@ SEQ2SEQ_FAMILIES = ("t5", "mt5", "umt5", "bart")
 """Hidden states scaled before the head; not scaled; a position bias in every block; absolute positions."""
 
 
-def tiny_tokenizer(pad: bool = True, bos: bool = False, ends: bool = False) -> PreTrainedTokenizerFast:
-    """One token a letter, besides <eos> (0), <pad> (1) and, if asked for, <bos> (2). Without `pad`, EOS pads.
-
-    ends: it puts EOS after a text, as T5's does.
-    """
-    special = ["<eos>", *(["<pad>"] if pad else []), *(["<bos>"] if bos else [])]
-    vocabulary = {token: number for number, token in enumerate([*special, *LETTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="."))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    if ends:
-        tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<eos>",
-        pad_token="<pad>" if pad else None,
-        bos_token="<bos>" if bos else None,
-        unk_token=".",
-        padding_side="left",
-    )
-
-
 def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **extra: Any) -> PretrainedConfig:
     ids = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
     if family in SEQ2SEQ_FAMILIES:
         return _seq2seq_config(family, layers, {"vocab_size": vocabulary, **ids, "decoder_start_token_id": 1, **extra})
     if family == "gpt2":
-        sizes = {"n_layer": layers, "n_head": 2, "n_embd": 16, "n_positions": 64}
-        return GPT2Config(vocab_size=vocabulary, **{**sizes, **ids, **extra})
+        return tiny_gpt2(n_layer=layers, vocab_size=vocabulary, **extra)
     sizes = {"num_hidden_layers": layers, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
     common = {"vocab_size": vocabulary, **sizes, **ids}
     if family in ("opt", "opt_projected"):

@@ -14,6 +14,15 @@ from tests.contract import images
 from tests.tiny import tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig
 from trlx_like.api import make_trainer
+from trlx_like.config import TRAINERS
+from trlx_like.testing import TrainerChecks
+from trlx_like.testing.tiny import (
+    GENERATION as GENERATION,
+    NO_DROPOUT as NO_DROPOUT,
+    PROMPTS as PROMPTS,
+    count_letters as count_letters,
+    tiny_run,
+)
 
 # Toys are faster on one thread, and a process that has started no others can be forked into ranks.
 torch.set_num_threads(1)
@@ -42,11 +51,6 @@ class Recipe:
     evaluated: str = GENERATED
 
 
-def count_letters(outputs: Sequence[str], **_: Any) -> list[float]:
-    """A reward that differs between samples: a's are good, length is bad."""
-    return [output.count("a") - 0.1 * len(output) for output in outputs]
-
-
 def weigh_letters(outputs: Sequence[str], weight: Sequence[float], **_: Any) -> list[float]:
     """The same with a weight that came with the prompt."""
     return [w * reward for w, reward in zip(weight, count_letters(outputs), strict=True)]
@@ -63,12 +67,8 @@ class Longest:
         return [None if len(a) == len(b) else int(len(a) < len(b)) for a, b in pairs]
 
 
-PROMPTS = ["ab", "abcdefg", "b", "the cats", "zz top"]
-# Every fourth token ends a response, so that responses have different lengths.
-GENERATION = {"max_new_tokens": 6, "eos_token_id": list(range(0, 32, 4)), "temperature": 0.7}
 GROUPS = {"num_generations": 3, "num_prompts": 2, "chunk_size": 1, "num_iterations": 2, "gen_kwargs": GENERATION}
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}
-NO_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SEQ2SEQ = {
     "model.model_path": tiny_config("t5", dropout_rate=0.0),
     "model.model_arch_type": "seq2seq",
@@ -366,25 +366,17 @@ def ingredients(name: str, folder: Path, **changes: Any) -> tuple[TRLConfig, dic
     changes: dotted keys of the configuration ("train.seed"), and arguments of `make_trainer`.
     """
     recipe = RECIPES[name]
-    sections = {
-        "model": recipe.model or {"model_path": tiny_config(**NO_DROPOUT)},
-        "tokenizer": {} if recipe.model else {"tokenizer_path": tiny_tokenizer()},
-        "optimizer": {"name": "adamw", "kwargs": {"lr": 3e-3}},
-        "method": recipe.method,
-        "train": {
-            "trainer": name,
-            "seq_length": 20,
-            "batch_size": 3,
-            "seed": 3,
-            "checkpoint_interval": 1000,
-            "eval_interval": 1000,
-            "checkpoint_dir": str(folder),
-            **recipe.train,
-        },
-    }
     options = {key: value for key, value in changes.items() if "." in key}
     arguments = {key: value for key, value in changes.items() if "." not in key}
-    return TRLConfig.update(sections, options), {**recipe.arguments, **arguments}
+    train = {"trainer": name, "checkpoint_dir": str(folder), **recipe.train}
+    config = tiny_run(TRAINERS.get(name), recipe.method, **{"model": recipe.model or {}, "train": train, **options})
+    return config, {**recipe.arguments, **arguments}
+
+
+def checks(name: str, **changes: Any) -> TrainerChecks:
+    """The checks of the tiny trainer of that name; changes as of `ingredients`."""
+    config, arguments = ingredients(name, Path("unused"), **changes)
+    return TrainerChecks(TRAINERS.get(name), config, **arguments)
 
 
 def kinds() -> Mapping[str, tuple[str, dict[str, Any]]]:

@@ -7,37 +7,25 @@ from typing import Any
 
 import pytest
 
-from tests.contract.recipes import RECIPES, make, scenarios
-from tests.contract.runs import StopAfter, Whole, assert_same, assert_same_run, rows, run_until_stopped, state_of
+from tests.contract.conftest import Checked, Whole
+from tests.contract.recipes import RECIPES, checks, make, scenarios
+from tests.contract.runs import assert_same, assert_same_run, rows, state_of
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 EVERY_SECOND = {"train.checkpoint_interval": 2}
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_stopped_at_every_step(name: str, whole: Whole, tmp_path: Path) -> None:
+def test_stopped_at_every_step(name: str, checked: Checked) -> None:
     """A run that is stopped after each of its steps, by as many processes as it has steps."""
-    expected, folder = whole(name)
-    steps = expected.progress.step
-    assert steps >= 5
-    for step in range(1, steps):
-        stopped = make(name, tmp_path, **AUTO, callbacks=[StopAfter(step)])  # "auto" without a checkpoint starts
-        run_until_stopped(stopped)
-        assert stopped.progress.step == step
-    resumed = make(name, tmp_path, **AUTO)
-    resumed.learn()
-    assert_same_run(resumed, expected, tmp_path, folder)
+    assert checked(name).whole.progress.step >= 5
+    checked(name).resume()
 
 
 @pytest.mark.parametrize(("name", "changes"), scenarios().values(), ids=scenarios())
-def test_stopped_once(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_stopped_once(name: str, changes: dict[str, Any]) -> None:
     """A recipe and its variants, stopped in the middle."""
-    expected = make(name, tmp_path / "whole", **changes, **AUTO)
-    expected.learn()
-    run_until_stopped(make(name, tmp_path / "run", **changes, callbacks=[StopAfter(expected.progress.step // 2)]))
-    resumed = make(name, tmp_path / "run", **changes, **AUTO)
-    resumed.learn()
-    assert_same_run(resumed, expected, tmp_path / "run", tmp_path / "whole")
+    checks(name, **changes).resume(stops=1)
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

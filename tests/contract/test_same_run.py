@@ -6,26 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.conftest import Checked, Whole
 from tests.contract.recipes import RECIPES, make
-from tests.contract.runs import Whole, assert_same, assert_same_run, rows, state_of
+from tests.contract.runs import assert_same, rows, state_of
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
 
 
 @trainers
-def test_the_same_seed_is_the_same_run(name: str, whole: Whole, tmp_path: Path) -> None:
-    first, folder = whole(name)
-    second = make(name, tmp_path)
-    second.learn()
-    assert_same_run(second, first, tmp_path, folder)
-
-
-@trainers
-def test_another_seed_is_another_run(name: str, whole: Whole, tmp_path: Path) -> None:
-    first, folder = whole(name)
-    make(name, tmp_path, **{"train.seed": first.config.train.seed + 1}).learn()
-    losses = [[row.get("losses/total_loss") for row in rows(run)] for run in (tmp_path, folder)]
-    assert losses[0] != losses[1]
+def test_the_seed(name: str, checked: Checked) -> None:
+    checked(name).seed()
 
 
 @trainers

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from torch import Tensor
 
 from tests.contract.recipes import ONE_PROCESS, PROMPTS, RECIPES, make
 from tests.distributed.ranks import on_ranks, whole
+from trlx_like.testing.compare import apart
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
 """Metrics are relative to 1 where they are larger. Both runs round differently: sums over processes, and the norm."""
@@ -100,24 +100,6 @@ def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any
         exported[file] = load_file(folder / file) if file.endswith(".safetensors") else None  # type: ignore[assignment]
     metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
     return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported}
-
-
-def apart(one: Any, other: Any, place: str = "") -> float:
-    """Return the largest difference of two numbers or tensors at the same place of two trees of the same form."""
-    assert type(one) is type(other), place
-    if isinstance(one, Mapping):
-        assert list(one) == list(other), f"{place}: {set(one) ^ set(other)}"
-        return max((apart(value, other[name], f"{place}.{name}") for name, value in one.items()), default=0.0)
-    if isinstance(one, list | tuple):
-        assert len(one) == len(other), place
-        return max((apart(*pair, place) for pair in zip(one, other, strict=True)), default=0.0)
-    if isinstance(one, Tensor):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype), place
-        return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
-    if isinstance(one, float) and one == one and other == other:
-        return abs(one - other) / max(1.0, abs(one))
-    assert one == other or (one != one and other != other), f"{place}: {one!r} and {other!r}"
-    return 0.0
 
 
 def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:

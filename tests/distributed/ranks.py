@@ -1,56 +1,16 @@
-"""Several processes that know of each other, forked from the test: a start costs a tenth of a second, not ten."""
+"""Several processes that know of each other, forked from the test, and tensors that are divided over them."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import time
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
-from torch import distributed as dist
 
-from trlx_like.distributed.launcher import free_port
 from trlx_like.functional.parts import Part
+from trlx_like.testing.ranks import on_ranks as on_ranks
 
 # A process that has started threads of OpenMP cannot be forked.
 torch.set_num_threads(1)
-
-
-def on_ranks(
-    function: Callable[..., Any], *args: Any, processes: int = 2, timeout: float = 120, exits: bool = False
-) -> list[Any]:
-    """What `function(rank, *args)` returns on each rank. Processes that do not end within `timeout` seconds fail.
-
-    exits: gives the exit code in place of the result where a rank ends with SystemExit.
-    """
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    context = multiprocessing.get_context("fork")
-    children, pipes = [], []
-    for rank in range(processes):
-        receiver, sender = context.Pipe(duplex=False)
-        variables = {**address, "WORLD_SIZE": str(processes), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        child = context.Process(target=_run, args=(sender, variables, function, rank, *args), daemon=True)
-        child.start()
-        sender.close()
-        children.append(child)
-        pipes.append(receiver)
-    try:
-        outcomes = _gather(pipes, time.monotonic() + timeout)
-    finally:
-        for child in children:
-            child.join(timeout=5 if child.exitcode is None else None)
-            child.kill()
-    failed = [f"rank {rank} {kind}:\n{value}" for rank, (kind, value) in enumerate(outcomes) if kind != "returned"]
-    if failed and not (exits and all(kind in ("returned", "exited") for kind, _ in outcomes)):
-        pytest.fail("\n".join(failed))
-    return [value for _, value in outcomes]
 
 
 def whole(backend: Any, tree: Any) -> Any:
@@ -61,32 +21,3 @@ def whole(backend: Any, tree: Any) -> Any:
     if isinstance(tree, dict):
         return type(tree)((name, whole(backend, value)) for name, value in tree.items())
     return [whole(backend, value) for value in tree] if isinstance(tree, list) else tree
-
-
-def _gather(pipes: list[Connection], deadline: float) -> list[tuple[str, Any]]:
-    outcomes: dict[int, tuple[str, Any]] = {}
-    while len(outcomes) < len(pipes) and time.monotonic() < deadline:
-        left = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in outcomes}
-        for pipe in wait(list(left), timeout=max(0.0, deadline - time.monotonic())):
-            assert isinstance(pipe, Connection)
-            try:
-                outcomes[left[pipe]] = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                outcomes[left[pipe]] = ("died", "")
-    return [outcomes.get(rank, ("hung", "")) for rank in range(len(pipes))]
-
-
-def _run(sender: Connection, variables: dict[str, str], function: Callable[..., Any], *args: Any) -> None:
-    os.environ.update(variables)
-    AcceleratorState._reset_state(reset_partial_state=True)  # the test's own process is alone
-    GradientState._reset_state()
-    try:
-        outcome = ("returned", function(*args))
-    except SystemExit as stopped:
-        outcome = ("exited", stopped.code)
-    except BaseException:
-        outcome = ("failed", traceback.format_exc())
-    sender.send_bytes(pickle.dumps(outcome))
-    sender.close()
-    if dist.is_initialized() and outcome[0] != "failed":
-        dist.destroy_process_group()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import LORA, RECIPES, kinds, make
+from tests.contract.recipes import LORA, RECIPES, checks, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
+from trlx_like.testing.checks import WHOLE_ROUND
 from trlx_like.tracking import check_ledger
 from trlx_like.tracking.jsonl import FILES
 
@@ -19,26 +20,11 @@ trainers = pytest.mark.parametrize("name", list(RECIPES))
 FEW = ("DDPOTrainer", "DPOTrainer", "PPOTrainer")
 """Of images, of pairs, of rollouts."""
 AUTO = {"train.resume_from_checkpoint": "auto"}
-# One batch is the whole round, so that one process and two step on the same global batch whatever their order.
-# Plain gradient descent: Adam divides by roots of squares, and makes much of a rounding error near 0.
-WHOLE_ROUND = {"train.batch_size": 6, "optimizer.name": "sgd", "optimizer.kwargs": {"lr": 0.1}}
 
 
 def own_metrics(trainer: Any) -> dict[str, float]:
     """What was logged last, without what a clock says."""
     return {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
-
-
-def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Weights and metrics after two rounds on given experience, of which each process has its share."""
-    trainer = make(name, folder, **WHOLE_ROUND, **changes)
-    trainer.push_to_store(trainer.world.share(list(elements)))
-    metrics = []
-    for _ in range(2):
-        trainer.begin_round()
-        trainer.progress.in_round = False  # of the second round it is not fresh, and ratios are not 1
-        metrics += [trainer.optimize(batch) for batch in trainer.round_batches()]
-    return {"weights": trainer.model.state_dict(), "metrics": metrics}
 
 
 @pytest.mark.parametrize(("name", "changes"), kinds().values(), ids=kinds())
@@ -52,20 +38,9 @@ def steps_on(rank: int, name: str, folder: Path, elements: Sequence[Any], change
     ],
 )
 def test_the_weights_are_those_of_one_process(
-    name: str, changes: dict[str, Any], count: int, minibatch_size: int | None, tmp_path: Path
+    name: str, changes: dict[str, Any], count: int, minibatch_size: int | None
 ) -> None:
-    source = make(name, tmp_path, **WHOLE_ROUND, **changes)
-    source.make_experience()
-    elements = source.store.elements[:count]
-    alone = steps_on(0, name, tmp_path, elements, changes)
-    changes = {**changes, "train.minibatch_size": minibatch_size}
-    first, second = on_ranks(steps_on, name, tmp_path, elements, changes)
-    assert len(alone["metrics"]) > 1
-    assert_same(second, first)
-    for key, weight in alone["weights"].items():
-        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
-    for got, expected in zip(first["metrics"], alone["metrics"], strict=True):
-        assert got == pytest.approx(expected, abs=1e-5)
+    checks(name, **changes).steps_on_processes(count, minibatch_size)
 
 
 def learn(rank: int, name: str, folder: Path, changes: dict[str, Any], stops: Sequence[int] = ()) -> dict[str, Any]:

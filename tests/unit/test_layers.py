@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reward_check": EVERYTHING - {"cli"} | {"check"},
     "command_group": GROUND,
     "compat": EVERYTHING - {"cli"},
+    "testing": EVERYTHING - {"cli"},
     "cli": EVERYTHING - {"cli"}
     | {"check", "cluster", "command_group", "compat", "continuation", "deep_check", "doctor", "records", "reproduce"}
     | {"__init__", "reward_check"},
