@@ -41,12 +41,16 @@ class Backend(Protocol):
     Attributes:
         sharded: Whether processes hold different parts of the weights. Then a backward pass of one process waits for
             the others.
+        reads_files: Whether `prepare` reads weights that are `Unread`, so that models are loaded without them.
     """
 
     sharded: bool
+    reads_files: bool
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device with the same weights on all processes, and divide them if it shards.
+
+        With `reads_files`, raise ConfigError on all processes if one cannot read its part of an `Unread` weight.
 
         Args:
             model: The model of the trainer. Losses call it itself, not its parts.

@@ -39,7 +39,7 @@ class DividedBackend:
         config: The complete configuration.
     """
 
-    sharded = True
+    sharded, reads_files = True, False
 
     def __init__(self, world: World, config: TRLConfig) -> None:
         self.world, self.config = world, config

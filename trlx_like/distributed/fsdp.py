@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, distributed as dist, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -25,7 +26,7 @@ from trlx_like.distributed.divided import DividedBackend, refuse_replacing, refu
 from trlx_like.distributed.replicated import ReplicatedBackend
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
-from trlx_like.functional.parts import Part, flat_range
+from trlx_like.functional.parts import Part, Unread, flat_range
 
 
 class ShardedBackend(DividedBackend):
@@ -39,6 +40,8 @@ class ShardedBackend(DividedBackend):
         ConfigError: If "hybrid" does not fit the processes.
     """
 
+    reads_files = True
+
     def __init__(self, world: World, config: TRLConfig) -> None:
         super().__init__(world, config)
         self.mesh = _mesh(world, config)
@@ -46,6 +49,7 @@ class ShardedBackend(DividedBackend):
         self.model: nn.Module | None = None
         self._units: list[FSDPModule] = []
         self._before: torch_fsdp.Attributes = {}
+        self._unreadable: Exception | None = None
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Divide the model, and the modules beside it as part of it, block by block."""
@@ -56,10 +60,10 @@ class ShardedBackend(DividedBackend):
             model.add_module(name, other)
         again = self.config.backend.shard != "gradients"
         for block in blocks(model):
-            self._place(block)
-            fully_shard(block, mesh=self.mesh, reshard_after_forward=again, **self._policies())
-        self._place(model)
-        fully_shard(model, mesh=self.mesh, reshard_after_forward=False, **self._policies())
+            self._divide(block, again)
+        self._divide(model, False)
+        if any(self.world.gather([self._unreadable is not None])):
+            raise self._unreadable or ConfigError("model.model_path: another process cannot read it, and says why.")
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         for part in self._units:
             # Losses are divided by the units of the global batch, so gradients are sums.
@@ -69,6 +73,25 @@ class ShardedBackend(DividedBackend):
         for name in names:
             delattr(model, name)
         self.model = model
+
+    def _divide(self, module: nn.Module, again: bool) -> None:
+        """Make a module a unit, and read this process's part of its weights that are still in files."""
+        unread = [
+            (part, name, weight)
+            for part in module.modules()
+            for name, weight in part._parameters.items()
+            if isinstance(weight, Unread)
+        ]
+        for _, _, weight in unread:  # memory that nothing is written to, of which this process's part remains
+            weight.data = torch.empty(weight.shape, dtype=weight.dtype, device=self.world.accelerator.device)
+        self._place(module)
+        fully_shard(module, mesh=self.mesh, reshard_after_forward=again, **self._policies())
+        for weight, divided in {weight: getattr(part, name) for part, name, weight in unread}.items():
+            own = self._updated(divided)
+            try:
+                own.values.copy_(own.like(weight.saved))
+            except (ConfigError, OSError, SafetensorError) as error:  # `prepare` raises it, as the others wait there
+                self._unreadable = error
 
     def _policies(self) -> dict[str, Any]:
         """Return the number format of sums of gradients, and where weights are kept."""
@@ -81,7 +104,7 @@ class ShardedBackend(DividedBackend):
     def _place(self, module: nn.Module) -> None:
         """Bring what is not divided yet to the device, with the values of the main process."""
         device = self.world.accelerator.device
-        tensors = [t for t in (*module.parameters(), *module.buffers()) if not isinstance(t, DTensor)]
+        tensors = [t for t in (*module.parameters(), *module.buffers()) if not isinstance(t, DTensor | Unread)]
         for tensor in tensors:
             tensor.data = tensor.data.to(device)
         self.world.same_weights(tensors)

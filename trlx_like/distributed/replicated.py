@@ -33,7 +33,7 @@ class ReplicatedBackend:
         config: The complete configuration.
     """
 
-    sharded = False
+    sharded, reads_files = False, False
 
     def __init__(self, world: World, config: TRLConfig) -> None:
         self.world = world
@@ -42,8 +42,7 @@ class ReplicatedBackend:
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
-        model.to(self.world.accelerator.device)
-        self.world.same_weights([*model.parameters(), *model.buffers()])
+        self.world.place(model)
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of the model that require a gradient."""

@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import Tensor, distributed as dist
+from torch import Tensor, distributed as dist, nn
 
 from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
+from trlx_like.functional.parts import Unread
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -178,6 +179,15 @@ class World:
         """Wait until every process has reached this call."""
         with self.meeting():
             self.accelerator.wait_for_everyone()
+
+    def place(self, module: nn.Module) -> None:
+        """Bring a module to the device of each process, with the weights of rank 0.
+
+        A module with weights that are still in files is left to `Backend.prepare`.
+        """
+        if not any(isinstance(weight, Unread) for weight in module.parameters()):
+            module.to(self.accelerator.device)
+            self.same_weights([*module.parameters(), *module.buffers()])
 
     def same_weights(self, parameters: Iterable[Tensor]) -> None:
         """Copy the weights of rank 0 to every process, in place."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,36 @@ class Saved:
 
     shape: tuple[int, ...]
     read: Callable[[int, int], Tensor]
+
+
+class Unread(nn.Parameter):
+    """A weight of which each process will read its own part. Make it with `unread`.
+
+    Until then all its numbers are one zero in memory, so that code which only needs shapes and devices can run.
+
+    Attributes:
+        saved: Reads its numbers.
+    """
+
+    saved: Saved
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unread:
+        """Return a copy that reads the same numbers."""
+        memo[id(self)] = copied = unread(self.saved, self.dtype, self.requires_grad)
+        return copied
+
+
+def unread(saved: Saved, dtype: torch.dtype, requires_grad: bool = True) -> Unread:
+    """Make a weight of zeros that take the memory of one number.
+
+    Args:
+        saved: Reads its numbers.
+        dtype: The format of its numbers.
+        requires_grad: Whether it is trained.
+    """
+    made = Unread(torch.zeros((), dtype=dtype).expand(saved.shape), requires_grad)
+    made.saved = saved
+    return made
 
 
 def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from trlx_like.models.reference import Fingerprint as Fingerprint, create_refere
 from trlx_like.models.saved_heads import HEADS_FILE as HEADS_FILE, read_heads as read_heads
 from trlx_like.models.sources import check_fit as check_fit, no_progress_bars as no_progress_bars
 from trlx_like.models.tokenizer import load_tokenizer as load_tokenizer
+from trlx_like.models.unread import lowest_blocks as lowest_blocks
 from trlx_like.models.value_head import (
     AutoModelForCausalLMWithValueHead as AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithValueHead as AutoModelForSeq2SeqLMWithValueHead,

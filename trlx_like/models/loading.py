@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,9 @@ from trlx_like.models.formats import (
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter, merged
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
+from trlx_like.models.unread import lowest_blocks, read_buffers, reads_weights, unread_weights, why_read
+
+logger = logging.getLogger(__name__)
 
 MODEL = "model.model_path"
 
@@ -44,7 +48,7 @@ def check_model(config: ModelConfig) -> None:
         check_formats(config)
 
 
-def load_trained_model(config: ModelConfig) -> PreTrainedModel:
+def load_trained_model(config: ModelConfig, unread: bool = False) -> PreTrainedModel:
     """Load the model that is to be trained, with a trainable adapter if there is one.
 
     There is one if `model.peft_config` asks for a new one, or if `model.model_path` comes with one, which is then
@@ -52,6 +56,7 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
 
     Args:
         config: The section `model`.
+        unread: As for `load_model`.
 
     Returns:
         The model.
@@ -63,7 +68,7 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
     path = config.model_path
     if is_python_name(path):
         path = import_name(path, MODEL)()
-    lm = load_model(path, config)
+    lm = load_model(path, config, unread=unread and not reads_weights(config.peft_config))
     if config.peft_config is not None:
         add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
     elif has_adapter(lm):
@@ -72,7 +77,7 @@ def load_trained_model(config: ModelConfig) -> PreTrainedModel:
     return lm
 
 
-def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTrainedModel:
+def load_model(path: Any, config: ModelConfig, option: str = MODEL, unread: bool = False) -> PreTrainedModel:
     """Load a language model in the format that `model.dtype` and `model.quantization` say.
 
     Args:
@@ -80,6 +85,7 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTraine
             it is), or `module:function` that returns one of these.
         config: The section `model`.
         option: The name of the option in errors.
+        unread: Leave weights in their files, as `Unread` parameters, if they are in files of safetensors.
 
     Returns:
         The model.
@@ -100,12 +106,27 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL) -> PreTraine
     else:
         if isinstance(path, str) and Path(path).is_dir():
             inspect_model(path, config, option)  # before memory is filled with what turns out to be random
-        lm = _loaded(path, config, option)
+        lm = _left_unread(path, config, option) if unread else _loaded(path, config, option)
         prepare_quantized(lm, config)
     require_finite(lm, place)
     if config.model_arch_type == "causal":
-        require_causal(lm, place)
+        require_causal(lowest_blocks(lm, 1), place)
     return fuse_gelu(lm)
+
+
+def _left_unread(path: Any, config: ModelConfig, option: str) -> PreTrainedModel:
+    """Load a model whose weights stay in their files; where that cannot be, say why and read them."""
+    if isinstance(path, PretrainedConfig) or config.quantization is not None or base_of(path) is not None:
+        why: str | None = "its weights are random, quantized or those of an adapter"
+    else:
+        with unread_weights():
+            lm = _loaded(path, config, option)
+        read_buffers(lm)
+        if (why := why_read(lm)) is None:
+            return lm
+        del lm
+    logger.info("Every process reads all weights of %s (%s), and then drops what it does not hold.", _shown(path), why)
+    return _loaded(path, config, option)
 
 
 def _loaded(path: Any, config: ModelConfig, option: str, quantized: bool = True, **more: Any) -> PreTrainedModel:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head, run_base
 from trlx_like.models.merging import has_adapter
@@ -184,6 +185,17 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
 
 
+class Summing(Protocol):
+    """What `Fingerprint` needs of the processes of a run."""
+
+    rank: int
+    size: int
+
+    def sum(self, values: Iterable[float]) -> list[float]:
+        """Sum numbers over processes."""
+        ...
+
+
 class Fingerprint:
     """Two sums over frozen weights, saved in checkpoints to detect that a resumed run has loaded other weights.
 
@@ -193,15 +205,22 @@ class Fingerprint:
     Args:
         modules: The modules with the weights.
         name: What they are, for the error.
+        world: The processes of the run, which share the reading of weights that are still in files.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], name: str = "the reference") -> None:
+    def __init__(self, modules: Iterable[nn.Module], name: str = "the reference", world: Summing | None = None) -> None:
         self.name = name
-        self.sums = [0.0, 0.0]
-        for weight in (parameter.detach() for module in modules for parameter in module.parameters()):
+        own, unread = [0.0, 0.0], [0.0, 0.0]
+        for parameter in (parameter for module in modules for parameter in module.parameters()):
+            weight, sums = parameter.detach(), own
+            if isinstance(parameter, Unread):
+                assert world is not None
+                weight, sums = parameter.saved.read(*flat_range(weight.shape, world.rank, world.size)), unread
             # One weight at a time: a float64 copy of a large model would not fit into memory.
-            self.sums[0] += float(weight.sum(dtype=torch.float64))
-            self.sums[1] += float(weight.abs().sum(dtype=torch.float64))
+            sums[0] += float(weight.sum(dtype=torch.float64))
+            sums[1] += float(weight.abs().sum(dtype=torch.float64))
+        shared = unread if world is None else world.sum(unread)
+        self.sums = [one + other for one, other in zip(own, shared, strict=True)]
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sums."""

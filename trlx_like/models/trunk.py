@@ -22,6 +22,7 @@ from trlx_like.models.layout import (
     run_base,
 )
 from trlx_like.models.top_blocks import PassThrough
+from trlx_like.models.unread import lowest_blocks
 
 
 class _Entry(PassThrough):
@@ -118,5 +119,6 @@ def make_trunk(lm: PreTrainedModel, heads: Sequence[int] = ()) -> Trunk | str:
         entering = run_base(lm, probe(lm), [lowest])[1][lowest]
     if entering.hidden.requires_grad:
         return "weights below the blocks are trained"
-    trunk = Trunk(lm, lowest)
-    return trunk if trunk.agrees() else f"blocks of {type(lm).__name__} read more than the states of the block below"
+    trunk, small = Trunk(lm, lowest), lowest_blocks(lm, 2)
+    agrees = (trunk if small is lm else Trunk(small, 1)).agrees()
+    return trunk if agrees else f"blocks of {type(lm).__name__} read more than the states of the block below"

@@ -18,7 +18,7 @@ from trlx_like.data import Completion, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
-from trlx_like.models import LanguagePolicy, keeps_packed_apart
+from trlx_like.models import LanguagePolicy, keeps_packed_apart, lowest_blocks
 from trlx_like.models.neftune import noisy_embeddings
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.formatting import formatted
@@ -81,7 +81,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         if self.seq2seq and self.method.packing:
             raise ConfigError("method.packing: an encoder-decoder would mix packed samples; set it to false.")
         super().build(tokenizer)
-        if self.method.packing and not keeps_packed_apart(self.model.lm):
+        if self.method.packing and not keeps_packed_apart(lowest_blocks(self.model.lm, 2)):
             family = type(self.model.lm).__name__
             raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,11 +79,10 @@ class TextTrainer(BaseRLTrainer[E]):
         self.read_inputs(tokenizer)
         model = self.config.model
         with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
-            lm = load_trained_model(model)
+            lm = load_trained_model(model, self.run.backend.reads_files)
         if has_adapter(lm):  # the model beside it is not in checkpoints
-            lm.to(self.device)  # type: ignore[arg-type]
-            self.world.same_weights([*lm.parameters(), *lm.buffers()])
-            self.state.register("base", Fingerprint([lm], "what the adapter is for"))
+            self.world.place(lm)
+            self.state.register("base", Fingerprint([lm], "what the adapter is for", self.world))
         if not self.keep_dropout:
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
@@ -177,16 +177,15 @@ class TextTrainer(BaseRLTrainer[E]):
         """
         self.load_reference()
         modules = self.model.reference_modules()
-        kept = self.run.backend.stateful(nn.ModuleList(modules)) if moving else Fingerprint(modules)
+        kept = self.run.backend.stateful(nn.ModuleList(modules)) if moving else Fingerprint(modules, world=self.world)
         self.state.register("reference", kept, small=not moving)
 
     def load_reference(self) -> None:
         """Load the reference to the device of this process, without adding it to checkpoints."""
-        path = self.config.model.ref_model_path
-        self.model.add_reference(None if path is None else load_model(path, self.config.model, "model.ref_model_path"))
+        path, load = self.config.model.ref_model_path, partial(load_model, unread=self.run.backend.reads_files)
+        self.model.add_reference(None if path is None else load(path, self.config.model, "model.ref_model_path"))
         for module in self.model.reference_modules():
-            module.to(self.device)
-            self.world.same_weights([*module.parameters(), *module.buffers()])
+            self.world.place(module)
 
     # Prompts.
 
