@@ -47,15 +47,32 @@ def test_a_run_of_trlx(here: Path) -> None:
         "changed method.name: 'ppoconfig' -> 'PPOConfig' (the name here)",
         "changed method.scale_reward: 'ignored' -> null (the value that switches it off)",
         "changed method.cliprange_reward: false -> null (the value that switches it off)",
-        "other meaning: train.batch_size (32) counts all processes together, and in trlX each: times the number of "
-        "processes for the same run",
-        "other meaning: method.num_rollouts (128) counts all processes together, and in trlX each: times the number of "
-        "processes for the same run",
+        "other meaning: train.batch_size (32) counts all processes together, and in trlX each: --num-processes N "
+        "multiplies it for the same run",
+        "other meaning: method.num_rollouts (128) counts all processes together, and in trlX each: --num-processes N "
+        "multiplies it for the same run",
         "other meaning: train.minibatch_size no longer changes the gradient, which trlX made 4 times as large by it",
         "other meaning: method.target: the KL weight adapts once a round, and in trlX in each pass over it",
         "other meaning: the KL reference is the policy's own start; in trlX another network for num_layers_unfrozen -1 "
         "and 0",
     ]
+
+
+def test_the_batches_of_several_processes(here: Path) -> None:
+    (here / "old.yml").write_text(PPO)
+    one, made = TRLConfig.from_dict(yaml.safe_load(migrate(here / "old.yml")[0])), here / "new.yml"
+    words = ["migrate", str(here / "old.yml"), "--num-processes", "4", "--to", str(made)]
+    done = CliRunner().invoke(app, words)
+    config = TRLConfig.load_yaml(made)
+    assert (config.train.batch_size, config.method.to_dict()["num_rollouts"]) == (4 * 32, 4 * 128)
+    assert config == one.evolve(train={"batch_size": 128}, method={"num_rollouts": 512})
+    assert "changed train.batch_size: 32 -> 128 (trlX: on each of 4 processes)" in done.stdout
+    assert "changed method.num_rollouts: 128 -> 512 (trlX: on each of 4 processes)" in done.stdout
+    assert "counts all processes" not in done.stdout and "made 4 times as large" in done.stdout
+    made.write_text("distributed_type: NO")
+    for file in (made, here):
+        done = CliRunner().invoke(app, ["migrate", str(file), "--num-processes", "4", "--to", str(here / "x")])
+        assert done.exit_code == 2 and "--num-processes (4) is for the configuration of a run" in done.output
 
 
 def test_what_a_run_of_trlx_cannot_take_along(here: Path) -> None:
@@ -104,12 +121,16 @@ NODES = {
         (
             {"gpu_ids": "0,2", "num_processes": 2},
             {"backend": {"mixed_precision": "bf16"}},
-            ["run it with: CUDA_VISIBLE_DEVICES=0,2 trlx-like train FILE --num-processes 2"],
+            [
+                "to count batches as trlX does: trlx-like migrate RUN.yml --num-processes 2",
+                "run it with: CUDA_VISIBLE_DEVICES=0,2 trlx-like train FILE --num-processes 2",
+            ],
         ),
         (
             {"distributed_type": "FSDP", "fsdp_config": SHARDED, "mixed_precision": False, **NODES},
             {"backend": {"kind": "fsdp", "shard": "gradients", "offload": "all", "gradient_checkpointing": True}},
             [
+                "to count batches as trlX does: trlx-like migrate RUN.yml --num-processes 8",
                 "run it with: trlx-like launch FILE --nodes 2 --gpus 4 --node 1 --address 10.0.0.1 --port 29500",
             ],
         ),
@@ -122,6 +143,7 @@ NODES = {
             {"backend": {"kind": "fsdp", "shard": "gradients"}},
             [
                 "dropped mixed_precision: fp8 (there is fp16 and bf16)",
+                "to count batches as trlX does: trlx-like migrate RUN.yml --num-processes 8",
                 "run it with: trlx-like train FILE --num-processes 8",
             ],
         ),
@@ -150,6 +172,7 @@ NODES = {
                 "dropped offload_param_device: nvme (there is the CPU's memory)",
                 "dropped gradient_accumulation_steps (train.minibatch_size says what goes through at once)",
                 "dropped dynamo_backend: 'INDUCTOR' (nothing here follows it)",
+                "to count batches as trlX does: trlx-like migrate RUN.yml --num-processes 8",
                 "run it with: trlx-like train FILE --num-processes 8",
             ],
         ),
@@ -158,6 +181,7 @@ NODES = {
             {"backend": {"device": "cpu"}},
             [
                 "dropped distributed_type: MEGATRON_LM (there is ddp, fsdp and deepspeed)",
+                "to count batches as trlX does: trlx-like migrate RUN.yml --num-processes 8",
                 "run it with: trlx-like train FILE --num-processes 8",
             ],
         ),

@@ -230,7 +230,7 @@ TRIED = {
     "a reward function `(prompts": "compat/test_trl.py::test_a_reward_function_of_trl",
     "`WinRateCallback`": "unit/trainers/test_online_dpo.py::test_the_win_rate_is_the_judges",
     "`LogCompletionsCallback`": "compat/test_trl.py::test_what_it_does_not_have_says_what_to_use",
-    "`trainer.add_callback": "unit/trainers/test_base.py::test_callbacks_are_called_in_order",
+    "`trainer.add_callback": "unit/trainers/test_base.py::test_what_is_no_callback_is_refused",
     "`examples/scripts/dpo_online": "compat/test_trl.py::test_the_script_of_the_page",
     "`examples/scripts/evals": "unit/rewards/test_llm_judge.py",
     "`transformers chat`": "unit/test_cli_runs.py",

@@ -12,6 +12,7 @@ import torch
 
 from tests.contract.runs import rows
 from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
+from trlx_like import default_ppo_config
 from trlx_like.compat.trl import (
     AutoModelForCausalLMWithValueHead,
     LengthSampler,
@@ -53,6 +54,26 @@ def test_the_quick_start(folder: str, tmp_path: Path) -> None:
     assert trainer.generate(query[0]).shape[0] == 1
     whole = trainer.generate(query[0])[0]
     assert torch.equal(whole[: query.shape[1]], query[0]) and len(whole) > query.shape[1]
+    trainer.close()
+
+
+def test_the_value_head_of_the_model_is_trained_further(folder: str, tmp_path: Path) -> None:
+    """Also one that TRL has saved; an exported model has it again."""
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    with torch.no_grad():
+        model.v_head.summary.weight.fill_(0.25)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "saved")
+    trainer = PPOTrainer(PPOConfig(**{**SMALL, "output_dir": str(tmp_path / "run")}), loaded, None, tiny_tokenizer())
+    queries = [torch.tensor([3, 4])] * 4
+    responses = trainer.generate(queries, return_prompt=False)
+    weight = trainer.model.heads["value"].summary.weight
+    assert weight is loaded.v_head.summary.weight and bool((weight == 0.25).all())
+    trainer.step(queries, responses, [1.0, 0.0, 1.0, 0.0])
+    assert bool((weight != 0.25).all())
+    trainer.save_pretrained(tmp_path / "out")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "out")
+    assert torch.equal(again.v_head.summary.weight, weight)
     trainer.close()
 
 
@@ -136,10 +157,16 @@ def test_what_cannot_be_followed_is_said(folder: str, tmp_path: Path) -> None:
     PPOConfig(tracker_kwargs={}, optimize_cuda_cache=True)
     with pytest.raises(ConfigError, match=r"PPOConfig.learning_ratee \(0\): is unknown"):
         PPOConfig(learning_ratee=0)
+    with pytest.raises(
+        ConfigError, match=r"model.model_path: is a AutoModelForCausalLMWithValueHead, .* .pretrained_m"
+    ):
+        default_ppo_config().evolve(model={"model_path": AutoModelForCausalLMWithValueHead(tiny_lm())})
     lm = tiny_lm()
     options = {**SMALL, "output_dir": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=r"optimizer \(LBFGS\): only a class"):
         PPOTrainer(PPOConfig(**options), lm, optimizer=torch.optim.LBFGS(lm.parameters()))
+    with pytest.raises(ConfigError, match="lr_scheduler: name it in the section scheduler"):
+        PPOTrainer(PPOConfig(**options), lm, lr_scheduler=object())
     with pytest.raises(ConfigError, match="model.ref_model_path: is the model that is trained"):
         PPOTrainer(PPOConfig(**options), lm, lm, tiny_tokenizer())
     trainer = PPOTrainer(PPOConfig(**options), lm, None, tiny_tokenizer(), dataset=[{"text": "a"}], num_shared_layers=1)

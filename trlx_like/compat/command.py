@@ -18,6 +18,12 @@ def migrate(
         ),
     ],
     to: Annotated[Path | None, typer.Option("--to", help="The new file or folder; a checkpoint needs it.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num-processes", min=1, help="How many processes trlX ran with: its batches are of each, ours of all."
+        ),
+    ] = None,
 ) -> None:
     """Turn a file of trlX into one for trlx-like.
 
@@ -29,12 +35,14 @@ def migrate(
 
         if to is not None and to.exists():
             raise ConfigError(f"--to {to}: there is something already; give a new file.")
-        text, notes = translated(file)
+        text, notes = translated(file, processes)
         if to is not None:
             to.write_text(text, encoding="utf-8")
         else:
             typer.echo(text, nl=False)
     else:
+        if processes is not None:
+            raise ConfigError(f"--num-processes ({processes}) is for the configuration of a run, unlike {file}.")
         if to is None:
             raise ConfigError("--to is missing: the folder that the model is written to.")
         from trlx_like.compat.checkpoints import migrate_checkpoint

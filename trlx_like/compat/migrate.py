@@ -24,23 +24,27 @@ Migration = tuple[str, list[str]]
 """The text of the new file, and a line for each thing that was changed, lost, or now means something else."""
 
 
-def migrate(file: str | Path) -> Migration:
+def migrate(file: str | Path, processes: int | None = None) -> Migration:
     """Translate a YAML file.
 
     Args:
         file: A configuration of trlX, a configuration of accelerate, or a sweep file of trlX (Ray Tune).
+        processes: How many processes trlX ran with; None: unknown. Sizes of a run that trlX counts on each of them are
+            then multiplied, as they count all processes here.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If it is none of these, or `processes` is given for a file that is no configuration of a run.
     """
     values = _read(file)
     kinds: dict[str, Callable[[dict[str, Any]], Migration]] = {
         "tune_config": _sweep,
         "distributed_type": _accelerate,
-        "method": _run,
+        "method": lambda run: _run(run, processes),
     }
     for key, translate in kinds.items():
         if key in values:
+            if processes is not None and key != "method":
+                raise ConfigError(f"--num-processes ({processes}) is for the configuration of a run, unlike {file}.")
             return translate(values)
     raise ConfigError(
         f"{file}: this is no configuration of trlX (method, train, ...), of accelerate (distributed_type) or of a "
@@ -79,15 +83,21 @@ _WHY = {
 }
 
 
-def _meanings(values: Mapping[str, Any]) -> Iterator[str]:
+_PER_PROCESS = (("train", "batch_size"), ("method", "num_rollouts"))
+"""Options that count the samples of all processes here, and in trlX those of each."""
+
+
+def _meanings(values: Mapping[str, Any], processes: int | None) -> Iterator[str]:
     """Yield a line for each option that keeps its name and value and means something else."""
     train, method = values.get("train", {}), values.get("method", {})
-    per_process = "counts all processes together, and in trlX each: times the number of processes for the same run"
-    for section, key in (("train", "batch_size"), ("method", "num_rollouts")):
+    for section, key in _PER_PROCESS if processes is None else ():
         if key in values.get(section, {}):
-            yield f"{section}.{key} ({shown(values[section][key])}) {per_process}"
+            yield (
+                f"{section}.{key} ({shown(values[section][key])}) counts all processes together, and in trlX each: "
+                "--num-processes N multiplies it for the same run"
+            )
     if train.get("minibatch_size") not in (None, train.get("batch_size")):
-        times = -(-train["batch_size"] // train["minibatch_size"])
+        times = -(-train["batch_size"] // (processes or 1) // train["minibatch_size"])
         yield f"train.minibatch_size no longer changes the gradient, which trlX made {times} times as large by it"
     if method.get("target") is not None:
         yield "method.target: the KL weight adapts once a round, and in trlX in each pass over it"
@@ -97,9 +107,16 @@ def _meanings(values: Mapping[str, Any]) -> Iterator[str]:
         yield "the KL reference is the policy's own start; in trlX another network for num_layers_unfrozen -1 and 0"
 
 
-def _run(values: dict[str, Any]) -> Migration:
+def _run(values: dict[str, Any], processes: int | None = None) -> Migration:
     """Translate a configuration of a run."""
     notes: list[str] = []
+    for section, key in _PER_PROCESS:
+        own = values.get(section, {}).get(key)
+        if processes is not None and isinstance(own, int):
+            values[section][key] = own * processes
+            notes.append(
+                f"changed {section}.{key}: {own} -> {own * processes} (trlX: on each of {processes} processes)"
+            )
     for (section, key), (value, why) in _ADDED.items():
         part = values.setdefault(section, {})
         if key not in part:
@@ -121,7 +138,7 @@ def _run(values: dict[str, Any]) -> Migration:
             if value != (before := plain(values[section][key])):
                 why = _WHY.get((section, key), "the same value")
                 notes.append(f"changed {section}.{key}: {shown(before)} -> {shown(value)} ({why})")
-    return as_yaml(written), notes + lost + [f"other meaning: {line}" for line in _meanings(written)]
+    return as_yaml(written), notes + lost + [f"other meaning: {line}" for line in _meanings(written, processes)]
 
 
 def _dropped(train: dict[str, Any]) -> Iterator[str]:
@@ -198,6 +215,8 @@ def _accelerate(values: dict[str, Any]) -> Migration:
     for key, value in values.items():
         if key not in _LAUNCH and value not in (None, False, {}, "NO", "no"):
             notes.append(f"dropped {key}: {shown(value)} (nothing here follows it)")
+    if (processes := int(values.get("num_processes") or 1)) > 1:
+        notes.append(f"to count batches as trlX does: trlx-like migrate RUN.yml --num-processes {processes}")
     notes.append(f"run it with: {_command(values)}")
     parts = {"backend": backend, "train": train}
     return as_yaml({name: part for name, part in parts.items() if part}), notes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trlx_like.checkpoint import seed_everything as set_seed
@@ -157,7 +157,7 @@ class PPOTrainer(ppo.PPOTrainer):
 
     Args:
         config: Options; None are TRL's defaults.
-        model: A model with a value head, whose language model is trained with a new value head; a model; or a name.
+        model: A model with a value head, which is trained further; a model, or a name, which get a new head.
         ref_model: The reference; None: the model as it is given.
         tokenizer: The tokenizer.
         dataset: Rows for `dataloader`.
@@ -194,7 +194,15 @@ class PPOTrainer(ppo.PPOTrainer):
         if getattr(getattr(policy, "config", None), "is_encoder_decoder", False):
             more["model"] = {**more.get("model", {}), "model_arch_type": "seq2seq"}
         self.dataset, self.data_collator = dataset, data_collator
+        self.given_head: nn.Module | None = getattr(model, "v_head", None)
         super().__init__(options.config(policy, reference, **more), tokenizer=tokenizer)
+
+    def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
+        """Return the value head that the model came with, or a new one."""
+        if self.given_head is None:
+            return super().heads(hidden_size, vocabulary)
+        self.world.same_weights(self.given_head.parameters())  # each process may have drawn its own
+        return {"value": self.given_head}
 
     @property
     def dataloader(self) -> Iterable[Any]:  # type: ignore[override]

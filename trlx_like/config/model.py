@@ -22,6 +22,8 @@ def _model_source(value: Any) -> Any:
     """Accept a name, a configuration or a model, recognised by attributes so that transformers is not imported."""
     if isinstance(value, str) and value.strip():
         return value
+    if hasattr(value, "pretrained_model"):
+        raise ValueError(f"is a {type(value).__name__}, and trainers make their heads; give its .pretrained_model.")
     if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):
         raise ValueError
     return value

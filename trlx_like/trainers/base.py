@@ -33,7 +33,7 @@ from trlx_like.errors import (
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.best import exhausted, note_best
-from trlx_like.trainers.callbacks import Callback, call
+from trlx_like.trainers.callbacks import Callback, call, checked
 from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
@@ -88,7 +88,7 @@ class BaseRLTrainer(Verbs[E]):
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
         self.logit_mask = logit_mask
-        self.callbacks = [*callbacks, *[ProbeMemory()] * config.train.probe_memory]
+        self.callbacks = [*checked(callbacks), *[ProbeMemory()] * config.train.probe_memory]
         self.data = {name: value for name, value in data.items() if value is not None}
         refuse_unused(type(self), dict(sorted(self.data.items())), self.stop_sequences)
         if self.offline:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trlx_like.errors import ConfigError
+
 
 class Callback:
     """Act at fixed points of training: derive from this class and override the hooks that you need.
@@ -38,6 +40,21 @@ class Callback:
 
     def on_train_end(self, trainer: Any) -> None:
         """Act after the last step."""
+
+
+HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def checked(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return callbacks as a list; ConfigError for an object without the hooks, such as one of transformers."""
+    for callback in callbacks:
+        if isinstance(callback, type) or not all(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise ConfigError(
+                f"callbacks: {name} is no Callback: pass an object of a class that derives from trlx_like.Callback, "
+                f"whose hooks are {', '.join(HOOKS)}."
+            )
+    return list(callbacks)
 
 
 def call(callbacks: Sequence[Callback], hook: str, trainer: Any, *args: Any) -> bool:

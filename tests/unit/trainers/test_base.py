@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from tests.contract.recipes import make
 from tests.contract.runs import assert_same, rows, state_of
@@ -313,6 +314,13 @@ def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
         *("begin", "evaluate", "made 1", "step 1", "made 2", "step 2", "best_checkpoint", "evaluate"),
         *("made 3", "step 3", "best_checkpoint", "evaluate", "checkpoint_3", "end"),
     ]
+
+
+@pytest.mark.parametrize("callback", [TrainerCallback(), Diary], ids=["transformers", "class"])
+def test_what_is_no_callback_is_refused(callback: Any, tmp_path: Path) -> None:
+    name = getattr(callback, "__name__", "TrainerCallback")
+    with pytest.raises(ConfigError, match=rf"callbacks: {name} is no Callback: .*on_experience, on_step, on_evaluate"):
+        line(tmp_path, callbacks=[callback])
 
 
 def test_a_callback_can_end_the_run(tmp_path: Path) -> None:
