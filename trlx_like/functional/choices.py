@@ -90,7 +90,16 @@ def by_row(steps: Sequence[tuple[Tensor, Tensor]], mask: Tensor) -> tuple[Tensor
     real = mask.T.flatten().repeat_interleave(sizes.flatten())
     row = torch.arange(rows, device=words.device).repeat(width).repeat_interleave(sizes.flatten())[real]
     sizes = sizes.T * mask
-    parts = words[real][row.argsort(stable=True)].split(sizes.sum(dim=1).tolist())
+    return packed(words[real], row, sizes)
+
+
+def packed(words: Tensor, row: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Arrange words by rows, in their order. The arguments are words and the row of each [L], and `sizes` [B, R].
+
+    Returns:
+        As `by_row`.
+    """
+    parts = words[row.argsort(stable=True)].split(sizes.sum(dim=1).tolist())
     return pad_sequence(list(parts), batch_first=True), sizes.int()
 
 

@@ -1,76 +1,132 @@
-"""A key-value cache that grows geometrically instead of being copied for every token."""
+"""A key-value cache whose rows leave when they are finished and come when there is room, in memory allocated once."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
+import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 
-class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer [B, heads, T, width] in buffers that double when they are full.
+class RowLayer(DynamicLayer):
+    """Keys and values of one layer [n, heads, T, width], which are a part of buffers that are allocated once.
 
-    `DynamicLayer` of transformers copies its whole content for every token, so the cost of a token grows with the
-    number of tokens before it.
+    They are the first n rows of the buffers and their columns from `start` to `end`. `DynamicLayer` of transformers
+    copies its whole content for every token instead.
 
     Args:
-        longest: The expected number of tokens at the end. Buffers do not grow beyond it unless more tokens come.
+        rows: The most rows at a time.
+        columns: How many tokens a row has room for.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, rows: int, columns: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.longest = longest
+        self.most, self.columns = rows, columns
+        self.rows = self.start = self.end = 0
+        self.room: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, heads, t, width]; return all of them so far."""
-        if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            self.room, self.length = [key_states, value_states], key_states.shape[-2]
-        else:
-            self._append(key_states, value_states)
-        self.keys, self.values = (held[..., : self.length, :] for held in self.room)
+        """Append keys and values [n, heads, t, width]; return all of them that are visible."""
+        before, self.end = self.end, self.end + key_states.shape[-2]
+        for held, new in zip(self.room, (key_states, value_states), strict=True):
+            held[: self.rows, :, before : self.end] = new
+        return self.show(self.start)
+
+    def show(self, start: int) -> tuple[Tensor, Tensor]:
+        """Hide the columns before `start`; return the visible keys and values."""
+        self.start = start
+        self.keys, self.values = (held[: self.rows, :, start : self.end] for held in self.room)
         return self.keys, self.values
 
-    def _append(self, *states: Tensor) -> None:
-        """Append to the buffers, after enlarging them if they are full."""
-        before, self.length = self.length, self.length + states[0].shape[-2]
-        if self.length > self.room[0].shape[-2]:
-            size = max(self.length, min(2 * self.length, self.longest))
-            full, self.room = self.room, [_larger(held, size) for held in self.room]
-            for held, old in zip(self.room, full, strict=True):
-                held[..., :before, :] = old[..., :before, :]
+    def admit(self, states: Sequence[Tensor], index: Tensor) -> None:
+        """Add a row for each entry of `index`: that row of other keys and values, which end at the same column."""
+        if not self.room:
+            # Zeros, because a hidden column is multiplied by 0, which would keep a NaN.
+            sizes = [(self.most, held.shape[1], self.columns, held.shape[3]) for held in states]
+            self.room = [held.new_zeros(size) for held, size in zip(states, sizes, strict=True)]
+            self.dtype, self.device, self.is_initialized = states[0].dtype, states[0].device, True
+        width, before = states[0].shape[2], self.rows
+        self.rows, self.end = before + len(index), max(self.end, width)
         for held, new in zip(self.room, states, strict=True):
-            held[..., before : self.length, :] = new
+            held[before : self.rows, :, : self.end - width] = 0  # what finished rows have left there
+            held[before : self.rows, :, self.end - width : self.end] = new[index]
+
+    def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:
+        """Keep the first `rows` rows, after the rows `movers` behind them have taken the places `holes`."""
+        for held in self.room if len(holes) else []:
+            held[holes, :, self.start : self.end] = held[movers, :, self.start : self.end]
+        self.rows = rows
+
+    def shift(self) -> None:
+        """Move the visible columns to the beginning of the buffers."""
+        for held in self.room:
+            held[: self.rows, :, : self.end - self.start] = held[: self.rows, :, self.start : self.end].clone()
+        self.start, self.end = 0, self.end - self.start
 
 
-def _larger(held: Tensor, size: int) -> Tensor:
-    """Allocate an uninitialised buffer like `held` with room for `size` tokens."""
-    return held.new_empty(*held.shape[:-2], size, held.shape[-1])
-
-
-def growing_cache(lm: PreTrainedModel, config: GenerationConfig, longest: int) -> Cache | None:
-    """Make a growing cache for one call of `generate()`, or return None if the model cannot use one.
+class RowCache(DynamicCache):
+    """Keys and values of rows that end at the same column, each of which begins at a column of its own.
 
     Args:
-        lm: The language model that generates.
-        config: The options of the call.
-        longest: The most tokens that a row may have, prompt included.
-
-    Returns:
-        The cache, to be passed as `past_key_values`. None for encoder-decoders, for models without a plain dynamic
-        cache (sliding windows, states), and for options that choose another cache or none.
+        rows: The most rows at a time.
+        columns: How many tokens a row has room for, at least as many as any row gets.
     """
-    decoder = lm.config.get_text_config(decoder=True)
-    if lm.config.is_encoder_decoder or config.cache_implementation is not None or config.use_cache is False:
-        return None
-    takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
-    if not takes_one or not lm._supports_default_dynamic_cache():  # type: ignore[operator]
-        return None
-    cache = DynamicCache(config=decoder)
-    if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        return None
-    cache.layers = [GrowingLayer(longest) for _ in cache.layers]
-    return cache
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.tokens = RowLayer(rows, columns)  # their ids for keys, and whether they are real for values: [n, 1, T, 1]
+        self.begins: list[int] = []  # the first column of each row
+
+    def inputs(self, new: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Append new tokens [n], and return all ids [n, T] and their mask [n, T], or None if there is no padding."""
+        if self.tokens.end == self.tokens.columns:
+            self.begins = [begin - self.tokens.start for begin in self.begins]
+            for layer in self._all():
+                layer.shift()
+        column = new[:, None, None, None]
+        ids, mask = self.tokens.update(column, torch.ones_like(column, dtype=torch.bool))
+        full = max(self.begins) == self.tokens.start
+        return ids[:, 0, :, 0], None if full else mask[:, 0, :, 0].long()
+
+    def admit(self, read: Cache, ids: Tensor, mask: Tensor, index: Tensor) -> None:
+        """Add a row for each entry of an index of the rows of another cache, which has read prompts.
+
+        Args:
+            read: The other cache.
+            ids: What it has read, padded on the left; no longer than the longest row here unless there is none. [U, P]
+            mask: True on real tokens. [U, P] bool
+            index: A row of `read` for each new row.
+        """
+        if not self.layers:
+            self.layers = [RowLayer(self.tokens.most, self.tokens.columns) for _ in read.layers]
+        states: list[Any] = [(layer.keys, layer.values) for layer in cast("list[DynamicLayer]", read.layers)]
+        for layer, pair in zip(self._all(), [*states, (ids[:, None, :, None], mask[:, None, :, None])], strict=True):
+            layer.admit(pair, index)
+        self.begins += [self.tokens.end - length for length in mask.sum(dim=1)[index].tolist()]
+        self._show()
+
+    def drop(self, done: list[bool]) -> list[int]:
+        """Remove rows, and return the former numbers of the rows that are left, in their new order."""
+        left = [row for row, ended in enumerate(done) if not ended]
+        holes = [row for row, ended in enumerate(done[: len(left)]) if ended]
+        movers = left[len(left) - len(holes) :]
+        order = list(range(len(left)))
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        to, of = (torch.tensor(rows, device=self.tokens.device) for rows in (holes, movers))
+        for layer in self._all():
+            layer.drop(to, of, len(left))
+        self.begins = [self.begins[row] for row in order]
+        self._show()
+        return order
+
+    def _all(self) -> Iterator[RowLayer]:
+        """Yield the layers, and the tokens, which move together."""
+        yield from cast("list[RowLayer]", self.layers)
+        yield self.tokens
+
+    def _show(self) -> None:
+        for layer in self._all():
+            layer.show(min(self.begins, default=layer.end))

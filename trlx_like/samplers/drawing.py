@@ -48,12 +48,18 @@ class TokenSampler(LogitsProcessor):
         if not self._numbers:
             block = uniforms(self.keys, _BLOCK, len(self.probabilities))
             self._numbers = list(block.split(1, dim=1))[::-1]
-        probabilities = scores.softmax(dim=-1)
         if self.choices is not None:
             self.choices.append(encode(scores > -torch.inf))
-        tokens = draw(probabilities, self._numbers.pop())
-        self.probabilities.append(probabilities.gather(1, tokens))
+        tokens, probabilities = drawn(scores, self._numbers.pop())
+        self.probabilities.append(probabilities)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
+
+
+def drawn(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token of each row of logits [B, V] by a random number [B, 1]; return it and its probability, [B, 1]."""
+    probabilities = scores.softmax(dim=-1)
+    tokens = draw(probabilities, uniform)
+    return tokens, probabilities.gather(1, tokens)
 
 
 def draws_token_by_token(config: GenerationConfig) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,7 +19,6 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -29,9 +29,12 @@ from trlx_like.functional.counter import keys as make_keys, random_stream
 from trlx_like.functional.digest import Digest
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
-from trlx_like.samplers.cache import growing_cache
+from trlx_like.samplers.decode import Decoding, needs_generate
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, warpers
 from trlx_like.samplers.generation import eos_ids, greedy, is_exact, is_plain
+from trlx_like.samplers.stopping import StopStrings, ends
+
+logger = logging.getLogger(__name__)
 
 ENGINES: Registry[Any] = Registry(
     "sampler engine",
@@ -72,6 +75,9 @@ class Engine(Protocol):
     say which tokens could be drawn, in the fields `choices` and `choice_sizes` that `encode` and `by_row` of
     `trlx_like.functional.choices` make. Without it, options that forbid tokens, such as `top_k`, are refused for
     experience of trainers with a policy loss.
+
+    With the optional method `refills(config)`, an engine for which it returns True gets all prompts in one call, and
+    with the keyword `at_once` how many it may work on at a time: `sampler.batch_size`. Other engines get so many.
     """
 
     dtype: torch.dtype | None
@@ -167,47 +173,6 @@ class AllowedTokens(LogitsProcessor):
         return scores.masked_fill(~self.allowed[input_ids[:, -1]], -torch.inf)
 
 
-class StopStrings(StoppingCriteria):
-    """End a row when its response completes a stop string; a stopping criterion. The prompt is not searched.
-
-    Args:
-        stop: The stop strings, at least one.
-        tokenizer: Decodes the last tokens.
-        prompt_width: How many columns of `input_ids` are the prompt.
-    """
-
-    def __init__(self, stop: list[str], tokenizer: PreTrainedTokenizerBase, prompt_width: int) -> None:
-        self.stop = stop
-        self.tokenizer = tokenizer
-        self.prompt_width = prompt_width
-        # A token is at least one byte. Four more, because some decoders change the first word of a text.
-        self.longest = max(len(string.encode()) for string in stop) + 4
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        """Tell for each row whether a stop string is complete. [B] bool"""
-        recent = input_ids[:, max(self.prompt_width, input_ids.shape[1] - self.longest) :]
-        return torch.tensor([self.complete(ids) for ids in recent.tolist()], device=input_ids.device)
-
-    def complete(self, ids: list[int]) -> bool:
-        """Return True if the text of the last tokens contains a stop string."""
-        text = self.tokenizer.decode(ids[-self.longest :])
-        return any(string in text for string in self.stop)
-
-    def lengths(self, response: Tensor, lengths: Tensor) -> Tensor:
-        """Find where responses end.
-
-        Args:
-            response: Response token ids. [B, R]
-            lengths: The lengths of the responses without stop strings. [B]
-
-        Returns:
-            How many tokens complete the first stop string of each row, or `lengths` if there is none. [B]
-        """
-        rows = zip(response.tolist(), lengths.tolist(), strict=True)
-        found = [next((n for n in range(1, end) if self.complete(ids[:n])), end) for ids, end in rows]
-        return torch.tensor(found, device=response.device)
-
-
 class TransformersEngine:
     """Generate with the trained model itself, so its weights are always current (engine "transformers").
 
@@ -244,9 +209,14 @@ class TransformersEngine:
         *,
         keys: Tensor | None = None,
         choices: bool = False,
+        at_once: int | None = None,
     ) -> Sampled:
         """Generate one response per prompt, see `Engine.generate`; keys None draws them with torch's generator."""
-        return self.generate_with([], prompt, prompt_mask, config, stop, keys, choices)
+        return self.generate_with([], prompt, prompt_mask, config, stop, keys, choices, at_once)
+
+    def refills(self, config: GenerationConfig) -> bool:
+        """Return whether new prompts take the place of finished rows, see `Engine`."""
+        return needs_generate(self.lm, config) is None
 
     @torch.no_grad()
     def generate_with(
@@ -258,6 +228,7 @@ class TransformersEngine:
         stop: list[str],
         keys: Tensor | None = None,
         choices: bool = False,
+        at_once: int | None = None,
     ) -> Sampled:
         """Generate like `generate`, with further logits processors.
 
@@ -270,24 +241,33 @@ class TransformersEngine:
             keys: What the random numbers of each response follow from; None draws them with torch's global generator.
                 [B] int64
             choices: Whether to tell which tokens could be drawn.
+            at_once: The most prompts in a batch, if the engine `refills` it; None is all.
 
         Returns:
             As `Engine.generate`.
         """
         if keys is None:
             keys = make_keys(random_stream(), range(len(prompt)), prompt.device)
+        plain = is_plain(config)
+        tell = choices and is_exact(config)
+        if not (reason := needs_generate(self.lm, config)):
+            config.validate()
+            completes = StopStrings(stop, self.tokenizer, 0).complete if stop else None
+            all_processors = [*self.processors, *processors]
+            decoding = Decoding(self.lm, prompt, prompt_mask, config, keys, all_processors, completes, tell, at_once)
+            with _neutral(self.lm), torch.inference_mode():
+                decoding.run()
+            return decoding.sampled(tell or plain)
+        logger.debug("generate() of transformers writes the responses, because of %s.", reason)
         ids, mask, before = prompt, prompt_mask, prompt.shape[1]  # before: columns before the response
         if self.start is not None:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
-        cache = token_sampler = None
-        plain = is_plain(config)
-        tell = choices and is_exact(config)
+        token_sampler = None
         if draws_token_by_token(config):
             token_sampler = TokenSampler(keys, tell)
             processors, config = [*processors, *warpers(config, ids.device), token_sampler], greedy(config)
-            cache = growing_cache(self.lm, config, before + config.max_new_tokens)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode has less overhead per operation than no_grad, which matters for small models.
         with _neutral(self.lm), torch.inference_mode():
@@ -295,7 +275,6 @@ class TransformersEngine:
                 input_ids=ids,
                 attention_mask=mask.long(),
                 generation_config=config,
-                **({} if cache is None else {"past_key_values": cache}),
                 logits_processor=LogitsProcessorList([*self.processors, *processors]),
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
@@ -333,18 +312,3 @@ def _neutral(lm: PreTrainedModel) -> Iterator[None]:
         close.remove()
         lm.generation_config, config.pad_token_id = defaults, pad
         lm.train(was_training)
-
-
-def ends(response: Tensor, eos: list[int]) -> Tensor:
-    """Count the tokens of each row up to its first EOS, which is included.
-
-    Args:
-        response: Response token ids. [B, R]
-        eos: The ids that end a response.
-
-    Returns:
-        The lengths; R for a row without EOS. [B]
-    """
-    is_eos = torch.isin(response, torch.tensor(eos, device=response.device, dtype=response.dtype))
-    first = is_eos.long().argmax(dim=1) + 1
-    return torch.where(is_eos.any(dim=1), first, response.shape[1])

@@ -119,11 +119,12 @@ class GuidedEngine(TransformersEngine):
         *,
         keys: Tensor | None = None,
         choices: bool = False,
+        at_once: int | None = None,
         beta: float = 0.0,
     ) -> Sampled:
         """Generate one response per prompt, see `TransformersEngine.generate`. beta: the weight of the advantage."""
         with guidance(self.lm, self.heads, beta) as guide:
-            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys, choices)
+            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys, choices, at_once)
 
 
 class _WithILQLHeads(PreTrainedModelWrapper):

@@ -97,7 +97,7 @@ class TextSampler:
         stop_sequences: Strings that end a response. They are cut off from `outputs`.
         separator: For encoder-decoders: `samples` are prompt, separator and output, which are decoded separately. None:
             the output continues the prompt.
-        batch_size: How many prompts the engine gets at once; None is all.
+        batch_size: How many prompts the engine works on at once; None is all.
         device: Where the engine expects prompts.
     """
 
@@ -141,6 +141,8 @@ class TextSampler:
             own["choices"] = True
         config = generation_config({name: options[name] for name in options if name not in own}, self.tokenizer)
         step = self.batch_size or len(prompts)
+        if getattr(self.engine, "refills", None) and self.engine.refills(config):  # type: ignore[attr-defined]
+            own["at_once"], step = step, len(prompts)
         of = random_stream() if stream is None else stream
         parts = [self._generate(prompts[i : i + step], config, own, of) for i in range(0, len(prompts), step)]
         made = parts[0] if len(parts) == 1 else Sampled.collate([row for part in parts for row in part.split()])

@@ -29,9 +29,10 @@ from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.rewards.awaiting import run_async
 from trlx_like.rewards.transport import Session, Transport, check_url
-from trlx_like.samplers.engines import StopStrings, ends, register_engine
+from trlx_like.samplers.engines import register_engine
 from trlx_like.samplers.generation import eos_ids, is_plain
 from trlx_like.samplers.plain_copy import DTYPES
+from trlx_like.samplers.stopping import StopStrings, ends
 
 OPTION = "sampler.kwargs"
 SHARD = 2**30

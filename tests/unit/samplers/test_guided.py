@@ -52,7 +52,7 @@ def test_every_token_is_drawn_from_the_guided_distribution(family: str, monkeypa
         return drawing.draw(probabilities, uniform)
 
     monkeypatch.setattr("trlx_like.samplers.drawing.draw", draw)
-    options = {"max_new_tokens": 3, "beta": beta, "top_k": top_k, "temperature": temperature, "eos_token_id": 31}
+    options = {"max_new_tokens": 3, "beta": beta, "top_k": top_k, "temperature": temperature, "eos_token_id": None}
     generator = GuidedEngine(lm, tiny_tokenizer(), heads=sharp_heads(lm))
     completion = TextSampler(generator, tiny_tokenizer()).sample(prompts(["ab", "cdefg"]), options).completion
     assert drawn

@@ -1,0 +1,209 @@
+"""Decoding over a model's forward pass, in which no row is computed that nobody needs.
+
+A finished row leaves the batch, the next prompt takes its place, and a prompt that several rows share is read once.
+The tokens of a row follow from its key alone, so none of this changes them. `needs_generate` says what is left to
+`generate()` of transformers: encoder-decoders, beams, and options that read a whole row, such as repetition penalties.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from trlx_like.config.generation import NEUTRAL
+from trlx_like.data import Sampled
+from trlx_like.functional.choices import encode, packed
+from trlx_like.functional.counter import uniforms
+from trlx_like.samplers.cache import RowCache
+from trlx_like.samplers.drawing import drawn, warpers
+from trlx_like.samplers.generation import eos_ids
+
+_KNOWN = {"do_sample", "min_new_tokens"} | {"top_k", "top_p", "min_p", "top_h", "typical_p"}
+_KNOWN |= {"epsilon_cutoff", "eta_cutoff"}
+_ROOM = 4
+"""New prompts are read when a part 1 / _ROOM of the rows is free, because a prompt alone is slow to read."""
+
+
+def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
+    """Decide which way responses are generated.
+
+    Args:
+        lm: The language model.
+        config: The options of the call.
+
+    Returns:
+        None: `decode` does it. Otherwise the reason, in words, why `generate()` of transformers has to.
+    """
+    for name in NEUTRAL.keys() - _KNOWN:
+        if (value := getattr(config, name, None)) not in NEUTRAL[name]:
+            return f"the option {name} ({value})"
+    if config.cache_implementation is not None or config.use_cache is False:
+        return "the options cache_implementation and use_cache"
+    if lm.config.is_encoder_decoder:
+        return "an encoder, which reads the prompt"
+    takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
+    if not takes_one or not lm._supports_default_dynamic_cache():  # type: ignore[operator]
+        return "a model without a cache of keys and values"
+    kinds = {type(layer) for layer in DynamicCache(config=lm.config.get_text_config(decoder=True)).layers}
+    if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return "a cache that holds more than the keys and values of each token"
+    own = getattr(type(lm), name := "prepare_inputs_for_generation") is not getattr(GenerationMixin, name)
+    if own or lm.is_remote_code():
+        return "a model that prepares its inputs in a way of its own"
+    return None
+
+
+class Decoding:
+    """Generate a response to each prompt.
+
+    Args:
+        lm: The language model, in evaluation mode.
+        prompt: Prompt token ids, padded on the left. [B, P]
+        mask: True on real prompt tokens. [B, P] bool
+        config: The options, with which `needs_generate` is None.
+        keys: What the random numbers of each response follow from. [B] int64
+        processors: Change the logits before the options do.
+        completes: Tells whether the last of the given response tokens completes a stop string; None without any.
+        choices: Whether to tell which tokens could be drawn.
+        at_once: The most rows in a batch; None is all.
+    """
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        prompt: Tensor,
+        mask: Tensor,
+        config: GenerationConfig,
+        keys: Tensor,
+        processors: Sequence[LogitsProcessor] = (),
+        completes: Callable[[list[int]], bool] | None = None,
+        choices: bool = False,
+        at_once: int | None = None,
+    ) -> None:
+        self.lm, self.prompt, self.mask, self.config = lm, prompt, mask, config
+        count, width, longest = len(prompt), prompt.shape[1], config.max_new_tokens
+        device = prompt.device
+        taken = inspect.signature(lm.forward).parameters
+        self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        self.takes_positions = "position_ids" in taken
+        self.processors = list(processors)
+        self.numbers = None
+        if config.do_sample:
+            self.processors += warpers(config, device)
+            self.numbers = uniforms(keys, longest)  # [B, R]
+        self.eos = torch.tensor(eos_ids(config), dtype=prompt.dtype, device=device)
+        self.completes, self.written = completes, [list[int]() for _ in range(count)]
+        self.choices: list[tuple[Tensor, ...]] | None = [] if choices else None
+        self.lengths = mask.sum(dim=1)  # [B]
+        self.made = torch.zeros(count, dtype=torch.int64, device=device)  # tokens that each row has
+        self.response = prompt.new_full((count, longest), 0 if config.pad_token_id is None else config.pad_token_id)
+        self.probabilities = torch.ones(count, longest, device=device)
+        self.at_once = min(count, at_once or count)
+        self.waiting = list(range(count))
+        if self.at_once < count:
+            # From the longest prompt to the shortest, so that a prompt always fits beside the rows that are there.
+            self.waiting.sort(key=self.lengths.tolist().__getitem__, reverse=True)
+        # Where rows come later, there is some more room, so that the cache is not moved for every token.
+        more = 0 if self.at_once == count else 1 + longest // 8
+        self.cache = RowCache(self.at_once, width + longest + more)
+        self.rows = prompt.new_zeros(0)  # the number of each row of the batch [n]
+        self.tokens = prompt.new_zeros(0)  # and the token that it got last [n]
+
+    def run(self) -> None:
+        """Read prompts and write tokens until every response has ended."""
+        while self.waiting or len(self.rows):
+            free = self.at_once - len(self.rows)
+            if self.waiting and free * _ROOM >= self.at_once:
+                self._read(free)
+            else:
+                self._write()
+
+    def sampled(self, logprobs: bool) -> Sampled:
+        """Return the responses.
+
+        Args:
+            logprobs: Whether to tell what the tokens were drawn with, if they were drawn.
+        """
+        width = int(self.made.max())
+        mask = torch.arange(width, device=self.made.device) < self.made[:, None]
+        made = Sampled(self.prompt, self.mask, self.response[:, :width].clone(), mask)
+        if logprobs and self.numbers is not None:
+            made.sampling_logprobs = self.probabilities[:, :width].log()
+        if self.choices is not None:
+            words, count, rows, places = (torch.cat(parts) for parts in zip(*self.choices, strict=True))
+            sizes = count.new_zeros(mask.shape)
+            sizes[rows, places] = count
+            made.choices, made.choice_sizes = packed(words, rows.repeat_interleave(count), sizes)
+        return made
+
+    def _read(self, free: int) -> None:
+        """Read the next prompts, equal ones once, and draw the first token of each response."""
+        new, self.waiting = self.waiting[:free], self.waiting[free:]
+        width = max(1, int(self.lengths[new].max()))
+        ids, mask = self.prompt[new][:, -width:], self.mask[new][:, -width:]
+        found: dict[tuple[int, ...], int] = {}
+        which = [found.setdefault(tuple(row), len(found)) for row in ids.masked_fill(~mask, -1).tolist()]
+        first = [which.index(number) for number in range(len(found))]
+        ids, mask, index = ids[first], mask[first], torch.tensor(which, device=ids.device)
+        read, before = DynamicCache(), len(self.rows)
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        logits = self._forward(ids, None if bool(mask.all()) else mask.long(), positions, read)
+        scores = self._scores(ids, logits, torch.zeros_like(index[: len(ids)]))[index]
+        self.cache.admit(read, ids, mask, index)
+        self.rows = torch.cat([self.rows, torch.tensor(new, device=ids.device)])
+        self._take(scores, before)
+
+    def _write(self) -> None:
+        """Write the next token of every row."""
+        ids, mask = self.cache.inputs(self.tokens)
+        made = self.made[self.rows]
+        positions = (self.lengths[self.rows] + made - 1)[:, None]
+        self._take(self._scores(ids, self._forward(self.tokens[:, None], mask, positions, self.cache), made), 0)
+
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Run the model on new tokens [n, t], which a cache [n, T] gets; return logits whose last column is wanted."""
+        given: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
+        given |= self.last_only
+        out = self.lm(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given)
+        logits: Tensor = out.logits
+        return logits
+
+    def _scores(self, ids: Tensor, logits: Tensor, made: Tensor) -> Tensor:
+        """Apply options and processors to the last logits of rows that have so many tokens; ids [n, T] -> [n, V]."""
+        scores = logits[:, -1].to(torch.float32, copy=True)
+        if self.config.min_new_tokens and len(self.eos):
+            early = (made < self.config.min_new_tokens)[:, None]
+            scores[:, self.eos] = scores[:, self.eos].masked_fill(early, -torch.inf)
+        for processor in self.processors:
+            scores = processor(ids, scores)
+        return scores
+
+    def _take(self, scores: Tensor, first: int) -> None:
+        """Choose a token for the rows of the batch from the number `first` on, and remove those that it ends."""
+        rows = self.rows[first:]
+        places = self.made[rows]
+        if self.numbers is None:
+            tokens = scores.argmax(dim=-1)
+        else:
+            if self.choices is not None:
+                self.choices.append((*encode(scores > -torch.inf), rows, places))
+            drawn_tokens, probabilities = drawn(scores, self.numbers[rows, places][:, None])
+            tokens, self.probabilities[rows, places] = drawn_tokens[:, 0], probabilities[:, 0]
+        self.response[rows, places] = tokens
+        self.made[rows] = places + 1
+        self.tokens = torch.cat([self.tokens[:first], tokens])
+        ended = torch.isin(tokens, self.eos) | (places + 1 == self.response.shape[1])
+        done = [False] * first + ended.tolist()
+        if self.completes is not None:
+            for at, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True), first):
+                self.written[row].append(token)
+                done[at] = done[at] or self.completes(self.written[row])
+        if any(done):
+            order = self.cache.drop(done)
+            self.rows, self.tokens = self.rows[order], self.tokens[order]
