@@ -45,6 +45,8 @@ class Registry(Generic[T]):
         lazy: maps names to the "module:attribute" that is imported on `get`.
         aliases: maps further names to names.
         gone: maps a name that is no longer available, or a prefix ending in "*", to a sentence that says what to do.
+        accept: is called with each item that is registered and the name that is given for it, or None; it raises
+            RegistryError to refuse the item.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class Registry(Generic[T]):
         *,
         aliases: dict[str, str] | None = None,
         gone: dict[str, str] | None = None,
+        accept: Callable[[Any, str | None], None] = lambda item, name: None,
     ) -> None:
-        self.kind = kind
+        self.kind, self._accept = kind, accept
         self._entries = {name.lower(): _Entry(name, source) for name, source in (lazy or {}).items()}
         self._aliases = dict(aliases or {})
         self._gone = dict(gone or {})
@@ -74,11 +77,11 @@ class Registry(Generic[T]):
             aliases: further names.
 
         Raises:
-            RegistryError: if the name or an alias is taken by another item.
+            RegistryError: if the name or an alias is taken by another item, or the item is not of the kind.
         """
         if name is not None and not isinstance(name, str):
-            return self._add(name.__name__, name, aliases)
-        return lambda item: self._add(name or item.__name__, item, aliases)
+            return self._add(None, name, aliases)
+        return lambda item: self._add(name, item, aliases)
 
     def get(self, name: str) -> T:
         """Return the item registered under `name`. Raises a RegistryError that suggests the nearest name."""
@@ -118,7 +121,9 @@ class Registry(Generic[T]):
         aliases = {alias.lower(): target.lower() for alias, target in self._aliases.items()}
         return aliases.get(name.lower(), name.lower())
 
-    def _add(self, name: str, item: Item, aliases: Iterable[str]) -> Item:
+    def _add(self, given: str | None, item: Any, aliases: Iterable[str]) -> Any:
+        self._accept(item, given)
+        name = given or item.__name__
         source = f"{getattr(item, '__module__', '')}:{getattr(item, '__qualname__', repr(item))}"
         aliases = list(aliases)
         for wanted in (name, *aliases):

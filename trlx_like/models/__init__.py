@@ -5,7 +5,7 @@ from trlx_like.models.heads import ILQLHeads as ILQLHeads, ValueHead as ValueHea
 from trlx_like.models.layout import (
     hidden_size as hidden_size,
     keeps_packed_apart as keeps_packed_apart,
-    last_hidden_module as last_hidden_module,
+    last_hidden as last_hidden,
     vocabulary_size as vocabulary_size,
 )
 from trlx_like.models.loading import (

@@ -92,10 +92,20 @@ def vocabulary_size(lm: PreTrainedModel) -> int:
     return weight.shape[0]
 
 
-def last_hidden_module(lm: PreTrainedModel) -> nn.Module:
-    """Return the module that every forward pass runs, and whose `last_hidden_state` the head turns into logits."""
+@contextmanager
+def last_hidden(lm: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Yield a list that holds the `last_hidden_state` of the newest forward pass, which the head turns into logits."""
+    newest: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        newest[:] = [output.last_hidden_state]
+
     decoder: nn.Module = lm.get_decoder()
-    return decoder
+    handle = decoder.register_forward_hook(keep)
+    try:
+        yield newest
+    finally:
+        handle.remove()
 
 
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:

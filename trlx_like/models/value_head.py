@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from trlx_like.errors import ConfigError
 from trlx_like.models.heads import SummaryHead, ValueHead
-from trlx_like.models.layout import hidden_size, last_hidden_module
+from trlx_like.models.layout import hidden_size, last_hidden
 from trlx_like.models.reward_adapter import RewardAdapter
 from trlx_like.models.wrapper import PreTrainedModelWrapper
 
@@ -33,6 +33,7 @@ class _WithValueHead(PreTrainedModelWrapper):
     """
 
     head_prefix = "v_head."
+    saved_prefix = "heads.value."
     head_options = ("v_head_init_strategy", "v_head_initializer_range", "summary_dropout_prob")
     refused: ClassVar[Mapping[str, str]] = {
         **PreTrainedModelWrapper.refused,
@@ -71,7 +72,7 @@ class _WithValueHead(PreTrainedModelWrapper):
             raise ConfigError(
                 f"{file} has a value branch (method.num_value_layers_unfrozen), which this model has no place for."
             )
-        prefix = "heads.value."
+        prefix = self.saved_prefix
         value = {name.removeprefix(prefix): part.float() for name, part in saved.items() if name.startswith(prefix)}
         if not value:
             return
@@ -83,12 +84,6 @@ class _WithValueHead(PreTrainedModelWrapper):
             self.v_head.load_state_dict(value)
         except RuntimeError as error:
             raise ConfigError(f"{file} has a value head that does not fit {self._name()}: {error}") from error
-
-    def saved_heads(self) -> dict[str, Tensor]:
-        return {f"heads.value.{name}": value for name, value in self.v_head.state_dict().items()}
-
-    def saved_name(self, name: str) -> str:
-        return f"heads.value.{name.removeprefix(self.head_prefix)}"
 
     def add_and_load_reward_modeling_adapter(
         self,
@@ -120,19 +115,11 @@ class _WithValueHead(PreTrainedModelWrapper):
 
     def _outputs(self, return_past_key_values: bool, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run the language model; return logits, loss and values, and the cache if it is asked for."""
-        states: list[Tensor] = []
-
-        def keep(module: Any, args: Any, output: Any) -> None:
-            states.append(output.last_hidden_state)
-
         cached = return_past_key_values or inputs.get("past_key_values") is not None
         given = {name: value for name, value in inputs.items() if value is not None}
-        handle = last_hidden_module(self.pretrained_model).register_forward_hook(keep)
-        try:
+        with last_hidden(self.pretrained_model) as states:
             out = self.pretrained_model(**{"use_cache": cached, **given}, return_dict=True)
-        finally:
-            handle.remove()
-        outputs = out.logits.float(), out.loss, self.v_head(states[-1])
+        outputs = out.logits.float(), out.loss, self.v_head(states[0])
         return (*outputs, out.past_key_values) if return_past_key_values else outputs
 
     def _name(self) -> str:

@@ -48,6 +48,8 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
     """The class of transformers that loads the model."""
     head_prefix: ClassVar[str]
     """Beginning of the names of the heads' weights in a state dict, such as "v_head."."""
+    saved_prefix: ClassVar[str]
+    """What stands in its place in the heads file, such as "heads.value."."""
     head_options: ClassVar[tuple[str, ...]] = ()
     """Names of the options of the constructor, which `from_pretrained` and `from_config` take as well."""
     refused: ClassVar[Mapping[str, str]] = {"output_loading_info": "weights that are missing are an error"}
@@ -168,10 +170,6 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
             file: The name of the file, for errors.
         """
 
-    @abstractmethod
-    def saved_heads(self) -> dict[str, Tensor]:
-        """Return the weights of the heads with the names that they have in the heads file."""
-
     # Saving.
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
@@ -192,20 +190,17 @@ class PreTrainedModelWrapper(nn.Module, PushToHubMixin):
         known = inspect.signature(PreTrainedModel.save_pretrained).parameters
         if unknown := [name for name in kwargs if name not in known]:
             raise ConfigError(f"save_pretrained takes no {', '.join(unknown)}.")
-        heads = self.saved_heads()
+        saved = getattr(self, self.head_prefix.rstrip(".")).state_dict()
+        heads = {f"{self.saved_prefix}{name}": value for name, value in saved.items()}
         if (given := kwargs.pop("state_dict", None)) is not None:
             own = {name: value for name, value in given.items() if name.startswith(self.head_prefix)}
             kwargs["state_dict"] = {name: value for name, value in given.items() if name not in own}
-            heads |= {self.saved_name(name): value for name, value in own.items()}
+            heads |= {name.replace(self.head_prefix, self.saved_prefix, 1): value for name, value in own.items()}
         with no_progress_bars():
             self.pretrained_model.save_pretrained(save_directory, **kwargs)
         if kwargs.get("is_main_process", True):
             contiguous = {name: value.detach().contiguous() for name, value in heads.items()}
             save_file(contiguous, Path(save_directory) / HEADS_FILE)
-
-    @abstractmethod
-    def saved_name(self, name: str) -> str:
-        """Return the name in the heads file of a weight of the heads, given its name in the state dict."""
 
     # The language model's own.
 

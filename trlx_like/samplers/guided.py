@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -28,12 +28,14 @@ from trlx_like.models import (
     ILQLHeads,
     PreTrainedModelWrapper,
     hidden_size,
-    last_hidden_module,
+    last_hidden,
     vocabulary_size,
 )
 from trlx_like.samplers.engines import TransformersEngine
 
 logger = logging.getLogger(__name__)
+
+_PREFIX = "heads.ilql."
 
 
 class AdvantageGuide(LogitsProcessor):
@@ -44,21 +46,17 @@ class AdvantageGuide(LogitsProcessor):
     Args:
         heads: The ILQL heads that compute Q and V.
         beta: The weight of the advantage, in nats per unit of reward.
+        hidden: The last hidden states of the model's newest forward pass, see `last_hidden`. [B, T, H]
     """
 
-    def __init__(self, heads: ILQLHeads, beta: float) -> None:
+    def __init__(self, heads: ILQLHeads, beta: float, hidden: list[Tensor]) -> None:
         self.heads = heads
         self.beta = beta
-        self.hidden: Tensor | None = None  # [B, T, H], of the model's last forward
-
-    def keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Store the last hidden states of a forward pass. A forward hook of `last_hidden_module(lm)`."""
-        self.hidden = output.last_hidden_state
+        self.hidden = hidden
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Add the scaled advantages, computed from the hidden states that the logits were made of."""
-        assert self.hidden is not None
-        state = self.hidden[:, -1]  # [B, H]
+        state = self.hidden[0][:, -1]  # [B, H]
         return guided_logits(scores, self.heads.target_q(state), self.heads.value(state), self.beta)
 
 
@@ -77,12 +75,8 @@ def guidance(lm: PreTrainedModel, heads: ILQLHeads, beta: float) -> Iterator[lis
     if beta == 0:
         yield []
         return
-    guide = AdvantageGuide(heads, beta)
-    handle = last_hidden_module(lm).register_forward_hook(guide.keep)
-    try:
-        yield [guide]
-    finally:
-        handle.remove()
+    with last_hidden(lm) as hidden:
+        yield [AdvantageGuide(heads, beta, hidden)]
 
 
 class GuidedEngine(TransformersEngine):
@@ -140,6 +134,7 @@ class _WithILQLHeads(PreTrainedModelWrapper):
     """
 
     head_prefix = "ilql_heads."
+    saved_prefix = _PREFIX
     head_options = ("two_qs",)
     refused: ClassVar[Mapping[str, str]] = {
         **PreTrainedModelWrapper.refused,
@@ -167,12 +162,6 @@ class _WithILQLHeads(PreTrainedModelWrapper):
         else:
             logger.warning("%s: no ILQL heads were saved with the model; new ones are made.", type(self).__name__)
 
-    def saved_heads(self) -> dict[str, Tensor]:
-        return {f"{_PREFIX}{name}": value for name, value in self.ilql_heads.state_dict().items()}
-
-    def saved_name(self, name: str) -> str:
-        return f"{_PREFIX}{name.removeprefix(self.head_prefix)}"
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -194,18 +183,10 @@ class _WithILQLHeads(PreTrainedModelWrapper):
         Returns:
             Logits [B, T, V], each Q [B, A, V], each target Q [B, A, V], V [B, S, 1], and the cache if there is one.
         """
-        states: list[Tensor] = []
-
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            states.append(output.last_hidden_state)
-
-        handle = last_hidden_module(self.pretrained_model).register_forward_hook(keep)
-        try:
-            given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        with last_hidden(self.pretrained_model) as states:
             out = self.pretrained_model(**{name: value for name, value in given.items() if value is not None})
-        finally:
-            handle.remove()
-        at_actions, at_states = _at(states[-1], actions_ixs), _at(states[-1], states_ixs)
+        at_actions, at_states = _at(states[0], actions_ixs), _at(states[0], states_ixs)
         heads = self.ilql_heads
         with torch.no_grad():
             targets = tuple(target(at_actions) for target in heads.targets)
@@ -251,7 +232,6 @@ def _at(hidden: Tensor, places: Tensor | None) -> Tensor:
     return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
-_PREFIX = "heads.ilql."
 """Beginning of the names of ILQL heads in a heads file."""
 
 

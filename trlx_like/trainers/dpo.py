@@ -7,7 +7,6 @@ docs/algorithms/dpo.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
@@ -31,6 +30,7 @@ from trlx_like.trainers.dpo_losses import Pairs, pair_loss
 from trlx_like.trainers.evaluation import texts
 from trlx_like.trainers.optimise import Term
 from trlx_like.trainers.text import TextTrainer
+from trlx_like.trainers.trunk import filled
 
 
 class DPOTrainer(TextTrainer[PreferenceExperience]):
@@ -179,21 +179,15 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         other = self.config.model.ref_model_path is not None
         if other:
             self.load_reference()
-        found, keep = list(elements), self.trunk.worth_keeping(elements, whole=False)
-        size = self.run.microbatch_size
-        order = sorted(range(len(elements)), key=lambda row: _tokens(elements[row]))  # saves padding
-        for start in range(0, self.world.max(math.ceil(len(order) / size)) * size, size):
-            self.run.check_stop()
-            rows = order[start : start + size]
-            if not rows:
-                continue
-            part = PreferenceExperience.collate([elements[row] for row in rows]).to(self.device)
+        keep = self.trunk.worth_keeping(elements, whole=False)
+
+        def score(part: PreferenceExperience) -> None:
             with self.run.forward("logprobs"):
                 out = self.model(part.completions(), reference=other)
             self.trunk.keep(part, out.trunk if keep else None)
             part.ref_chosen, part.ref_rejected = part.sides(out.ref_logprobs if other else out.logprobs)
-            for row, element in zip(rows, part.to("cpu").split(), strict=True):
-                found[row] = element
+
+        found = filled(self.run, elements, _tokens, score)
         self.model.drop_reference()
         return found
 

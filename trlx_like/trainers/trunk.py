@@ -5,17 +5,43 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from trlx_like.data.experience import IDS
+from trlx_like.data.experience import IDS, Experience
 from trlx_like.models import LanguagePolicy, has_dropout
 from trlx_like.trainers.context import Run
 
 logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Experience)
+
+
+def filled(run: Run, elements: Sequence[E], length: Callable[[E], int], fill: Callable[[Any], None]) -> list[E]:
+    """Fill in fields of samples, in micro-batches of similar lengths on the device. Every process calls it.
+
+    Args:
+        run: The run.
+        elements: This process's samples.
+        length: Returns the length of a sample.
+        fill: Sets fields of a micro-batch.
+
+    Returns:
+        The samples in their order, on the CPU.
+    """
+    found, size = list(elements), run.microbatch_size
+    order = sorted(range(len(found)), key=lambda row: length(found[row]))  # saves padding
+    for start in range(0, run.world.max(math.ceil(len(order) / size)) * size, size):
+        run.check_stop()
+        if rows := order[start : start + size]:
+            part = type(found[0]).collate([found[row] for row in rows]).to(run.device)
+            fill(part)
+            for row, element in zip(rows, part.to("cpu").split(), strict=True):
+                found[row] = element
+    return found
 
 
 class TrunkStates:
@@ -58,17 +84,12 @@ class TrunkStates:
         lacking = self.run.world.max(any(element.prompt_trunk is None for element in elements))
         if not lacking or not self.worth_keeping(elements, whole):
             return elements
-        found, size = list(elements), self.run.microbatch_size
-        order = sorted(range(len(found)), key=lambda row: _tokens(found[row]))  # saves padding
-        for start in range(0, self.run.world.max(math.ceil(len(order) / size)) * size, size):
-            self.run.check_stop()
-            if rows := order[start : start + size]:
-                part = type(found[0]).collate([found[row] for row in rows]).to(self.run.device)
-                with self.run.forward("logprobs"):
-                    self.keep(part, self.model.trunk_states(part.completions()))
-                for row, element in zip(rows, part.to("cpu").split(), strict=True):
-                    found[row] = element
-        return found
+
+        def add(part: Any) -> None:
+            with self.run.forward("logprobs"):
+                self.keep(part, self.model.trunk_states(part.completions()))
+
+        return filled(self.run, elements, _tokens, add)
 
     def worth_keeping(self, elements: Sequence[Any], whole: bool) -> bool:
         """Tell whether the states of given samples are used more than once, and fit into half of the free memory.

@@ -91,6 +91,6 @@ def test_what_is_no_method_cannot_be_registered() -> None:
     values = {"method": {"name": "Above"}, "model": {"model_path": "a"}, "train": TRAIN}
     assert sentence_of(lambda: TRLConfig.from_dict(values)) == f"method.name: Above {drop}"
     with pytest.raises(RegistryError, match="register_method needs a subclass of MethodConfig, got <class 'int'>"):
-        register_method(int)  # type: ignore[type-var]
+        register_method(int)
     with pytest.raises(RegistryError, match="register_trainer needs a class, got 3"):
-        register_trainer()(3)  # type: ignore[type-var]
+        register_trainer()(3)
