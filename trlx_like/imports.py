@@ -8,6 +8,8 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,6 +74,23 @@ def import_name(name: str, option: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
     return getattr(module, attribute)
+
+
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in the block fails.
+
+    Args:
+        what: Says what needs which package, such as "adapters need peft".
+        extra: The extra of this package that has it.
+
+    Raises:
+        ConfigError: An import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} ({error}): {install_hint(extra)}.") from error
 
 
 def install_hint(extra: str) -> str:

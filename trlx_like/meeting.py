@@ -10,7 +10,9 @@ import hashlib
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "TRLX_LIKE_MEETING"
 """Environment variable with the folder."""
@@ -44,4 +46,19 @@ def first_to_say(message: str) -> bool:
         return False
     except OSError:  # the folder is gone: better twice than never
         pass
+    return True
+
+
+def is_alive(pid: Any) -> bool:
+    """Tell whether this machine runs, or may run, a process. One that ended and waits for its parent does not run."""
+    if os.name == "nt":  # where the call below would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, TypeError):
+        return False
+    except OSError:  # of another user
+        return True
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True

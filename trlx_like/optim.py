@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
+from trlx_like.imports import needed
 from trlx_like.registry import Registry
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
@@ -186,12 +186,8 @@ def _fused(kind: type[Optimizer], parameters: Iterable[Any], **kwargs: Any) -> O
 
 def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], **kwargs: Any) -> Optimizer:
     """Make an optimizer of bitsandbytes by the name of its class."""
-    try:
+    with needed("optimizer.name: 8-bit optimisers need bitsandbytes", "bitsandbytes"):
         import bitsandbytes
-    except ImportError as error:
-        raise ConfigError(
-            f"optimizer.name: 8-bit optimisers need bitsandbytes ({error}): {install_hint('bitsandbytes')}."
-        ) from error
     optimizer: Optimizer = getattr(bitsandbytes.optim, name)(parameters, **kwargs)
     return optimizer
 

@@ -16,9 +16,9 @@ import pytest
 
 from tests.contract.recipes import count_letters, make
 from tests.distributed.ranks import on_ranks
-from trlx_like.distributed.heartbeat import is_alive, read_notes
+from trlx_like.distributed.heartbeat import read_notes
 from trlx_like.errors import ProcessError
-from trlx_like.meeting import VARIABLE, first_to_say, meeting_place
+from trlx_like.meeting import VARIABLE, first_to_say, is_alive, meeting_place
 
 OPTIONS = {"train.batch_size": 2, "train.epochs": 100, "train.total_steps": 8, "train.checkpoint_interval": 1}
 PHASE = r"(?:in phase \w+|between two phases)"

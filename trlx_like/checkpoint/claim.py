@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trlx_like.errors import ConfigError, DiskError, space, writing
+from trlx_like.meeting import is_alive
 
 logger = logging.getLogger("trlx_like")
 
@@ -272,7 +273,7 @@ class RunFiles:
 
     def _alive(self, holder: Mapping[str, Any]) -> bool:
         """Return whether a process gives signs of life whose end the kernel's lock cannot tell."""
-        if holder.get("host") == socket.gethostname() and not _exists(holder.get("pid")):
+        if holder.get("host") == socket.gethostname() and not is_alive(holder.get("pid")):
             return False
         seen = self.path.stat().st_mtime
         if time.time() - seen > LONG_AGO:
@@ -326,19 +327,6 @@ def _beat(path: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         with suppress(OSError):
             os.utime(path)
-
-
-def _exists(pid: Any) -> bool:
-    """Return whether this host has, or may have, a process of that number."""
-    if os.name == "nt":  # where the call below would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, TypeError):
-        return False
-    except OSError:  # of another user
-        return True
-    return True
 
 
 def _named(holder: Mapping[str, Any]) -> str:

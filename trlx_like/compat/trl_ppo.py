@@ -27,6 +27,7 @@ from trlx_like.models import (
 from trlx_like.models.layout import blocks
 from trlx_like.optim import OPTIMIZERS
 from trlx_like.presets import default_ppo_config
+from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.trainers import ppo
 from trlx_like.trainers.by_hand import is_one_query
 
@@ -225,7 +226,7 @@ class PPOTrainer(ppo.PPOTrainer):
         order = torch.randperm(
             rows, generator=torch.Generator().manual_seed(self.config.train.seed + self.progress.round)
         )
-        collate = data_collator or _columns
+        collate = data_collator or metadata_columns
         for start in range(0, rows - count + 1, count):
             if self.finished:
                 return
@@ -294,8 +295,3 @@ def _like(optimizer: Optimizer) -> dict[str, Any]:
         )
     off = (None, False)
     return {"name": name, "kwargs": {key: value for key, value in optimizer.defaults.items() if value not in off}}
-
-
-def _columns(rows: list[Any]) -> dict[str, list[Any]]:
-    """Collate rows to a list for each key."""
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}

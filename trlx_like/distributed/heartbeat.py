@@ -22,7 +22,7 @@ from typing import Any
 
 from trlx_like.distributed.world import World
 from trlx_like.errors import ProcessError
-from trlx_like.meeting import VARIABLE, first_to_say, meeting_place
+from trlx_like.meeting import VARIABLE, first_to_say, is_alive, meeting_place
 
 logger = logging.getLogger(__name__)
 
@@ -154,19 +154,6 @@ def read_notes(place: Path) -> list[dict[str, Any]]:
         with suppress(OSError, ValueError):
             notes.append(json.loads(file.read_text(encoding="utf-8")))
     return sorted(notes, key=lambda note: int(note["rank"]))
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine runs. One that ended and waits for its parent does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 def _who(note: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
+from trlx_like.imports import needed
 from trlx_like.models.formats import is_quantized
 from trlx_like.models.merging import adapted_weights, adapts, has_adapter, shared_weights
 from trlx_like.registry import nearest
@@ -46,10 +46,8 @@ def import_peft() -> Any:
     Raises:
         ConfigError: If peft is not installed; it names the extra to install.
     """
-    try:
+    with needed(f"{OPTION}: adapters need peft", "peft"):
         import peft
-    except ImportError as error:
-        raise ConfigError(f"{OPTION}: adapters need peft ({error}): {install_hint('peft')}.") from error
     return peft
 
 

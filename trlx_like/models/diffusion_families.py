@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
-from trlx_like.imports import import_name, install_hint, is_python_name
+from trlx_like.imports import import_name, is_python_name, needed
 from trlx_like.models.finite import require_finite
 from trlx_like.models.sources import UNLOADABLE, cannot_load, check_place, no_progress_bars, reason
 from trlx_like.registry import Registry
@@ -198,12 +198,8 @@ def load_pipeline(config: ModelConfig) -> Any:
     Raises:
         ConfigError: If it cannot be loaded, has no family, or diffusers is not installed.
     """
-    try:
+    with needed("model.model_arch_type: diffusion needs diffusers", "diffusion"):
         from diffusers import DiffusionPipeline
-    except ImportError as error:
-        raise ConfigError(
-            f"model.model_arch_type: diffusion needs diffusers ({error}): {install_hint('diffusion')}."
-        ) from error
     path = config.model_path
     if is_python_name(path):
         path = import_name(path, "model.model_path")()

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint, is_python_name
+from trlx_like.imports import is_python_name, needed
 
 LAYERS = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
 """`model.quantization` -> the class of bitsandbytes that takes the place of linear layers."""
@@ -76,13 +76,8 @@ def check_formats(config: ModelConfig) -> None:
         return
     if known and not adapter:
         raise ConfigError(_frozen_only(f"model.quantization ({config.quantization!r})"))
-    try:
+    with needed(f"model.quantization ({config.quantization!r}) needs bitsandbytes", "bitsandbytes"):
         import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"model.quantization ({config.quantization!r}) needs bitsandbytes ({error}): "
-            f"{install_hint('bitsandbytes')}."
-        ) from error
 
 
 def refused_half(dtype: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
+from trlx_like.imports import needed
 from trlx_like.models.reward_model import states_at_end
 
 HEAD = "score"
@@ -91,11 +91,9 @@ def _policy_adapters(lm: PreTrainedModel, name: str) -> list[str]:
 
 def _add(lm: PreTrainedModel, path: str, name: str, where: Mapping[str, Any]) -> dict[str, Tensor]:
     """Add the adapter, frozen and inactive, and return all weights of its file."""
-    try:
+    with needed("A reward adapter needs peft", "peft"):
         from peft import PeftConfig
         from peft.utils import load_peft_weights, set_peft_model_state_dict
-    except ImportError as error:
-        raise ConfigError(f"A reward adapter needs peft: {install_hint('peft')}.") from error
     try:
         config, weights = PeftConfig.from_pretrained(path, **where), load_peft_weights(path, device="cpu", **where)
     except (OSError, ValueError) as error:

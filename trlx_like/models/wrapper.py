@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, BitsAndBytesConfig, PreTrainedMo
 from transformers.utils.hub import PushToHubMixin
 
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
+from trlx_like.imports import needed
 from trlx_like.models.adapters import add_adapter, import_peft, train_adapter, unwrapped
 from trlx_like.models.formats import prepare_quantized
 from trlx_like.models.layout import check_has_lm_head, is_encoder_decoder
@@ -229,10 +229,8 @@ def _quantization(options: dict[str, Any]) -> dict[str, Any]:
     asked = {name: True for name in ("load_in_8bit", "load_in_4bit") if options.pop(name, False)}
     if not asked:
         return {}
-    try:
+    with needed(f"{next(iter(asked))} needs bitsandbytes", "bitsandbytes"):
         import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{next(iter(asked))} needs bitsandbytes: {install_hint('bitsandbytes')}.") from error
     return {"quantization_config": BitsAndBytesConfig(**asked)}
 
 

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import ConfigError, DataError
-from trlx_like.imports import install_hint
+from trlx_like.errors import DataError
+from trlx_like.imports import needed
 from trlx_like.reading import check_regular, read_bytes
 
 Line = int | None  # of a row, from 1; None in a file without lines
@@ -75,10 +75,8 @@ def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line
 
 
 def _parquet(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
-    try:
+    with needed(f"{option}: a .parquet file needs packages that are not installed", "datasets"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise missing_packages(option, "a .parquet file", error) from error
     check_regular(path)
     try:
         yield from ((None, row) for row in parquet.read_table(path).to_pylist())
@@ -106,8 +104,3 @@ def described(value: Any) -> str:
     if isinstance(value, str):
         return repr(value) if len(value) <= 40 else f"{value[:37]!r}..."
     return f"a {type(value).__name__}"
-
-
-def missing_packages(option: str, what: str, error: ImportError) -> ConfigError:
-    """Make the error that names the extra to install."""
-    return ConfigError(f"{option}: {what} needs packages that are not installed ({error}): {install_hint('datasets')}.")

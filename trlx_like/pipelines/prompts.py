@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.errors import DataError
@@ -42,12 +43,10 @@ class PromptBatch(PromptColumns):
         Args:
             pad: The id to pad with.
         """
-        longest = max(len(row) for row in self.ids)
-        ids = torch.full((len(self), longest), pad)
-        mask = torch.zeros(len(self), longest, dtype=torch.bool)
-        for row, entries in enumerate(self.ids):
-            ids[row, longest - len(entries) :] = torch.tensor(entries)
-            mask[row, longest - len(entries) :] = True
+        rows = [torch.tensor(row) for row in self.ids]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+        ones = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+        mask = pad_sequence(ones, batch_first=True, padding_side="left")
         return ids, mask
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.pipelines.files import described, missing_packages
+from trlx_like.imports import needed
+from trlx_like.pipelines.files import described
 
 OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "streaming")
 """Keys of a source that are arguments of `datasets.load_dataset`."""
@@ -121,10 +122,8 @@ def load_table(path: str, options: Mapping[str, Any], take: int | None, option: 
 
 def datasets_for(option: str) -> Any:
     """Import `datasets`, or raise the error that names the extra to install."""
-    try:
+    with needed(f"{option}: a dataset needs packages that are not installed", "datasets"):
         import datasets
-    except ImportError as error:
-        raise missing_packages(option, "a dataset", error) from error
     return datasets
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,7 @@ class EncodedPrompts:
         return dict(zip(keys, self.model.encode(texts, negatives, self.guidance).split(), strict=True))
 
 
+@dataclass(eq=False)
 class DiffusionSampler:
     """Sample images with a diffusion model, and score their denoising steps for training.
 
@@ -93,24 +94,14 @@ class DiffusionSampler:
         batch_size: How many images are generated at once; None is all.
     """
 
-    def __init__(
-        self,
-        model: DiffusionModel,
-        schedule: Schedule,
-        encoded: EncodedPrompts,
-        *,
-        guidance_scale: float,
-        learn_guided: bool = True,
-        through_negative: bool = True,
-        batch_size: int | None = None,
-    ) -> None:
-        self.model = model
-        self.schedule = schedule
-        self.encoded = encoded
-        self.guidance_scale = guidance_scale
-        self.learn_guided = learn_guided
-        self.through_negative = through_negative
-        self.batch_size = batch_size
+    model: DiffusionModel
+    schedule: Schedule
+    encoded: EncodedPrompts
+    _: KW_ONLY
+    guidance_scale: float
+    learn_guided: bool = True
+    through_negative: bool = True
+    batch_size: int | None = None
 
     @torch.no_grad()
     def sample(self, captions: Captions, device: torch.device, stream: int | None = None) -> Trajectories:

@@ -5,14 +5,14 @@ A tracker is constructed with a `RunInfo`. `train.tracker` chooses trackers by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
+from trlx_like.imports import needed
 from trlx_like.redact import redacted
 from trlx_like.registry import Registry
 from trlx_like.tracking.values import number
@@ -186,12 +186,6 @@ def started(tracker: str, start: Callable[..., T], run: RunInfo, /, **own: Any) 
         raise ConfigError(f"train.tracker_kwargs.{tracker} ({redacted(given)}): {error}") from error
 
 
-@contextmanager
-def optional_package(tracker: str) -> Iterator[None]:
-    """Turn a failed import inside the block into a ConfigError that names the extra to install."""
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f'train.tracker ("{tracker}") needs a package that is not installed ({error}): {install_hint(tracker)}.'
-        ) from error
+def optional_package(tracker: str) -> AbstractContextManager[None]:
+    """Turn a failed import in the block into a ConfigError that names the extra to install."""
+    return needed(f'train.tracker ("{tracker}") needs a package that is not installed', tracker)

@@ -16,6 +16,7 @@ import torch
 
 from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, TrlxError
+from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.tracking import TRAINING
 from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.text import TextTrainer
@@ -138,11 +139,8 @@ class RoundsByHand(TextTrainer[E]):
             if self.finished:
                 return
             prompts = self.take_prompts(count)
-            rows = prompts.metadata
             ids = [torch.tensor(row) for row in prompts.ids]
-            names = dict.fromkeys(name for row in rows for name in row)
-            keys = {name: [row.get(name) for row in rows] for name in names}
-            yield {"input_ids": ids, "query": self.decode(ids), **keys}
+            yield {"input_ids": ids, "query": self.decode(ids), **metadata_columns(prompts.metadata)}
 
     def log_stats(
         self,
