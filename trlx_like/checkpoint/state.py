@@ -26,11 +26,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as a tree that `save_tree` can write."""
-        ...
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Restore what `state_dict` returned."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -57,15 +57,12 @@ class Backend(Protocol):
             others: Modules with weights beside it that its forward pass runs, such as a reference. They are on the
                 device already, with the same weights on all processes.
         """
-        ...
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters for the optimizer: what this process updates of the model's trained weights."""
-        ...
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return this process's part of a weight or gradient as a plain tensor that shares its memory."""
-        ...
 
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Weight this process's micro-batches, and add some of weight 0 if all processes must have equally many.
@@ -74,7 +71,6 @@ class Backend(Protocol):
             parts: The micro-batches of this process.
             counts: Their number on every process.
         """
-        ...
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of one micro-batch.
@@ -82,11 +78,9 @@ class Backend(Protocol):
         Args:
             loss: The sum over the micro-batch, divided by the units of the global batch. []
         """
-        ...
 
     def finish(self) -> Tensor:
         """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
-        ...
 
     def step(self, optimizer: Any, accepted: bool) -> None:
         """Make an optimizer step on the gradients that `finish` left.
@@ -95,11 +89,9 @@ class Backend(Protocol):
             optimizer: The optimizer of `trained`, as accelerate wraps it.
             accepted: False drops the gradients without a step.
         """
-        ...
 
     def clear(self, optimizer: Any) -> None:
         """Free all gradients."""
-        ...
 
     def whole(self) -> AbstractContextManager[None]:
         """Put all weights into their places for a `with` block, in which modules are plain modules.
@@ -107,11 +99,9 @@ class Backend(Protocol):
         It is the only way to sample: processes may run the model differently often in it. Inside another such block it
         does nothing. Weights must not be changed in it.
         """
-        ...
 
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the entries of a module's state dict as whole tensors, one at a time on every process."""
-        ...
 
     def write(self, pairs: Iterable[tuple[Tensor, Tensor]], value: Value) -> None:
         """Change weights in place, outside of the optimizer. The only place where weights are written to.
@@ -120,11 +110,9 @@ class Backend(Protocol):
             pairs: Weights to change, each with a weight of the same shape that it follows.
             value: Computes the new value.
         """
-        ...
 
     def stateful(self, item: Any) -> Any:
         """Wrap a module or optimizer for checkpoints, which any number of processes of any backend can read."""
-        ...
 
     def parts(self, item: nn.Module | Optimizer) -> Any:
         """Return the state dict of a module or optimizer with `functional.parts.Part` in place of divided tensors.
@@ -132,7 +120,6 @@ class Backend(Protocol):
         For checkpoints to which every process writes its own part. Tensors that every process holds are plain; the
         main process writes them.
         """
-        ...
 
     def restore(self, item: nn.Module | Optimizer, state: Any) -> None:
         """Load a state dict: what `parts` returned on any number of processes, with each `Part` read for this process.
@@ -145,7 +132,6 @@ class Backend(Protocol):
         Raises:
             ValueError: If it has other entries or shapes.
         """
-        ...
 
 
 def make_backend(world: World, config: TRLConfig) -> Backend:

@@ -16,11 +16,9 @@ class Dividing(Protocol):
 
     def parts(self, item: Any) -> Any:
         """Return the state dict with `Part`s."""
-        ...
 
     def restore(self, item: Any, state: Any) -> None:
         """Load a state dict with whole tensors, `Part`s or saved tensors."""
-        ...
 
 
 class DividedState:

@@ -25,7 +25,6 @@ class Reference(Protocol):
     @property
     def head(self) -> Head:
         """Return the reference's language model head."""
-        ...
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         """Compute the reference's last hidden states.
@@ -38,15 +37,12 @@ class Reference(Protocol):
         Returns:
             The hidden states. [B, T, H]
         """
-        ...
 
     def modules(self) -> list[nn.Module]:
         """Return the modules with the reference's own parameters, without those that it shares with the policy."""
-        ...
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the reference's own parameters, each with the policy's parameter that it was copied from."""
-        ...
 
 
 class FrozenCopy:
@@ -278,5 +274,4 @@ def _freeze_shared(model: nn.Module, count: int, pattern: str | None) -> list[Te
     first = next((at for at, (name, _) in enumerate(named) if f"{wanted}." in name), None)
     if first is None:
         raise ConfigError(f"pattern ({pattern!r}): no weight of {type(lm).__name__} has {wanted!r} in its name.")
-    below = [weight.requires_grad_(False) for _, weight in named[:first]]
-    return below
+    return [weight.requires_grad_(False) for _, weight in named[:first]]

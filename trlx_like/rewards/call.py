@@ -32,7 +32,6 @@ class RewardFn(Protocol):
             outputs: The outputs as text.
             **metadata: `tokenizer`, and a list for each further key of the prompts.
         """
-        ...
 
 
 def call_reward(

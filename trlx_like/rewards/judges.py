@@ -32,7 +32,6 @@ class PairwiseJudge(Protocol):
         Returns:
             For each pair the place of the better completion, 0 or 1; None for a tie, or if the judge cannot tell.
         """
-        ...
 
 
 class RankingJudge(Protocol):
@@ -46,7 +45,6 @@ class RankingJudge(Protocol):
         Returns:
             For each prompt the rank of each completion: smaller is better, equal is a tie, None is an abstention.
         """
-        ...
 
 
 class BinaryJudge(Protocol):
@@ -54,7 +52,6 @@ class BinaryJudge(Protocol):
 
     def check(self, *, prompts: list[str], completions: list[str], **metadata: Any) -> Sequence[bool | None]:
         """Return True or False for each completion, or None to abstain."""
-        ...
 
 
 Judge = PairwiseJudge | RankingJudge | BinaryJudge

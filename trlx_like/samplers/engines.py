@@ -116,7 +116,6 @@ class Engine(Protocol):
         Returns:
             The responses, as described above.
         """
-        ...
 
     def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load the present weights of the policy into the engine.
@@ -132,7 +131,6 @@ class Engine(Protocol):
         Raises:
             SamplerError: If the weights cannot be delivered. It then stops all processes.
         """
-        ...
 
     def digests(self) -> Mapping[str, Digest] | None:
         """Compute checksums of the weights that the engine generates with, to detect mistakes of `sync_weights`.
@@ -145,7 +143,6 @@ class Engine(Protocol):
             None: the engine generates with the trained model itself, so there is nothing to compare, or cannot read its
             weights. Then the version and the log-probabilities are the judges. An engine may also leave the method out.
         """
-        ...
 
 
 def check_engine(name: str, engine: Any) -> None:

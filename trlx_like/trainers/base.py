@@ -92,7 +92,7 @@ class BaseRLTrainer(Verbs[E]):
         self.data = {name: value for name, value in data.items() if value is not None}
         refuse_unused(type(self), dict(sorted(self.data.items())), self.stop_sequences)
         if self.offline:
-            self._check_needs()
+            require(config, self.needs, {"reward_fn": reward_fn, **self.data})
         given = {"reward_fn": reward_fn, "metric_fn": metric_fn, **self.data}
         self.run = Run(config, type(self).__name__, given)
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
@@ -119,7 +119,7 @@ class BaseRLTrainer(Verbs[E]):
             functions: None; those of trlX's `learn` are refused with the callback in their place.
         """
         refuse_functions(functions)
-        self._check_needs()
+        require(self.config, self.needs, {"reward_fn": self.reward_fn, **self.data})
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
         with (
@@ -143,7 +143,8 @@ class BaseRLTrainer(Verbs[E]):
             if self.progress.step == 0:
                 self._log(self._evaluated())
             while not self.finished:
-                self._run_round()
+                for _ in self._run_round():
+                    pass
             if self.round_steps == 0 and self.progress.step:  # nothing to learn from in the last round
                 if self.progress.step % self.config.train.eval_interval:
                     self._log(self._evaluated())
@@ -159,11 +160,13 @@ class BaseRLTrainer(Verbs[E]):
         no_more_rounds = between_rounds and progress.round >= (1 if self.offline else train.epochs)
         return self.stopped or exhausted(train, progress) or no_more_rounds or progress.step >= train.total_steps
 
-    def _run_round(self) -> None:
+    def _run_round(self) -> Iterator[Metrics]:
+        """Make experience if there is none, then the round's remaining steps, and yield the metrics of each."""
         if not self.progress.in_round or (self.offline and not len(self.store)):
             self._collect()
         for metrics in self.optimize_round():
             self._end_step(metrics)
+            yield metrics
             if self.finished or not self.progress.in_round:
                 return
         self.end_round()
@@ -344,6 +347,3 @@ class BaseRLTrainer(Verbs[E]):
         if not self.offline:
             self.state.register("store", self.store, small=False)
         self.run.seed()
-
-    def _check_needs(self) -> None:
-        require(self.config, self.needs, {"reward_fn": self.reward_fn, **self.data})

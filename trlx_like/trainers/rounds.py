@@ -97,12 +97,7 @@ class RoundsByHand(TextTrainer[E]):
         self.rollouts.begin()
         self.begin_round()
         self._call("on_experience", self._pending)
-        steps: list[Metrics] = []
-        for of_step in self.optimize_round():
-            steps.append(of_step)
-            self._end_step(of_step)
-            if self.finished or not self.progress.in_round:
-                break
+        steps = list(self._run_round())
         self.end_round()
         if self.finished:
             self.close()
