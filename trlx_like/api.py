@@ -97,17 +97,8 @@ def train(
         config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
     )
     check_folder(complete)
-    trainer = make_trainer(
-        complete,
-        reward_fn=reward_fn,
-        judge=judge,
-        metric_fn=metric_fn,
-        stop_sequences=stop_sequences,
-        logit_mask=logit_mask,
-        tokenizer=tokenizer,
-        callbacks=callbacks,
-        **data,
-    )
+    functions = {name: given[name] for name in FUNCTIONS if name != "config"}
+    trainer = make_trainer(complete, **functions, **data)
     trainer.learn()
     return trainer
 

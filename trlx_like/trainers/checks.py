@@ -51,31 +51,22 @@ def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -
 
 
 HOOKS = {
-    # of earlier versions
+    **dict.fromkeys(("counted", "counts"), "return counts by name from units"),
+    **dict.fromkeys(("observe", "batched_forward_pass"), "override record"),
+    **dict.fromkeys(("prepare_learning", "setup_model"), "override build"),
+    **dict.fromkeys(("compute_loss", "dpo_loss", "get_batch_loss_metrics", "train_minibatch"), "override loss"),
     "check_sampler": "trainer.agreement does this",
-    "counted": "return counts by name from units",
-    "counts": "return counts by name from units",
     "make_generator": "override make_engine",
-    "observe": "override record",
-    # of trlX
     "create_train_dataloader": "rounds are batched from trainer.store; override round_batches",
     "get_arch": "override heads, or build for another model",
     "make_experience_seq2seq": "override make_experience, which model.model_arch_type: seq2seq calls too",
     "post_backward_callback": "override after_step, which is called after each optimizer step",
     "post_epoch_callback": "override make_experience, which is called in each round",
-    "prepare_learning": "override build",
-    "setup_model": "override build",
     "setup_optimizer": "register an optimizer and set optimizer.name",
     "setup_rollout_logging": "set train.rollout_logging_dir",
     "setup_scheduler": "register a scheduler and set scheduler.name",
-    # of TRL
-    "batched_forward_pass": "override record",
-    "compute_loss": "override loss",
     "compute_rewards": "override add_experience",
-    "dpo_loss": "override loss",
-    "get_batch_loss_metrics": "override loss",
     "record_step_stats": "metrics are logged by the loop; override after_step to add some",
-    "train_minibatch": "override loss",
 }
 """Methods that subclasses of other libraries' trainers override, and that nothing here calls."""
 
