@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.contract.runs import rows
+from tests.distributed.ranks import on_ranks
 from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
 from trlx_like import default_ppo_config
 from trlx_like.compat.trl import (
@@ -141,6 +142,21 @@ def test_set_seed() -> None:
         set_seed(3)
         drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
     assert drawn[0] == drawn[1]
+
+
+def stepped(rank: int, folder: Path) -> tuple[list[int], dict[str, float]]:
+    config = PPOConfig(**{**SMALL, "steps": 1, "output_dir": str(folder)})
+    dataset = [{"query": text} for text in "abcdefghi"]
+    trainer = PPOTrainer(config, tiny_lm(), None, tiny_tokenizer(), dataset=dataset)
+    (batch,) = trainer.dataloader
+    stats = trainer.step(batch["query"], [torch.tensor([4, 5])] * 4, [float(rank)] * 4)
+    return [len(batch["query"]), trainer.config.train.batch_size, trainer.progress.step], stats
+
+
+def test_sizes_count_the_samples_of_each_process(tmp_path: Path) -> None:
+    """As in TRL: a batch of 4 on each of two processes, in steps of 2 on each."""
+    for counts, stats in on_ranks(stepped, tmp_path):
+        assert counts == [4, 4, 2 * 2] and stats["rollout/score_mean"] == 0.5
 
 
 def test_what_cannot_be_followed_is_said(folder: str, tmp_path: Path) -> None:

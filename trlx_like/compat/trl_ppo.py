@@ -6,6 +6,7 @@ Only names and shapes are translated here. `PPOTrainer` is this package's, with 
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -96,9 +97,17 @@ class PPOConfig:
         vars(self).update({**DEFAULTS, **options})
 
     def config(self, model: Any, ref_model: Any = None, /, **more: Any) -> TRLConfig:
-        """Return the configuration of a run. more: further sections, as in `TRLConfig.evolve`."""
+        """Return the configuration of a run, whose sizes count all processes, and TRL's those of each.
+
+        Args:
+            model: `model.model_path`.
+            ref_model: `model.ref_model_path`.
+            more: Further sections, as in `TRLConfig.evolve`.
+        """
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
         given = dict(vars(self))
-        step = given["mini_batch_size"] * given["gradient_accumulation_steps"]
+        given["batch_size"] *= processes
+        step = processes * given["mini_batch_size"] * given["gradient_accumulation_steps"]
         same = (
             *("ppo_epochs", "gamma", "lam", "cliprange", "cliprange_value", "vf_coef", "init_kl_coef", "kl_penalty"),
             *("ratio_threshold", "whiten_rewards"),
