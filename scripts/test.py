@@ -1,11 +1,10 @@
-"""`python scripts/test.py`: the whole test suite, from a fresh machine, with the coverage of the package.
+"""`python scripts/test.py`: the whole test suite, from a fresh machine.
 
-Without arguments everything runs in two processes, first the unit tests, whose coverage of the package has to reach
-the bound in `pyproject.toml`, then the others without it: measuring it makes a test half as long again. Other arguments
-go to pytest and narrow the run, `python scripts/test.py tests/unit -k kl`: then one process is used (`-n 2` for two)
-and no bound holds. `--quick` is for between two edits: about a minute,
-without coverage, of what `tests/quick.py` keeps. `--deepspeed` runs the tests of DeepSpeed in an environment of their
-own, `.venv-deepspeed`.
+Without arguments everything runs in two processes. Other arguments go to pytest and narrow the run,
+`python scripts/test.py tests/unit -k kl`: then one process is used (`-n 2` for two). `--quick` is for between two
+edits: about a minute, of what `tests/quick.py` keeps. `--coverage` measures how much of the package the unit tests run,
+which makes them half as long again, and fails below the bound in `pyproject.toml`. `--deepspeed` runs the tests of
+DeepSpeed in an environment of their own, `.venv-deepspeed`.
 """
 
 from __future__ import annotations
@@ -40,10 +39,11 @@ QUICK = ["tests/unit", "tests/compat", "tests/scripts"]
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code of pytest, or 1 when all tests pass but cover too little."""
+    """Exit code of pytest, or of coverage when all tests pass but cover too little."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
-    parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests, without coverage")
+    parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests")
+    parser.add_argument("--coverage", action="store_true", help="measure what the unit tests, or others, run")
     parser.add_argument("--deepspeed", action="store_true", help="run the tests that need DeepSpeed, and no others")
     parser.add_argument("--measure", action="store_true", help="run everything and write tests/durations.json")
     options, chosen = parser.parse_known_args(arguments)
@@ -60,15 +60,16 @@ def main(arguments: list[str]) -> int:
         folders = QUICK if options.quick and not chosen else []
         selection = "--quick" if options.quick else "--measure"
         return run([python, "-m", "pytest", "-p", "tests.quick", selection, *settings, *folders, *chosen], **variables)
-    run([python, "-m", "coverage", "erase"])
-    measured = chosen or [UNIT]
-    code = run([python, "-m", "coverage", "run", "-m", "pytest", *settings, *measured], **variables)
-    covered = report_coverage(python, everything_ran=not chosen)
-    if not chosen:
-        code = run([python, "-m", "pytest", *settings, f"--ignore={UNIT}"], **variables) or code
+    pytest = ["-m", "pytest", *settings, *(chosen or [UNIT] * options.coverage)]
+    if options.coverage:
+        run([python, "-m", "coverage", "erase"])
+        code = run([python, "-m", "coverage", "run", *pytest], **variables)
+        run([python, "-m", "coverage", "combine", "--quiet"])
+        return code or run([python, "-m", "coverage", "report", *["--fail-under=0"] * bool(chosen)])
+    code = run([python, *pytest], **variables)
     if find_chromium() is None:
         say(MISSING)
-    return code or (0 if covered else 1)
+    return code
 
 
 def with_deepspeed(python: Path) -> Path:
@@ -93,16 +94,6 @@ def in_memory() -> dict[str, str]:
     place = Path("/dev/shm")
     roomy = os.access(place, os.W_OK) and shutil.disk_usage(place).free > MEMORY
     return {"PYTEST_DEBUG_TEMPROOT": str(place)} if roomy else {}
-
-
-def report_coverage(python: Path, everything_ran: bool) -> bool:
-    """Print the coverage, by file when everything ran. False if a bound holds and is not reached."""
-    run([python, "-m", "coverage", "combine", "--quiet"])
-    if everything_ran:
-        return run([python, "-m", "coverage", "report"]) == 0
-    say("Coverage of trlx_like in percent:")
-    run([python, "-m", "coverage", "report", "--format=total", "--fail-under=0"])
-    return True
 
 
 if __name__ == "__main__":

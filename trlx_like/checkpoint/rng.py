@@ -54,7 +54,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         _set_cuda(state["cuda"])
-    else:
+    elif torch.cuda.is_available():
         # If CUDA is initialised later, its generators start from the seed that the CPU state contains.
         torch.cuda.manual_seed_all(torch.initial_seed())
     if state["mps"] is not None and torch.backends.mps.is_available():

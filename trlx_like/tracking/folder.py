@@ -50,7 +50,7 @@ def read_config(directory: Path) -> tuple[str, dict[str, Any]]:
     file = directory / "config.yml"
     text = redacted(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
     try:
-        config = yaml.safe_load(text)
+        config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the one in C is 7 times as fast
     except yaml.YAMLError:
         config = None
     return text, config if isinstance(config, dict) else {}
