@@ -132,6 +132,7 @@ def test_token_weights_golden() -> None:
     for kind, expected in wanted.items():
         weights = ga.token_weights(mask, kind, max_length=5)
         count = 4 if kind == "dapo" else 2
+        assert weights.dtype == torch.float32
         assert ((weights * losses).sum() / count).item() == pytest.approx(expected)
 
 
