@@ -103,6 +103,5 @@ class PolicyGradientMethodConfig(OnlineTextMethodConfig):
     rollout_correction_cap: Applied[float] = Field(default=2.0, ge=1)
     """Largest weight of `rollout_correction`; larger ones are cut to it (truncated importance sampling)."""
 
-    def unused_options(self) -> list[str]:
-        unused = self.rollout_correction == "none" and self.changed("rollout_correction_cap")
-        return [*super().unused_options(), *(["rollout_correction_cap"] if unused else [])]
+    def acting(self) -> dict[str, bool]:
+        return {**super().acting(), "rollout_correction_cap": self.rollout_correction != "none"}

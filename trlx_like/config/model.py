@@ -123,9 +123,8 @@ class ModelConfig(Section):
                 "is set, and so is model.model_extra_configs.quantization_config; leave one out.",
             )
 
-    def unused_options(self) -> list[str]:
-        both = self.peft_config is not None and self.changed("num_layers_unfrozen")
-        return ["num_layers_unfrozen"] if both else []
+    def acting(self) -> dict[str, bool]:
+        return {"num_layers_unfrozen": self.peft_config is None}
 
 
 class TokenizerConfig(Section):

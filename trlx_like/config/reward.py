@@ -34,7 +34,6 @@ class RewardFnConfig(Section):
     worker_start_limit: Applied[float] = Field(default=300.0, gt=0)
     """Maximum seconds for a worker to import its functions and load their models."""
 
-    def unused_options(self) -> list[str]:
-        without_workers = [] if self.workers else ["worker_memory", "worker_start_limit"]
-        without_value = [] if self.on_error == "value" else ["error_value"]
-        return [name for name in (*without_workers, *without_value) if self.changed(name)]
+    def acting(self) -> dict[str, bool]:
+        of_workers = dict.fromkeys(("worker_memory", "worker_start_limit"), self.workers > 0)
+        return {**of_workers, "error_value": self.on_error == "value"}

@@ -80,9 +80,13 @@ class Section(BaseModel):
         """Yield problems of fields that are valid alone but not together. Override, and chain to `super()`."""
         return ()
 
+    def acting(self) -> dict[str, bool]:
+        """Return whether an option has an effect beside the other fields, for those that may have none."""
+        return {}
+
     def unused_options(self) -> list[str]:
         """Return the fields that were changed from their default but have no effect beside the other fields."""
-        return []
+        return [name for name, acts in self.acting().items() if not acts and self.changed(name)]
 
     def inert(self) -> list[str]:
         """Return `unused_options()`; this is its former name."""

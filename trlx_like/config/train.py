@@ -172,15 +172,15 @@ class TrainConfig(Section):
             if name.lower() not in map(str.lower, self.trackers):
                 yield Problem(("train", "tracker_kwargs", name), f"train.tracker ({self.tracker}) does not name it.")
 
-    def unused_options(self) -> list[str]:
+    def acting(self) -> dict[str, bool]:
         trackers = {name.lower() for name in self.trackers}
-        without_wandb = [] if "wandb" in trackers else ["entity_name", "group_name", "tags"]
-        without_both = [] if {"tensorboard", "wandb"} & trackers else ["logging_dir"]
-        unshown = [] if self.log_samples else ["log_samples_interval"]
-        without_rollback = [] if self.on_divergence == "rollback" else ["rollback_lr_factor", "max_rollbacks"]
-        without_best = [] if self.save_best or self.early_stopping else ["best_metric", "best_mode"]
-        names = [*without_both, *without_wandb, *unshown, *without_rollback, *without_best]
-        return [name for name in names if self.changed(name)]
+        return {
+            "logging_dir": bool({"tensorboard", "wandb"} & trackers),
+            **dict.fromkeys(("entity_name", "group_name", "tags"), "wandb" in trackers),
+            "log_samples_interval": self.log_samples > 0,
+            **dict.fromkeys(("rollback_lr_factor", "max_rollbacks"), self.on_divergence == "rollback"),
+            **dict.fromkeys(("best_metric", "best_mode"), bool(self.save_best or self.early_stopping)),
+        }
 
 
 class DataConfig(Section):

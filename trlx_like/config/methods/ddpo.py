@@ -96,14 +96,11 @@ class DDPOConfig(MethodConfig):
                     f"{value} is not for images: all of the model or a LoRA is trained, and held close to its start.",
                 )
 
-    def unused_options(self) -> list[str]:
+    def acting(self) -> dict[str, bool]:
         guided = self.guidance_scale > 1
-        acts = {
-            "stat_buffer_size": self.advantages == "prompt",
-            "stat_min_count": self.advantages == "prompt",
+        return {
+            **dict.fromkeys(("stat_buffer_size", "stat_min_count"), self.advantages == "prompt"),
             "cliprange": self.loss_type == "clip",
-            "negative_prompt": guided,
-            "train_cfg": guided,
+            **dict.fromkeys(("negative_prompt", "train_cfg"), guided),
             "guidance_gradient": guided and self.train_cfg,
         }
-        return [name for name, does in acts.items() if not does and self.changed(name)]

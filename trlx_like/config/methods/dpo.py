@@ -166,15 +166,12 @@ class DPOConfig(TextMethodConfig):
         if self.sync_ref_model and config.model.peft_config is not None:
             yield of_method("sync_ref_model", "true does not go with model.peft_config, whose reference cannot move.")
 
-    def unused_options(self) -> list[str]:
-        names, found = self.losses, []
-        if self.f_divergence_type != "alpha_divergence":
-            found.append("f_alpha_divergence_coef")
-        if not set(names) & set(_taking("discopop_tau")):
-            found.append("discopop_tau")
-        if not self.sync_ref_model:
-            found += ["ref_model_mixup_alpha", "ref_model_sync_steps"]
-        return [name for name in found if self.changed(name)]
+    def acting(self) -> dict[str, bool]:
+        return {
+            "f_alpha_divergence_coef": self.f_divergence_type == "alpha_divergence",
+            "discopop_tau": bool(set(self.losses) & set(_taking("discopop_tau"))),
+            **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), self.sync_ref_model),
+        }
 
 
 def _these(names: Iterable[str]) -> str:

@@ -70,6 +70,5 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
         if self.num_generations < 2:
             yield of_method("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
 
-    def unused_options(self) -> list[str]:
-        without_kl = ["kl_in"] if not self.beta and self.changed("kl_in") else []
-        return [*super().unused_options(), *without_kl]
+    def acting(self) -> dict[str, bool]:
+        return {**super().acting(), "kl_in": self.beta > 0}

@@ -65,6 +65,5 @@ class ILQLConfig(TextMethodConfig):
         if self.gen_kwargs.get("num_beams") not in (None, 1):
             yield Problem(("method", "gen_kwargs", "num_beams"), "guided decoding samples; leave it out.")
 
-    def unused_options(self) -> list[str]:
-        plain = ["awac_clip"] if self.beta == 0 else []
-        return [name for name in plain if self.changed(name)]
+    def acting(self) -> dict[str, bool]:
+        return {"awac_clip": self.beta != 0}

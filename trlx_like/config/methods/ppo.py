@@ -89,8 +89,6 @@ class PPOConfig(PolicyGradientMethodConfig):
                 f"true needs method.scale_reward ({given}) to be 'running' or 'ref'.",
             )
 
-    def unused_options(self) -> list[str]:
-        without_target = ["horizon"] if self.target is None else []
-        without_ref = ["ref_mean", "ref_std"] if self.scale_reward != "ref" else []
-        unused = [name for name in (*without_target, *without_ref) if self.changed(name)]
-        return [*super().unused_options(), *unused]
+    def acting(self) -> dict[str, bool]:
+        ref = dict.fromkeys(("ref_mean", "ref_std"), self.scale_reward == "ref")
+        return {**super().acting(), "horizon": self.target is not None, **ref}

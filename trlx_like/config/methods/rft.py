@@ -45,5 +45,5 @@ class RFTConfig(OnlineTextMethodConfig):
                 "use true.",
             )
 
-    def unused_options(self) -> list[str]:
-        return ["end_percentile"] if self.n_improve_steps == 1 and self.changed("end_percentile") else []
+    def acting(self) -> dict[str, bool]:
+        return {"end_percentile": self.n_improve_steps > 1}
