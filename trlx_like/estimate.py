@@ -136,9 +136,7 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
         gpus: Number of processes.
     """
     train = config.train
-    if train.batch_size % gpus:
-        raise ConfigError(f"train.batch_size ({train.batch_size}) must be a multiple of the number of GPUs ({gpus}).")
-    local = train.batch_size // gpus
+    local = math.ceil(train.batch_size / gpus)
     own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
     own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
     own |= {"keep_trunk": False}

@@ -41,7 +41,7 @@ def steps(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: 
 @pytest.mark.parametrize(
     ("count", "processes", "changes"),
     [
-        pytest.param(5, 2, {"train.minibatch_size": 1}, id="ragged"),
+        pytest.param(5, 2, {"train.minibatch_size": 1, "train.batch_size": 3}, id="ragged"),
         pytest.param(1, 2, {}, id="an empty rank", marks=pytest.mark.slow),
         pytest.param(5, 4, {"train.minibatch_size": 1}, id="four", marks=pytest.mark.slow),
         pytest.param(5, 2, {"backend.gradient_checkpointing": True}, id="checkpointing", marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ import torch
 
 from tests.contract.recipes import make
 from tests.contract.test_nonfinite import BAD_STEP, OPTIONS, Weights, spoil
+from tests.distributed.matrix import KINDS, import_deepspeed
 from tests.distributed.ranks import on_ranks
 
 
@@ -38,3 +39,35 @@ def test_all_drop_what_one_cannot_use(kind: str, tmp_path: Path) -> None:
     (record,) = [json.loads(line) for line in (tmp_path / "nonfinite_steps.jsonl").read_text().splitlines()]
     if kind == "loss":
         assert record["rank"] == 1 and record["samples"]
+
+
+NAMED = "lm.transformer.h.1.mlp.c_proj.weight"
+
+
+def spoiled(rank: int, folder: str, kind: str) -> str | None:
+    """Train with a gradient of one weight that is NaN on the second process, and return the name in the record."""
+    trainer = make("SFTTrainer", Path(folder), **{**OPTIONS, "train.batch_size": 2, **KINDS[kind]})
+
+    def spoil_weight(module: torch.nn.Module, *_: Any) -> None:
+        weight = module.weight  # the one that the pass uses, with all its numbers
+        if rank == 1 and torch.is_grad_enabled():
+            assert isinstance(weight, torch.Tensor)
+            weight.register_hook(lambda grad: grad * math.nan if trainer.progress.step + 1 == BAD_STEP else grad)
+
+    trainer.model.get_submodule(NAMED.removesuffix(".weight")).register_forward_pre_hook(spoil_weight)
+    trainer.learn()
+    (record,) = [json.loads(line) for line in (Path(folder) / "nonfinite_steps.jsonl").read_text().splitlines()]
+    named: str = record["parameter"]
+    return named
+
+
+def test_a_gradient_that_is_nan_is_named_when_weights_are_divided(tmp_path: Path) -> None:
+    assert on_ranks(spoiled, str(tmp_path), "fsdp") == [NAMED, NAMED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "zero1", "zero2", "zero3"])
+def test_a_gradient_that_is_nan_is_named(kind: str, tmp_path: Path) -> None:
+    if kind != "ddp":
+        import_deepspeed()
+    assert on_ranks(spoiled, str(tmp_path), kind) == [NAMED, NAMED]

@@ -64,6 +64,10 @@ class Backend(Protocol):
     def own(self, tensor: Tensor) -> Tensor:
         """Return this process's part of a weight or gradient as a plain tensor that shares its memory."""
 
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return the gradient of what this process updates of a weight, summed over processes; None without one."""
+        ...
+
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Weight this process's micro-batches, and add some of weight 0 if all processes must have equally many.
 

@@ -16,6 +16,7 @@ from torch import Tensor, distributed as dist, nn
 from trlx_like.config import TRLConfig
 from trlx_like.distributed.backend import Value
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
+from trlx_like.distributed.replicated import clip
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part
@@ -32,7 +33,7 @@ ELEMENTWISE = (
 class DividedBackend:
     """Divide weights over processes. The methods are described in `Backend`.
 
-    A subclass divides them, and fills `backward`, `whole`, `_gradient`, `_part` and `own`.
+    A subclass divides them, and fills `backward`, `whole`, `gradient`, `_part` and `own`.
 
     Args:
         world: The processes of the run, at least two.
@@ -73,7 +74,7 @@ class DividedBackend:
         assert part is not None, "a trained weight is not divided"
         return part
 
-    def _gradient(self, parameter: Tensor) -> Tensor | None:
+    def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the gradient of what this process updates of a weight, summed over processes; None without one."""
         raise NotImplementedError
 
@@ -93,7 +94,7 @@ class DividedBackend:
     def finish(self) -> Tensor:
         """Clip the gradients, and return their norm [] before clipping."""
         for parameter, own in zip(self._parts, self._own, strict=True):
-            gradient = self._gradient(parameter)
+            gradient = self.gradient(parameter)
             own.grad = None if gradient is None else gradient.reshape(-1)
         gradients = [own.grad for own in self._own if own.grad is not None]
         device = self.world.accelerator.device
@@ -105,8 +106,7 @@ class DividedBackend:
         with self.world.meeting():
             dist.all_reduce(square, group=self.group)
         norm = square.sqrt()
-        if self.config.train.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._own, self.config.train.max_grad_norm, norm)
+        clip(self._own, self.config.train.max_grad_norm, norm)
         return norm
 
     def step(self, optimizer: Any, accepted: bool) -> None:

@@ -120,7 +120,7 @@ class ShardedBackend(DividedBackend):
         begin, _ = flat_range(shape, dist.get_rank(self.group), dist.get_world_size(self.group))
         return Part(self.own(weight.detach()).view(-1), shape, begin, writes)
 
-    def _gradient(self, parameter: Tensor) -> Tensor | None:
+    def gradient(self, parameter: Tensor) -> Tensor | None:
         return None if parameter.grad is None else self.own(parameter.grad)
 
     def _share(self, shape: Sequence[int], ranks: int) -> int:

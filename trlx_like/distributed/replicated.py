@@ -25,6 +25,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
+    """Clip gradients by their norm. If that is NaN they stay, or all of them would be NaN and the first one unknown.
+
+    Args:
+        parameters: The parameters with the gradients.
+        largest: `train.max_grad_norm`.
+        norm: The norm of all gradients. []
+    """
+    if largest is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num(nan=0.0))
+
+
 class ReplicatedBackend:
     """Hold all weights on every process. The methods are described in `Backend`.
 
@@ -53,6 +65,10 @@ class ReplicatedBackend:
         """Return the tensor itself."""
         return tensor
 
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return the gradient of a weight."""
+        return parameter.grad
+
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Give every micro-batch the weight 1: processes may have different numbers of them."""
         return [(part, 1.0) for part in parts]
@@ -70,10 +86,9 @@ class ReplicatedBackend:
             return torch.zeros(())
         if (scaler := self.world.accelerator.scaler) is not None:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
-        if self.max_norm is None:
-            self.world.accelerator.unscale_gradients()
-            return torch.nn.utils.get_total_norm(gradients)
-        norm: Tensor = self.world.accelerator.clip_grad_norm_(self.parameters, self.max_norm)
+        self.world.accelerator.unscale_gradients()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        clip(self.parameters, self.max_norm, norm)
         return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:

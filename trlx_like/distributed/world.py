@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, distributed as dist, nn
 
-from trlx_like.errors import ConfigError, TrlxError
+from trlx_like.errors import TrlxError
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 from trlx_like.functional.parts import Unread
 
@@ -86,24 +86,6 @@ class World:
         own = torch.stack(masked_stats(values.double(), mask)).tolist()
         merged = combine_stats(torch.tensor(self.rows(own), dtype=torch.float64))
         return Statistics(*(float(value) for value in merged))
-
-    def part(self, total: int, name: str) -> int:
-        """Divide a global number evenly over the processes.
-
-        Args:
-            total: The number over all processes.
-            name: The option that it comes from, for the error.
-
-        Raises:
-            ConfigError: If `total` is not a multiple of the number of processes.
-        """
-        if total % self.size:
-            below = total - total % self.size
-            near = " or ".join(str(value) for value in (below, below + self.size) if value)
-            raise ConfigError(
-                f"{name} ({total}) is over all processes and must be a multiple of their number ({self.size}): {near}."
-            )
-        return total // self.size
 
     def max(self, value: int) -> int:
         """Return the largest value of all processes."""

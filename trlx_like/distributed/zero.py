@@ -128,7 +128,7 @@ class ZeroBackend(DividedBackend):
         values, begin = zero_engine.updated(self._engine, parameter)
         return Part(values, zero_engine.shape(parameter), begin)
 
-    def _gradient(self, parameter: Tensor) -> Tensor | None:
+    def gradient(self, parameter: Tensor) -> Tensor | None:
         return zero_engine.gradient(self._engine, parameter) if parameter in self._used else None
 
     def _share(self, shape: Sequence[int], ranks: int) -> int:

@@ -7,6 +7,7 @@ and replaced on its own.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -47,8 +48,8 @@ class Run:
         given: The data and functions of the run, by the names of `train`'s arguments.
 
     Raises:
-        ConfigError: If `train.batch_size` is not a multiple of the number of processes, or `backend.mixed_precision`
-            is not available, or the launcher asks for what the configuration does not say.
+        ConfigError: If `backend.mixed_precision` is not available, or the launcher asks for what the configuration does
+            not say.
     """
 
     def __init__(self, config: TRLConfig, name: str, given: Mapping[str, Any] | None = None) -> None:
@@ -57,7 +58,7 @@ class Run:
         self.device: torch.device = self.accelerator.device
         self.world = World(self.accelerator)
         self.backend: Backend = make_backend(self.world, config)
-        self.local_batch_size = self.world.part(config.train.batch_size, "train.batch_size")
+        self.local_batch_size = math.ceil(config.train.batch_size / self.world.size)  # of the process with most samples
         seed_everything(config.train.seed)  # random weights are the same on every process
         self.clock = Clock()
         self.progress = Progress()

@@ -169,8 +169,8 @@ class Guard:
         backend, names = self.run.backend, []
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                values = [parameter, *([] if parameter.grad is None else [parameter.grad])]
-                if not _all_finite([backend.own(value) for value in values]):
+                own, gradient = backend.own(parameter), backend.gradient(parameter)
+                if not _all_finite([own] if gradient is None else [own, gradient]):
                     names.append(name)
                     break
         found = set(self.run.world.gather(names))

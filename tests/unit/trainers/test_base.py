@@ -355,17 +355,6 @@ def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path: Path) -> None:
         assert ended["calls"][-4:] == ["step 2", "evaluate", "checkpoint_2", "end"]
 
 
-def refused(rank: int, folder: Path) -> str:
-    with pytest.raises(ConfigError) as error:
-        line(folder)
-    return str(error.value)
-
-
-def test_a_batch_must_divide_among_the_processes(tmp_path: Path) -> None:
-    message = "train.batch_size (3) is over all processes and must be a multiple of their number (2): 2 or 4."
-    assert on_ranks(refused, tmp_path) == [message, message]
-
-
 # What is said and refused.
 
 
