@@ -1,6 +1,6 @@
 """DPO recovers a known order: seven words with known strengths, compared in pairs by a noisy judge.
 
-    python examples/bradley_terry.py [--seeds 5] [--loss sigmoid]
+    python examples/bradley_terry.py [--seeds 5] [--loss sigmoid]     # or --loss kto: from single words
 
 The judge prefers word i to word j with probability sigmoid(s_i - s_j) (Bradley and Terry 1952). What DPO learns from
 these verdicts is compared with the true strengths, and with the strengths of maximum likelihood, fitted to the same
@@ -15,6 +15,7 @@ import copy
 import random
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from examples.problems import add_options, draws
 
 STRENGTHS = {"fig": 0.6, "pineapple": -0.6, "plum": -1.8, "blueberry": 1.8, "apple": -1.2, "orange": 0.0, "pear": 1.2}
 PROMPT = "best: "
+UNPAIRED = ("kto", "apo_zero_unpaired")
+"""Losses of KTO, which sees single words and not which words were compared."""
 VERDICTS = 150
 """Number of verdicts on each pair of words. The spacing of .6 is then four to five standard errors."""
 
@@ -61,6 +64,16 @@ def preferences(seed: int = 1000) -> list[dict[str, str]]:
             chosen, rejected = (first, second) if rng.random() < wins else (second, first)
             rows.append({"prompt": PROMPT, "chosen": chosen, "rejected": rejected})
     return rows
+
+
+def labelled(rows: Sequence[Mapping[str, str]] | None = None) -> list[dict[str, Any]]:
+    """Return verdicts, by default those of `preferences`, as single words: one was liked and the other disliked."""
+    labels = {"chosen": True, "rejected": False}
+    return [
+        {"prompt": PROMPT, "completion": row[side], "label": label}
+        for row in (preferences() if rows is None else rows)
+        for side, label in labels.items()
+    ]
 
 
 def most_likely(rows: list[dict[str, str]]) -> dict[str, float]:
@@ -98,15 +111,22 @@ def learn(
     torch.manual_seed(seed)
     lm = AutoModelForCausalLM.from_config(model_config())
     reference = copy.deepcopy(lm)
-    config = configurations.load("dpo_bradley_terry").evolve(
+    config = configurations.load("kto_bradley_terry" if loss in UNPAIRED else "dpo_bradley_terry").evolve(
         method={"loss_type": loss}, train={"seed": seed, "checkpoint_dir": str(directory)}
     )
     rows = preferences(seed if problem is None else problem)
-    trainer = trlx_like.train(config, preferences=rows, model_path=lm)
+    data = {"samples": labelled(rows)} if loss in UNPAIRED else {"preferences": rows}
+    trainer = trlx_like.train(config, **data, model_path=lm)
     lm.to("cpu")
     beta = trainer.method.beta
     ratios = {word: log_probability(lm, word) - log_probability(reference, word) for word in STRENGTHS}
     return centred({word: beta * ratio for word, ratio in ratios.items()}), rows
+
+
+def separated(values: dict[str, float]) -> bool:
+    """Tell whether every word that is better than the average has a higher reward than every worse one."""
+    better, worse = ([values[word] for word in STRENGTHS if sign * STRENGTHS[word] > 0] for sign in (1, -1))
+    return min(better) > max(worse)
 
 
 def in_order(values: dict[str, float]) -> bool:
@@ -117,7 +137,7 @@ def in_order(values: dict[str, float]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, 1000, Path("runs/bradley_terry"), "judge's verdicts")
-    parser.add_argument("--loss", default="sigmoid", help="method.loss_type (default sigmoid)")
+    parser.add_argument("--loss", default="sigmoid", help="method.loss_type of DPO or of KTO (default sigmoid)")
     arguments = parser.parse_args()
     words = sorted(STRENGTHS, key=lambda word: -STRENGTHS[word])
     lines = [["verdicts", *words, "order", "CPU s"], ["truth", *(f"{STRENGTHS[word]:+.2f}" for word in words), "", ""]]
@@ -127,15 +147,17 @@ def main() -> None:
         rewards, rows = learn(draw.seed, draw.directory, arguments.loss, draw.problem)
         spent = time.process_time() - started
         likely = most_likely(rows)
-        recovered += in_order(rewards)
+        right = (separated if arguments.loss in UNPAIRED else in_order)(rewards)
+        recovered += right
         furthest = max(furthest, *(abs(rewards[word] - likely[word]) for word in words))
         cells = [f"{rewards[word]:+.2f}" for word in words]
-        lines.append([str(draw.problem), *cells, "right" if in_order(rewards) else "wrong", f"{spent:.0f}"])
+        lines.append([str(draw.problem), *cells, "right" if right else "wrong", f"{spent:.0f}"])
         lines.append(["likeliest", *(f"{likely[word]:+.2f}" for word in words), "", ""])
     print()
     for line in lines:
         print("".join(cell.rjust(11) for cell in line))
-    print(f"\norder recovered in {recovered} of {arguments.seeds} runs", end="")
+    found = "better and worse words told apart" if arguments.loss in UNPAIRED else "order recovered"
+    print(f"\n{found} in {recovered} of {arguments.seeds} runs", end="")
     print(f"; furthest from the likeliest strengths: {furthest:.2f}" if arguments.loss == "sigmoid" else "")
 
 

@@ -18,6 +18,7 @@ from trlx_like.config.methods.ddpo import DDPOConfig as DDPOConfig
 from trlx_like.config.methods.dpo import DPOConfig as DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig as GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig as ILQLConfig
+from trlx_like.config.methods.kto import KTOConfig as KTOConfig
 from trlx_like.config.methods.online_dpo import OnlineDPOConfig as OnlineDPOConfig
 from trlx_like.config.methods.ppo import PPOConfig as PPOConfig
 from trlx_like.config.methods.reward import RewardConfig as RewardConfig
@@ -44,6 +45,7 @@ from trlx_like.trainers.ddpo import DDPOTrainer as DDPOTrainer
 from trlx_like.trainers.dpo import DPOTrainer as DPOTrainer
 from trlx_like.trainers.grpo import GRPOTrainer as GRPOTrainer
 from trlx_like.trainers.ilql import ILQLTrainer as ILQLTrainer
+from trlx_like.trainers.kto import KTOTrainer as KTOTrainer
 from trlx_like.trainers.online import OnlineTextTrainer as OnlineTextTrainer
 from trlx_like.trainers.online_dpo import OnlineDPOTrainer as OnlineDPOTrainer
 from trlx_like.trainers.ppo import PPOTrainer as PPOTrainer
@@ -83,6 +85,9 @@ def default_reward_config() -> TRLConfig:
 
 def default_dpo_config() -> TRLConfig:
     """Return the preset for DPO on GPT-2, with TRL's learning rate, batch size and epochs."""
+
+def default_kto_config() -> TRLConfig:
+    """Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs."""
 
 def default_online_dpo_config() -> TRLConfig:
     """Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths."""

@@ -136,6 +136,12 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
     ),
     Algorithm(
+        "kto",
+        "KTO",
+        "Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs.",
+        _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
+    ),
+    Algorithm(
         "online_dpo",
         "OnlineDPO",
         "Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths.",

@@ -206,6 +206,32 @@ RECIPES = {
             },
         },
     ),
+    "KTOTrainer": Recipe(
+        method={"name": "KTOConfig", "beta": 0.5, "desirable_weight": 0.75, "gen_kwargs": GENERATION},
+        train={"epochs": 3, "total_steps": 100},
+        arguments={
+            "samples": [
+                {"prompt": "ab", "completion": " cd"},
+                ("the cat", " sat."),
+                ("b", "bcd", "e", "efghijk"),
+                ("abcdefg", "h"),
+                ("zz", " bottom"),
+            ],
+            "rewards": [True, False, True, True, False],
+            "eval_prompts": PROMPTS[:3],
+            "reward_fn": count_letters,
+        },
+        variants={
+            "adapter": {"model.peft_config": LORA, "method.undesirable_weight": 0.5},
+            "dropout": {"model.model_path": tiny_config(), "method.disable_dropout": False, "train.eval_interval": 2},
+            "top": {"model.num_layers_unfrozen": 1, "method.loss_type": "apo_zero_unpaired"},
+            "seq2seq": {
+                **SEQ2SEQ,
+                "model.num_layers_unfrozen": 1,
+                "samples": [("ab", " cd"), ("the cat", " sat."), ("b", "a"), ("ef", "g"), ("zz", "p.")],
+            },
+        },
+    ),
     "OnlineDPOTrainer": Recipe(
         method={"name": "OnlineDPOConfig", "beta": 0.5, "num_prompts": 7, "chunk_size": 3, "gen_kwargs": GENERATION}
         | {"n_generations_per_prompt": 3},

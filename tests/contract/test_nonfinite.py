@@ -46,8 +46,8 @@ def spoil(trainer: Any, kind: str, steps: range) -> None:
     """Make the loss NaN, the gradient of the first trained parameter infinite, or it or its moment NaN by a step."""
     loss = trainer.loss
 
-    def spoiled(batch: Any) -> LossOutput:
-        output: LossOutput = loss(batch)
+    def spoiled(batch: Any, **known: float) -> LossOutput:
+        output: LossOutput = loss(batch, **known)
         if trainer.progress.step + 1 not in steps or kind != "loss":
             return output
         main = next(iter(trainer.units(batch))) if isinstance(trainer.units(batch), dict) else "units"
@@ -137,7 +137,7 @@ def test_a_step_that_is_not_finite_changes_nothing(run: Spoiled, kind: str) -> N
     assert record["losses/total_loss" if kind == "loss" else "grad_norm"] in ("nan", "inf")
     assert (record["micro_batch"], record["rank"], record["bad_sample"]) == (0, 0, 0)
     assert record["samples"] and all(any(isinstance(v, str) for v in row.values()) for row in record["samples"])
-    if run.trainer.method.name.lower() not in ("sftconfig", "rftconfig", "dpoconfig", "rewardconfig"):
+    if run.trainer.method.name.lower() not in ("sftconfig", "rftconfig", "dpoconfig", "ktoconfig", "rewardconfig"):
         assert {"scores", "rewards"} & set(record["samples"][0])
 
 

@@ -160,6 +160,24 @@ def test_dpo_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
 
 
 # ipo wants best and worst 1 / (2 beta) nats apart and no further; "aaaa" is 14 nats away from a policy without a clue.
+def test_kto_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
+    """Of 40 times each, ab was liked 35 times, cde 20 times and f 5 times."""
+    liked = {"ab": 35, "cde": 20, "f": 5}
+    samples = [("best: ", word) for word in liked for _ in range(40)]
+    labels = [time < count for count in liked.values() for time in range(40)]
+    changes = {
+        **{"train.seed": seed, "train.batch_size": 120, "train.total_steps": 60, "train.epochs": 100},
+        **{"method.desirable_weight": 1.0, "optimizer.kwargs": {"lr": 0.01}},
+    }
+    given = {"samples": samples, "rewards": labels, "eval_prompts": None, "reward_fn": None}
+    trainer = make("KTOTrainer", tmp_path, **given, **changes)
+    assert abs(rows(tmp_path)[0]["kl"] if trainer.learn() else 1.0) < 1e-6  # the policy is its own reference
+    words = trainer.experience_class.collate([trainer.store.elements[row] for row in (0, 40, 80)])
+    with torch.no_grad():
+        best, middle, worst = (0.5 * trainer.log_ratios(words)).tolist()
+    assert best > 1 and best > middle > worst and worst < -1
+
+
 @pytest.mark.parametrize(("loss", "beta"), [("sigmoid", 0.1), ("ipo", 0.02)])
 def test_online_dpo_learns_to_say_a_letter(seed: int, loss: str, beta: float, tmp_path: Path) -> None:
     """From the order of four responses to each of sixteen prompts a step, within 80 steps."""

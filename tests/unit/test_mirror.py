@@ -17,6 +17,7 @@ ELSEWHERE = {
     "config/methods/groups": "tests/unit/trainers/test_groups.py",
     "config/methods/grpo": "tests/unit/test_presets.py",
     "config/methods/ilql": "tests/unit/trainers/test_ilql.py",
+    "config/methods/kto": "tests/unit/trainers/test_kto.py",
     "config/methods/online_dpo": "tests/unit/trainers/test_online_dpo.py",
     "config/methods/reward": "tests/unit/trainers/test_reward.py",
     "config/methods/rft": "tests/unit/trainers/test_rft.py",

@@ -10,6 +10,7 @@ from trlx_like.config.methods.ddpo import DDPOConfig as DDPOConfig
 from trlx_like.config.methods.dpo import DPOConfig as DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig as GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig as ILQLConfig
+from trlx_like.config.methods.kto import KTOConfig as KTOConfig
 from trlx_like.config.methods.online_dpo import OnlineDPOConfig as OnlineDPOConfig
 from trlx_like.config.methods.ppo import PPOConfig as PPOConfig
 from trlx_like.config.methods.reward import RewardConfig as RewardConfig

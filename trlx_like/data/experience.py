@@ -36,7 +36,7 @@ def padded(
     return field(default=default, kw_only=kw_only, metadata={"side": side, "value": value, "mask": mask})
 
 
-IDS = ("prompt", "response", "chosen", "rejected")
+IDS = ("prompt", "response", "chosen", "rejected", "other")
 """Fields of whole numbers that hold token ids."""
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
@@ -201,6 +202,23 @@ def apo_down_loss(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
     (rejected), each [B] -> [B].
     """
     return chosen_reward.sigmoid() + 1 - (chosen_reward - rejected_reward).sigmoid()
+
+
+def unpaired_loss(reward: Tensor, desirable: Tensor, point: Tensor | float) -> Tensor:
+    """Compute the KTO loss of single completions: 1 - sigmoid(r - z) if desirable, else 1 - sigmoid(z - r).
+
+    Source: Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8, without the weights of the two kinds. With z = 0 it is
+    APO-zero on single completions (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7; TRL's apo_zero_unpaired).
+
+    Args:
+        reward: Implicit reward r of each completion. [B]
+        desirable: True for the completions that were liked. [B] bool
+        point: z, the reference point: beta times the KL divergence of policy and reference, without gradient.
+
+    Returns:
+        The loss of each completion, between 0 and 1. [B]
+    """
+    return torch.where(desirable, point - reward, reward - point).sigmoid()
 
 
 def discopop_loss(margin: Tensor, tau: float = 0.05) -> Tensor:

@@ -340,7 +340,7 @@ class BaseRLTrainer(Verbs[E]):
         references: Callable[[], list[torch.nn.Module]] = getattr(self.model, "reference_modules", list)
         self.run.backend.prepare(self.model, references())
         self.state.register("model", self.run.backend.stateful(self.model), small=False)
-        self.optimisation = Optimisation(self.run, self.model, getattr(self, "tokenizer", None))
+        self.optimisation = Optimisation(self.run, self.model, getattr(self, "tokenizer", None), self.statistics)
         self.divergence_watch = DivergenceWatch(self.run, self.optimisation)
         self.state.register("progress", self.progress)
         self.state.register("rng", RngState(), local=True, renew=self.run.reseed)

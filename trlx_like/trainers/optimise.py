@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -146,14 +147,21 @@ class Optimisation:
         run: The run. Its checkpoints will hold the optimiser and the scheduler.
         model: The network. Its parameters with `requires_grad` are trained.
         tokenizer: Decodes samples for the record of steps that are not finite; None for samples without token ids.
+        statistics: Computes what the loss has to know of the whole batch, see `Verbs.statistics`; None: nothing.
 
     Raises:
         ConfigError: If no parameter is trainable, or a trained one has only 16 bits.
     """
 
-    def __init__(self, run: Run, model: nn.Module, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        tokenizer: Any = None,
+        statistics: Callable[[Any], Mapping[str, Tensor | Term]] | None = None,
+    ) -> None:
         train = run.config.train
-        self.run, self.model = run, model
+        self.run, self.model, self.statistics = run, model, statistics
         trained = run.backend.trained(model)
         if not trained:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
@@ -164,6 +172,7 @@ class Optimisation:
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self._units: NamedNumbers[str] = NamedNumbers(run.world)
         self._metrics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)
+        self._statistics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)
         options = [{**group, "params": ()} for group in self.optimizer.param_groups]
         self._fresh = copy.deepcopy((options, self.scheduler.state_dict()))
         run.folder.reschedule = self.reschedule
@@ -188,7 +197,7 @@ class Optimisation:
     def step(
         self,
         parts: Sequence[E],
-        loss: Callable[[E], LossOutput],
+        loss: Callable[..., LossOutput],
         units: Callable[[E], Units],
         accept: Callable[[Metrics], bool],
     ) -> tuple[Metrics, int]:
@@ -207,6 +216,7 @@ class Optimisation:
         # All at once: a copy to a GPU between two backward passes would wait for the first of them.
         parts = [part.to(run.device) for part in parts]
         self.model.train()
+        loss = partial(loss, **self._known(parts, totals))
         sums = MetricSums(self._metrics)
         means: list[Tensor] = []
         for part, weight in backend.microbatches(parts, totals.parts):
@@ -243,6 +253,19 @@ class Optimisation:
         run.progress.step += 1
         return metrics, totals.stop
 
+    @torch.no_grad()
+    def _known(self, parts: Sequence[E], totals: Totals) -> Metrics:
+        """Return the statistics of the global batch that the loss needs."""
+        if self.statistics is None:
+            return {}
+        sums = MetricSums(self._statistics)
+        for part, weight in self.run.backend.microbatches(parts, totals.parts):
+            with self.run.forward("forward"):
+                found = self.statistics(part.to(self.run.device))
+            if weight:
+                sums.add(LossOutput({}, found), totals.main)
+        return sums.means(self.run, totals)[0]
+
     def _take_part(self, part: Any, loss: Callable[[Any], LossOutput], totals: Totals) -> None:
         """Run a micro-batch that counts nothing, because other processes have one more and wait for this one."""
         with isolated_rng(self.run.config.train.seed):
@@ -270,12 +293,13 @@ class Optimisation:
         return float(self.scheduler.get_last_lr()[0])
 
     @torch.no_grad()
-    def measure(self, parts: Sequence[E], loss: Callable[[E], LossOutput], units: Callable[[E], Units]) -> Metrics:
+    def measure(self, parts: Sequence[E], loss: Callable[..., LossOutput], units: Callable[[E], Units]) -> Metrics:
         """Return the metrics that a step on this data would log, without a gradient or a step.
 
         The arguments are those of `step`. Every process calls it. If no process has data, there are no metrics.
         """
         totals = self._totals(parts, units)
+        loss = partial(loss, **self._known(parts, totals))
         sums = MetricSums(self._metrics)
         for part in parts:
             with self.run.accelerator.autocast():

@@ -99,6 +99,26 @@ def test_apo_golden() -> None:
     assert_values(pf.apo_down_loss(chosen, rejected), [0.85, 0.75])
 
 
+def test_unpaired_golden() -> None:
+    """sigmoid(log 3) = 3/4: the reward is log 3 above the reference point, at it, and log 3 below."""
+    rewards, desirable = torch.tensor([math.log(3), 0.0, -math.log(3)] * 2), torch.tensor([True] * 3 + [False] * 3)
+    assert_values(pf.unpaired_loss(rewards, desirable, 0.0), [0.25, 0.5, 0.75, 0.75, 0.5, 0.25])
+    assert_values(pf.unpaired_loss(rewards + 2.0, desirable, 2.0), [0.25, 0.5, 0.75, 0.75, 0.5, 0.25])
+
+
+@given(st.floats(-15, 15), st.floats(0, 5), st.booleans())
+def test_the_twin_of_the_unpaired_loss_agrees(reward: float, point: float, desirable: bool) -> None:
+    value = 1 / (1 + math.exp(point - reward))  # as the paper writes it: v(x, y), with a weight of 1
+    expected = 1 - value if desirable else 1 - 1 / (1 + math.exp(reward - point))
+    rewards = torch.tensor([reward], dtype=torch.float64, requires_grad=True)
+    loss = pf.unpaired_loss(rewards, torch.tensor([desirable]), point)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    loss.sum().backward()
+    assert rewards.grad is not None
+    slope = value * (1 - value) * (-1 if desirable else 1)
+    assert rewards.grad.item() == pytest.approx(slope, rel=1e-6, abs=1e-12)
+
+
 def test_discopop_golden() -> None:
     # tau 1, m = ln 3: w = 3/4, 0.25 * 0.2876821 + 0.75 / 3. m = -ln 3: w = 1/4, 0.75 * 1.3862944 + 0.25 * 3.
     assert_values(pf.discopop_loss(MARGINS, tau=1.0), [0.3219205, 1.7897208])

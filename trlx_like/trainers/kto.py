@@ -1,0 +1,143 @@
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306).
+
+The data are single completions, each liked or disliked. The implicit reward of a completion, beta times the log-ratio
+of policy to reference, is compared with a reference point: the KL divergence of the two. It is estimated on completions
+of other prompts, over the whole batch. No pairs, no reward model, no sampling. Documented in docs/algorithms/kto.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trlx_like.config.methods.kto import KTOConfig
+from trlx_like.data import Completion, padded
+from trlx_like.data.preference import MultiTurnCompletion
+from trlx_like.errors import DataError
+from trlx_like.functional.preference import unpaired_loss
+from trlx_like.functional.sequences import sequence_sums
+from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.truncation import Truncation
+from trlx_like.trainers.base import LossOutput, Metrics
+from trlx_like.trainers.optimise import Term
+from trlx_like.trainers.text import TextTrainer
+
+
+@dataclass
+class LabelledExperience(MultiTurnCompletion):
+    """Hold completions with their labels, and with each prompt a completion of another prompt."""
+
+    other: Tensor = padded(mask="other_mask")  # [B, K] int64
+    other_mask: Tensor = padded(value=False, mask="other_mask")  # [B, K] bool
+    other_scored: Tensor = padded(value=False, mask="other_mask")  # [B, K] bool, see `MultiTurnCompletion.scored`
+    label: Tensor = field(kw_only=True, metadata={"value": False})  # [B] bool, True: desirable
+
+    def mismatched(self) -> MultiTurnCompletion:
+        """Return the prompts with completions that do not belong to them."""
+        return MultiTurnCompletion(self.prompt, self.prompt_mask, self.other, self.other_mask, self.other_scored)
+
+
+class KTOTrainer(TextTrainer[LabelledExperience]):
+    """Train a policy on completions that were liked or disliked, relative to a reference."""
+
+    method_class = KTOConfig
+    experience_class = LabelledExperience
+    offline = True
+    uses = frozenset({"samples", "rewards", "eval_prompts"})
+    needs = ("samples", "rewards")
+    method: KTOConfig
+
+    def build(self, tokenizer: Any = None) -> None:
+        self.keep_dropout = not self.method.disable_dropout
+        super().build(tokenizer)
+        self.add_reference()
+
+    def read_data(self) -> None:
+        longest, samples = self.config.train.seq_length, self.data["samples"]
+        self.labels = labels_of(self.data["rewards"], len(samples))
+        self.dialogues = encode_dialogues(
+            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options
+        )
+
+    def make_experience(self) -> Metrics:
+        others, longest = mismatches(self.dialogues), self.config.train.seq_length
+        rows = zip(self.dialogues, self.labels, others, strict=True)
+        self.push_to_store([element(*row, longest) for row in rows], whole=True)
+        truncation = Truncation.of(dialogue.lost for dialogue in self.dialogues)
+        share = sum(self.labels) / len(self.labels)
+        return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
+
+    def statistics(self, batch: LabelledExperience) -> Mapping[str, Tensor | Term]:
+        """Estimate the KL divergence of policy and reference, on completions of other prompts."""
+        return {"kl": self.log_ratios(batch.mismatched()).sum()} if self.method.loss_type == "kto" else {}
+
+    def loss(self, batch: LabelledExperience, kl: float = 0.0) -> LossOutput:
+        method, desirable = self.method, batch.label
+        log_ratios, kl = self.log_ratios(batch), max(kl, 0.0)
+        rewards = method.beta * log_ratios  # [B]
+        weights = torch.where(desirable, method.desirable_weight, method.undesirable_weight)
+        losses = weights * unpaired_loss(rewards, desirable, method.beta * kl)
+        rewards = rewards.detach()
+        metrics: dict[str, Tensor | Term] = {
+            "kl": losses.new_tensor(kl * len(batch)),
+            "rewards/chosen": (rewards[desirable].sum(), "desirable"),
+            "rewards/rejected": (rewards[~desirable].sum(), "undesirable"),
+        }
+        return LossOutput({"kto": (losses.sum(), "samples")}, metrics)
+
+    def units(self, batch: LabelledExperience) -> dict[str, float]:
+        desirable = float(batch.label.sum())
+        return {"samples": len(batch), "desirable": desirable, "undesirable": len(batch) - desirable}
+
+    def after_step(self, metrics: Metrics) -> None:
+        metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
+
+    def log_ratios(self, batch: Completion) -> Tensor:
+        """Sum the log-ratio of policy to reference over the tokens of each completion. [B]"""
+        out = self.model(batch, reference=True)
+        assert out.ref_logprobs is not None
+        return sequence_sums(out.logprobs - out.ref_logprobs, batch.scored)
+
+
+def labels_of(rewards: Sequence[Any], samples: int) -> list[bool]:
+    """Return whether each sample is desirable: its label is true, or its reward above 0.
+
+    Raises:
+        DataError: If samples have no label, or all have the same one.
+    """
+    if len(rewards) != samples:
+        raise DataError(f"rewards has {len(rewards)} labels for {samples} samples; give each sample one.")
+    for row, reward in enumerate(rewards):
+        if not isinstance(reward, (bool, int, float)) or reward != reward:
+            raise DataError(
+                f"rewards[{row}] is {reward!r}; a label is true or false, or a number (above 0: desirable)."
+            )
+    return [reward > 0 for reward in rewards]
+
+
+def mismatches(dialogues: Sequence[Dialogue]) -> list[Dialogue]:
+    """Return for each sample the next one that has another prompt, or the next one if all have the same."""
+    prompts, count = [dialogue.split()[0] for dialogue in dialogues], len(dialogues)
+    found = [(row + 1) % count for row in range(count)]
+    if any(prompt != prompts[0] for prompt in prompts):
+        for row in reversed(range(2 * count - 1)):  # twice around: a run of equal prompts may go on at the beginning
+            row, following = row % count, (row + 1) % count
+            if prompts[row] == prompts[following]:
+                found[row] = found[following]
+    return [dialogues[row] for row in found]
+
+
+def element(dialogue: Dialogue, label: bool, other: Dialogue, longest: int) -> LabelledExperience:
+    """Make the element of a sample, with the completion of another, which is cut to the length that is left."""
+    prompt = torch.tensor(dialogue.split()[0])
+    size = len(prompt)
+    columns = []
+    for of, start in ((dialogue, size), (other, len(other.split()[0]))):
+        ids, scored = torch.tensor(of.ids[start:]), torch.tensor(of.is_output[start:])
+        columns.append([part[: longest - size] for part in (ids, torch.ones_like(scored), scored)])
+    mask = torch.ones_like(prompt, dtype=torch.bool)
+    return LabelledExperience(prompt, mask, *columns[0], *columns[1], label=torch.tensor(label))
