@@ -11,6 +11,7 @@ from trlx_like.config.generation import forbidding
 from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.policy_gradient import rollout_ratio
+from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.text import TextSamples
@@ -124,6 +125,35 @@ class OnlineTextTrainer(TextTrainer[E]):
             self.rollouts.add_text(samples, scores.rewards)
             yield samples, scores.rewards
         self.rollouts.check(may_be_empty=more)
+
+    def scores_of_others(self, chunks: Sequence[TextSamples], **options: Any) -> list[list[Reward]]:
+        """Sample another response to the prompt of each given response, and score it, such as for a baseline.
+
+        Every process calls it once in a round, also without samples. The weights are those that the round began with.
+
+        Args:
+            chunks: This process's samples, as `scored_samples` yields them.
+            options: Generation options that override those of rollouts, such as `do_sample=False`.
+
+        Returns:
+            For each chunk, the reward of the other response to each of its prompts.
+
+        Raises:
+            RewardError: On every process, if scoring failed on one.
+        """
+        stream = self.run.stream(ROLLOUTS, self.progress.round, 1)  # not the one of the first responses
+        sampled = []
+        with self.clock("generate"):
+            for samples in chunks:
+                completion = samples.completion
+                ids = [row[mask].tolist() for row, mask in zip(completion.prompt, completion.prompt_mask, strict=True)]
+                prompts = PromptBatch(ids, samples.metadata, numbers=samples.numbers)
+                sampled.append(self.sampler.sample(prompts, {**self.experience_kwargs, **options}, stream))
+        assert self.scorer is not None
+        with self.clock("reward"):
+            scores = self.scoring.score(self.scorer, [row for samples in sampled for row in seen_rows(samples)])
+        rewards = iter(scores.rewards)
+        return [[next(rewards) for _ in range(len(samples))] for samples in sampled]
 
     def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
         if self.cuts and any(getattr(element, "choices", None) is None for element in experience):

@@ -1,0 +1,1 @@
+"""Trainers that are not part of the package, each in one file."""
