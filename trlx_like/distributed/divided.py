@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ ELEMENTWISE = (
 """Optimizers that treat every number of a weight alone."""
 
 
-class DividedBackend:
+class DividedBackend(ABC):
     """Divide weights over processes. The methods are described in `Backend`.
 
     A subclass divides them, and fills `backward`, `whole`, `gradient`, `_part` and `own`.
@@ -56,17 +57,17 @@ class DividedBackend:
         self._own = [nn.Parameter(part.values) for part in self._parts.values()]
         return self._own
 
+    @abstractmethod
     def own(self, tensor: Tensor) -> Tensor:
         """Return the memory that holds this process's numbers of a weight or gradient."""
-        raise NotImplementedError
 
     def _seen(self, weight: Tensor) -> Tensor:
         """Return the memory from which modules get this process's numbers of a weight."""
         return self.own(weight)
 
+    @abstractmethod
     def _part(self, weight: Tensor) -> Part | None:
         """Return this process's part of a weight, with its memory; None for a weight that every process holds."""
-        raise NotImplementedError
 
     def _updated(self, parameter: Tensor) -> Part:
         """Return the part of a trained weight that the optimizer of this process updates, with its memory."""
@@ -74,9 +75,9 @@ class DividedBackend:
         assert part is not None, "a trained weight is not divided"
         return part
 
+    @abstractmethod
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the gradient of what this process updates of a weight, summed over processes; None without one."""
-        raise NotImplementedError
 
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Add micro-batches of weight 0, as many as the process with the most of them has more.
@@ -178,9 +179,9 @@ class DividedBackend:
             dist.all_gather(list(every), own, group=self.group)
         return every.flatten()[: math.prod(part.shape)].view(part.shape)
 
+    @abstractmethod
     def _share(self, shape: Sequence[int], ranks: int) -> int:
         """Return how many numbers of a divided weight the first process holds."""
-        raise NotImplementedError
 
 
 def refuse_undividable(config: TRLConfig) -> None:

@@ -16,6 +16,13 @@ def _two_layers(hidden_size: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, outputs))
 
 
+def _in_float32(layers: nn.Module, hidden: Tensor) -> Tensor:
+    """Apply layers without autocast."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        values: Tensor = layers(hidden.float())
+    return values
+
+
 class ValueHead(nn.Module):
     """A two-layer network that predicts one value per state: hidden states [..., H] -> values [...].
 
@@ -38,9 +45,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict the values of states, in float32: [..., H] -> [...]."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.layers(hidden.float())
-        return values.squeeze(-1)
+        return _in_float32(self.layers, hidden).squeeze(-1)
 
 
 class SummaryHead(nn.Module):
@@ -75,9 +80,7 @@ class SummaryHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict the values of states, in float32: [..., H] -> [...]."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.summary(self.dropout(hidden.float()))
-        return values.squeeze(-1)
+        return _in_float32(self.summary, self.dropout(hidden.float())).squeeze(-1)
 
 
 class QHead(nn.Module):
@@ -94,9 +97,7 @@ class QHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict Q of every token, in float32: [..., H] -> [..., V]."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.layers(hidden.float())
-        return values
+        return _in_float32(self.layers, hidden)
 
 
 class ILQLHeads(nn.Module):
