@@ -72,7 +72,7 @@ def measure(run: Callable[[Path, list[Callback]], Any]) -> dict[str, Any]:
 
 def show(results: dict[str, Any], json_file: Path | None) -> None:
     """Print the results, and write them as JSON if a file is given."""
-    for name, seconds in results["phases"].items():
+    for name, seconds in results.get("phases", {}).items():
         print(f"  {name:<12}{seconds:9.2f} CPU s {100 * seconds / results['cpu_seconds']:5.1f} %")
     for name, value in results.items():
         if name != "phases":

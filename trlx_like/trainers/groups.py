@@ -72,6 +72,18 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     def passes(self) -> int:
         return self.method.num_iterations
 
+    @property
+    def observes(self) -> bool:
+        """Whether the log-probabilities of a round are computed before its first step, besides those of sampling.
+
+        With one step a round the loss is computed with the policy that has sampled, so its own log-probabilities are
+        the old ones. A reference, a correction and an engine with weights of its own need them apart.
+        """
+        method = self.method
+        one_step = self.passes == 1 and method.num_prompts * method.num_generations <= self.config.train.batch_size
+        own = getattr(self.sampler.engine, "lm", None) is self.model.lm
+        return not (one_step and own and method.beta == 0 and method.rollout_correction == "none")
+
     @abstractmethod
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         """Compute the advantage of every token of a round. Every process calls it, even with an empty batch.
@@ -101,7 +113,8 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
                 shown.add(samples, rewards)
                 part = self.table(rewards, samples.finished, samples.completion.mask.sum(dim=1).cpu())
                 groups = groups.extend(part)
-                made = Sampled(**vars(samples.completion), sampling_logprobs=self.drawn(samples))
+                logprobs = self.drawn(samples) if self.observes else samples.sampling_logprobs
+                made = Sampled(**vars(samples.completion), sampling_logprobs=logprobs)
                 responses += made.to("cpu")[part.kept.flatten()].split()
             attempts += 1
             wanted = method.num_prompts - int(self.world.sum([float(groups.kept.any(dim=1).sum())])[0])
@@ -144,6 +157,10 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             return self._nothing()
         recorded: dict[int, GroupExperience] = {}
         batch, size = Sampled.collate(responses), self.run.microbatch_size
+        if not self.observes:
+            given = {name: value for name, value in vars(batch).items() if name not in ("version", "sampling_logprobs")}
+            assert batch.sampling_logprobs is not None
+            return GroupExperience(**given, **_recorded(zero_padding(batch.sampling_logprobs, batch.mask), None))
         for rows, part, out in self.score_batch(batch, size, reference=self.method.beta > 0):
             given = {name: value for name, value in vars(part).items() if name != "version"}
             known = GroupExperience(**given, **_recorded(out.logprobs, out.ref_logprobs))
@@ -173,7 +190,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     def loss(self, batch: GroupExperience) -> LossOutput:
         method, mask = self.method, batch.mask
         out = self.model(batch, entropy=method.ent_coef > 0)
-        new, old = out.logprobs, batch.old_logprobs
+        new, old = out.logprobs, batch.old_logprobs if self.observes else out.logprobs.detach()
         if method.importance_sampling_level == "sequence":
             new, old = (sequence_means(x, mask)[:, None].expand_as(x) for x in (new, old))
         high = method.epsilon if method.epsilon_high is None else method.epsilon_high

@@ -23,6 +23,7 @@ from trlx_like.errors import ConfigError, RewardError
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 ROUND = {"method.num_prompts": 4, "method.num_generations": 3, "method.beta": 0.0}
+ONE_STEP = {"method.num_iterations": 1, "train.batch_size": 12}
 
 
 class Record:
@@ -172,6 +173,43 @@ def test_responses_are_passed_over_num_iterations_times(passes: int, tmp_path: P
     deviations = [row["policy/ratio_deviation"] for row in rows(tmp_path) if "policy/ratio_deviation" in row]
     fresh = [step % (3 * passes) == 0 for step in range(len(deviations))]
     assert [deviation < 1e-5 for deviation in deviations] == fresh
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_one_step_a_round_needs_no_forward_before_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds of the canary and one step, with the weights that the old log-probabilities lead to."""
+    changes = {**ROUND, **ONE_STEP, "train.epochs": 2}
+    made: list[tuple[int, list[torch.Tensor]]] = []
+    for _ in range(2):
+        trainer = make(name, tmp_path / str(len(made)), **changes)
+        forwards: list[int] = []
+        trainer.model.register_forward_pre_hook(lambda *_, seen=forwards: seen.append(1))
+        trainer.learn()
+        assert trainer.progress.step == 2
+        made.append((len(forwards), [weight.detach() for weight in trainer.model.parameters()]))
+        monkeypatch.setattr(GroupTrainer, "observes", True)
+    assert [count for count, _ in made] == [2 * (1 + 1), 2 * (1 + 1 + 1)]
+    for without, observed in zip(made[0][1], made[1][1], strict=True):
+        torch.testing.assert_close(without, observed, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method.num_iterations": 2},
+        {"train.batch_size": 6},
+        {"method.beta": 0.1},
+        {"method.rollout_correction": "token"},
+        {"sampler.engine": "copy"},
+    ],
+    ids=str,
+)
+def test_what_needs_the_log_probabilities_before_the_first_step(change: dict[str, Any], tmp_path: Path) -> None:
+    whole = {**ROUND, **ONE_STEP}
+    assert not make("GRPOTrainer", tmp_path / "a", **whole).observes
+    assert make("GRPOTrainer", tmp_path / "b", **{**whole, **change}).observes
 
 
 def test_without_a_weight_there_is_no_reference(tmp_path: Path) -> None:
