@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.contract.recipes import make
-from tests.contract.test_gradients import assert_close, gradients
+from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_lm
 from trlx_like import default_sft_config
 from trlx_like.errors import ConfigError
@@ -60,6 +61,19 @@ def test_the_noise_of_a_token_follows_from_the_tokens_before_it_and_the_stream()
     assert float((noise(ROWS, 5.0, 12)[0] - together).abs().max()) > 0.1
 
 
+def gradients(trainer: Any, batch: SFTExperience) -> dict[str, Tensor]:
+    """Of the first step on a batch, which is refused."""
+    seen: dict[str, Tensor] = {}
+
+    def look(metrics: dict[str, float]) -> bool:
+        seen.update((name, p.grad.clone()) for name, p in trainer.model.named_parameters() if p.grad is not None)
+        return False
+
+    trainer.accept, trainer.progress.step = look, 0
+    trainer.optimize(batch)
+    return seen
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the steps are refused
 def test_only_training_has_noise_which_microbatches_do_not_change(tmp_path: Path) -> None:
     changes = {"train.max_grad_norm": None, "train.batch_size": 5}
@@ -71,9 +85,25 @@ def test_only_training_has_noise_which_microbatches_do_not_change(tmp_path: Path
     assert trainer.loss(batch).loss == plain.loss(batch).loss
     whole, without = gradients(trainer, batch), gradients(plain, batch)
     assert max(float((whole[name] - without[name]).abs().max()) for name in whole) > 1e-3
-    trainer.progress.step = 0  # `gradients` made a step
     trainer.config.train.minibatch_size = 2
-    assert_close(gradients(trainer, batch), whole)
+    for name, gradient in gradients(trainer, batch).items():
+        torch.testing.assert_close(gradient, whole[name], rtol=0, atol=1e-6)
+
+
+def tuned(rank: int, folder: Path) -> dict[str, float]:
+    """The metrics of a run with noise on its held-out sets, of which one process has nothing of the first."""
+    sets = {"eval_samples": {"a": ["ab cd"], "b": ["the cat", "zz"]}}
+    changes = {"train.batch_size": 4, "train.total_steps": 4, "method.neftune_noise_alpha": 5.0}
+    trainer = make("SFTTrainer", folder, **changes, **sets, samples=["ab cd", "the cat sat", "a", "zz top."])
+    trainer.learn()
+    return {name: value for name, value in trainer.last_metrics.items() if name.startswith(("eval/", "losses/"))}
+
+
+def test_two_processes_are_the_run_of_one(tmp_path: Path) -> None:
+    alone = tuned(0, tmp_path / "one")
+    assert {"eval/perplexity@a", "eval/losses/total_loss@b", "eval/losses/total_loss"} <= set(alone)
+    for together in on_ranks(tuned, tmp_path / "two"):
+        assert together == pytest.approx(alone, abs=1e-5)
 
 
 def test_frozen_blocks_run_in_each_step(tmp_path: Path) -> None:
