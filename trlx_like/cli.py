@@ -31,6 +31,7 @@ from trlx_like.config.schema import configuration_schema
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
+from trlx_like.sharing import commands as sharing
 
 PROGRAM = "trlx-like"
 
@@ -309,5 +310,6 @@ def reproduce_(
 for command in (
     *(cluster.launch, cluster.slurm, cluster.estimate),
     *(records.report, records.compare, records.audit, records.ledger, migrate),
+    *(sharing.export, sharing.push),
 ):
     app.command()(command)

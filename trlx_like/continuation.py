@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from trlx_like.checkpoint import MANIFEST, CheckpointStore
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models import arch_type, load_model, load_tokenizer
@@ -19,6 +18,7 @@ from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.guided import GuidedEngine, load_ilql_heads
 from trlx_like.samplers.text import TextSampler
+from trlx_like.sharing.export import checkpoint_in
 
 
 def weights_of(name: str) -> str:
@@ -30,14 +30,7 @@ def weights_of(name: str) -> str:
         return name
     if (folder / "config.json").is_file():
         return str(folder)
-    store = CheckpointStore(folder)
-    chosen: Path | None = next(
-        (place for place in (folder, folder / "best_checkpoint") if (place / MANIFEST).is_file()), None
-    )
-    if chosen is not None:
-        store.verify(chosen)
-    else:
-        chosen = store.newest()
+    chosen = checkpoint_in(folder)
     if chosen is None:
         raise ConfigError(f"{name} is not a model, a checkpoint, or a run with a checkpoint.")
     return str(chosen / "hf_model")

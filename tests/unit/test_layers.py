@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "trlx_like"
 GROUND = {"algorithms", "errors", "imports", "meeting", "reading", "redact", "registry"}
 PARTS = GROUND | {"config", "functional", "data"}
 SERVICES = {"models", "pipelines", "rewards", "tracking", "distributed", "optim", "checkpoint"}
-TRAINING = PARTS | SERVICES | {"samplers"}
+TRAINING = PARTS | SERVICES | {"samplers", "sharing"}
 EVERYTHING = TRAINING | {"trainers", "api", "cli", "presets"}
 
 # part -> the parts it may import. A part is a file or folder directly under trlx_like.
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(SERVICES, PARTS),
     "rewards": PARTS | {"models", "pipelines"},  # reward models
     "samplers": PARTS | SERVICES,
+    "sharing": PARTS | SERVICES,
     "trainers": TRAINING,
     "presets": EVERYTHING - {"api", "cli", "presets"},
     "api": EVERYTHING - {"api", "cli"},

@@ -53,6 +53,7 @@ ELSEWHERE = {
     "tracking/signals": "tests/unit/tracking/test_audit.py",
     "tracking/values": "tests/unit/tracking/test_base.py",
     "savings": "tests/unit/test_estimate.py",
+    "sharing/commands": "tests/unit/sharing/test_export.py",
     "testing/attributes": "tests/contract/test_attributes.py",
     "testing/compare": "tests/contract/test_resume.py",
     "testing/exports": "tests/contract/test_export.py",

@@ -22,7 +22,7 @@ _NAMES = {
         "pad_to_multiple_of padding_free reward_clip_range router_aux_loss_coef top_entropy_quantile "
         "use_liger_kernel"
     ),
-    "not done by a run; push the exported folder with `hf upload`": "push_to_hub push_to_hub_if_best_kwargs",
+    "train.push_to_hub, the repository to upload the best checkpoint to": "push_to_hub_if_best_kwargs",
     "not needed": "chars_per_token compare_steps num_of_sequences optimize_cuda_cache optimize_device_cache",
     "not needed, as all data is tokenized at the start": "dataset_batch_size",
     "not needed, as all data is tokenized at the start by one process": "dataset_num_proc",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +22,12 @@ def _folder(path: str) -> str:
     if not path.strip() or "\0" in path:
         raise ValueError
     return path
+
+
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise ValueError
+    return name
 
 
 def _known_trainer(name: str) -> str:
@@ -112,6 +119,8 @@ class TrainConfig(Section):
     """Resume even if options or data have changed that a resume refuses to change."""
     on_checkpoint_error: Applied[Literal["stop", "continue"]] = "stop"
     """Response to a disk that refuses a checkpoint; continue: warn, and try again at the next interval."""
+    push_to_hub: OfStart[Annotated[str, AfterValidator(_repository), Accepts("owner/name")] | None] = None
+    """Repository of the Hugging Face Hub to upload the model to when training ends; a new one is private."""
     rollout_logging_dir: Applied[PathText | None] = None
     """Folder for the prompts, responses and scores of every round as text files; null: write none."""
 

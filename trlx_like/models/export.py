@@ -11,6 +11,10 @@ from trlx_like.models.loading import save_model
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.saved_heads import HEADS_FILE
 
+CARD = "README.md"
+MARK = "<!-- Written by trlx_like. Without this line it is yours, and is never replaced. -->"
+"""First line of each `CARD` that a program has written."""
+
 
 def save_policy(policy: LanguagePolicy, tokenizer: Any, directory: Path, *, merged: bool, heads_class: str) -> None:
     """Write a policy's language model, its tokenizer, and its heads if it has any.
@@ -33,8 +37,10 @@ def save_policy(policy: LanguagePolicy, tokenizer: Any, directory: Path, *, merg
         return
     save_file(heads, directory / HEADS_FILE)
     name = "AutoModelForCausalLM" if policy.start is None else "AutoModelForSeq2SeqLM"
-    (directory / "README.md").write_text(
-        f"The language model of this folder loads by itself with `transformers.{name}.from_pretrained`.\n"
+    if (directory / CARD).exists():
+        return
+    (directory / CARD).write_text(
+        f"{MARK}\n\nThe language model of this folder loads by itself with `transformers.{name}.from_pretrained`.\n"
         f"The heads that were trained on it are in `{HEADS_FILE}`; "
         f"`trlx_like.{name}With{heads_class}.from_pretrained` loads both.\n",
         encoding="utf-8",

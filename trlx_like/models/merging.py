@@ -47,6 +47,8 @@ def merged(lm: Model) -> Model:
         whole.config.get_text_config().tie_word_embeddings = whole.config.tie_word_embeddings = False
     whole._hf_peft_config_loaded = False
     del whole.peft_config
+    if any("base_model" in str(one.source_patterns) for one in getattr(whole, "_weight_conversions", None) or ()):
+        del whole._weight_conversions  # a loaded adapter's, by which transformers would rename all weights on saving
     return cast(Model, whole)
 
 

@@ -119,9 +119,12 @@ def audit_run(run_dir: Path, last_step: int | None = None) -> Audit:
     return audit
 
 
-def findings(run_dir: Path) -> dict[str, Any] | None:
-    """Return the audit of a run folder in the form of the report's data; None for a run that cannot be judged."""
-    audit = audit_run(run_dir) if (run_dir / "metrics.jsonl").is_file() else Audit()
+def findings(run_dir: Path, last_step: int | None = None) -> dict[str, Any] | None:
+    """Return the audit of a run folder in the form of the report's data; None for a run that cannot be judged.
+
+    The arguments are those of `audit_run`.
+    """
+    audit = audit_run(run_dir, last_step) if (run_dir / "metrics.jsonl").is_file() else Audit()
     if not audit.measured:
         return None
     verdicts = [

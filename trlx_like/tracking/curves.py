@@ -108,11 +108,12 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
+def read_curves(path: Path, last_step: float = math.inf) -> tuple[dict[str, Curve], int]:
     """Read the metrics of a metrics.jsonl.
 
     Args:
         path: The file; it may be missing.
+        last_step: Ignore what was logged after this step.
 
     Returns:
         The curves by the name of their metric, and the number of lines that are not rows.
@@ -123,7 +124,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
         if row is None:
             torn += 1
             continue
-        for name, value in row[1].items():
+        for name, value in row[1].items() if row[0] <= last_step else ():
             curve = curves.setdefault(name, Curve(name))
             curve.steps.append(row[0])
             curve.values.append(value)

@@ -33,13 +33,12 @@ from trlx_like.errors import (
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.best import exhausted, note_best
-from trlx_like.trainers.callbacks import Callback, call, checked
+from trlx_like.trainers.callbacks import Callback, call, checked, own_callbacks
 from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation
-from trlx_like.trainers.probe import ProbeMemory
 from trlx_like.trainers.rollouts import Rollouts
 from trlx_like.trainers.scoring import Scoring
 from trlx_like.trainers.verbs import Verbs
@@ -88,7 +87,7 @@ class BaseRLTrainer(Verbs[E]):
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
         self.logit_mask = logit_mask
-        self.callbacks = [*checked(callbacks), *[ProbeMemory()] * config.train.probe_memory]
+        self.callbacks = [*checked(callbacks), *own_callbacks(config.train)]
         self.data = {name: value for name, value in data.items() if value is not None}
         refuse_unused(type(self), dict(sorted(self.data.items())), self.stop_sequences)
         if self.offline:
@@ -297,8 +296,7 @@ class BaseRLTrainer(Verbs[E]):
             merged: Merge an adapter into the model's weights, or write the adapter alone; None: what `export` does.
         """
         with self.run.backend.whole():
-            write = partial(self.export, Path(directory), merged) if self.world.main else lambda: None
-            self.run.folder.all_or_none(write, Path(directory))
+            self.run.folder.export(partial(self.export, Path(directory), merged), Path(directory), self.progress.step)
 
     def _export_whole(self, directory: Path) -> None:
         with self.run.backend.whole():  # also for a `save_pretrained` of a plugin

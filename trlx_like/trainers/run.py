@@ -23,6 +23,7 @@ from trlx_like.config.resume import Change
 from trlx_like.distributed import World
 from trlx_like.errors import CheckpointError, writing
 from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
+from trlx_like.sharing.card import add_card
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 from trlx_like.tracking.jsonl import FILES
 from trlx_like.trainers.provenance import FILE as RECORD, changes_since, checked, made_with
@@ -298,6 +299,17 @@ class RunFolder:
         seal_own(folder, self.world.rank)
         if self.world.main:
             (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
+
+    def export(self, write: Callable[[], None], directory: Path, step: int) -> None:
+        """Write the model to a folder on the main process, with a model card unless it is part of a checkpoint."""
+
+        def written() -> None:
+            if self.world.main:
+                write()
+                if self.resumed and not (directory.parent / RECORD).exists():
+                    add_card(directory, self.directory, step)
+
+        self.all_or_none(written, directory)
 
     def all_or_none(self, action: Callable[[], None], place: Path) -> None:
         """Run an action on every process, and raise on all of them if it fails on one."""
