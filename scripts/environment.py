@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 # Extras that the tests, the checks and the site need; the demo needs none.
-TEST_EXTRAS = ("dev", "docs", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "examples")
+TEST_EXTRAS = ("dev", "docs", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "sweep", "examples")
 
 
 @dataclass(frozen=True)

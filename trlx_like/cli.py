@@ -32,6 +32,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
 from trlx_like.sharing import commands as sharing
+from trlx_like.sweep.command import sweep
 
 PROGRAM = "trlx-like"
 
@@ -308,7 +309,7 @@ def reproduce_(
 
 
 for command in (
-    *(cluster.launch, cluster.slurm, cluster.estimate),
+    *(sweep, cluster.launch, cluster.slurm, cluster.estimate),
     *(records.report, records.compare, records.audit, records.ledger, migrate),
     *(sharing.export, sharing.push),
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from trlx_like.cli import app
 from trlx_like.compat.migrate import migrate
 from trlx_like.errors import ConfigError
 from trlx_like.models import load_model
+from trlx_like.sweep.spec import Range, read_sweep
 
 
 def translated(text: str, folder: Path) -> tuple[Any, list[str]]:
@@ -209,28 +209,34 @@ train.batch_size: {strategy: qlograndint, values: [8, 64, 8]}
 
 def test_a_sweep(here: Path) -> None:
     (here / "sweep.yml").write_text(SWEEP)
-    script, notes = migrate(here / "sweep.yml")
-    assert migrate(here / "sweep.yml") == (script, notes)
+    text, notes = migrate(here / "sweep.yml")
     assert notes == [
-        "drawn with seed 0; trlX draws other values in each sweep",
-        "dropped tune_config.search_alg: bohb (values are drawn at random, and each run is finished)",
+        "changed method.lam: randn -> uniform within two deviations, 0.88 to 0.92",
+        "dropped the step 8 of train.batch_size (a logarithm has none)",
+        "changed method.gamma: grid -> choice (search draws all options)",
         "dropped tune_config.max_concurrent: 1 (nothing here follows it)",
+        "run it with: trlx-like sweep FILE --config CONFIG",
     ]
-    assert "highest reward/mean" in script
-    runs = [shlex.split(line) for line in script.splitlines() if line.startswith("trlx-like")]
-    assert len(runs) == 4
-    options = [[word.split("=", 1) for word in run if "=" in word] for run in runs]
-    drawn = [{key: yaml.safe_load(value) for key, value in run} for run in options]
-    assert [run["method.gamma"] for run in drawn] == [0.9, 1.0, 0.9, 1.0]
-    assert all(1e-6 <= float(run["optimizer.kwargs.lr"]) <= 1e-3 for run in drawn)
-    assert len({run["optimizer.kwargs.lr"] for run in drawn}) == 4
-    assert all(run["method.init_kl_coef"] in (0, 0.25, 0.5, 0.75, 1) for run in drawn)
-    assert all(run["method.ppo_epochs"] in (1, 2, 3) and run["train.batch_size"] % 8 == 0 for run in drawn)
-    assert all(run["train.tags"] in (["a"], ["b", "it's"]) for run in drawn)
-    assert [run["train.checkpoint_dir"] for run in drawn] == [f"sweep/00{n}" for n in range(4)]
-    (here / "ppo.yml").write_text(PPO)
-    config = TRLConfig.load_yaml(here / "ppo.yml", [word for word in runs[0] if "=" in word])
-    assert config.optimizer.kwargs["lr"] == float(drawn[0]["optimizer.kwargs.lr"])
+    (here / "new.yml").write_text(text)
+    spec, none = read_sweep(here / "new.yml", Path("ppo.yml"))
+    assert (spec.search, spec.trials, spec.mode, spec.metric, none) == ("tpe", 2, "max", "reward/mean", [])
+    assert spec.spaces == {
+        "optimizer.kwargs.lr": Range(low=1e-6, high=1e-3, log=True),
+        "method.init_kl_coef": Range(low=0.0, high=1.0, step=0.25),
+        "method.ppo_epochs": Range(low=1, high=3),  # Ray leaves the upper end out
+        "train.tags": [["a"], ["b", "it's"]],
+        "method.gamma": [0.9, 1.0],
+        "method.lam": Range(low=0.88, high=0.92),
+        "train.batch_size": Range(low=8, high=64, log=True),
+    }
+    grid = (
+        "tune_config: {num_samples: 3, scheduler: hyperband}\nmethod.gamma: {strategy: grid_search, values: [0.9, 1.0]}"
+    )
+    (here / "grid.yml").write_text(grid)
+    assert migrate(here / "grid.yml")[1][:2] == [
+        "changed num_samples: 3 -> 1 (each point once; give seeds to repeat it)",
+        "dropped tune_config.scheduler: hyperband (add halving: {first: STEP, factor: 3})",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_loss_in_the_form_of_trlx_is_told(models: dict[str, str], here: Path) 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("import trlx.sweep", "no counterpart of trlx.sweep: `trlx-like migrate`"),
+        ("import trlx.sweep", "no counterpart of trlx.sweep: `trlx-like sweep`"),
         ("import trlx.reference", "no counterpart of trlx.reference: compare"),
         ("from trlx.trainer.nemo_ppo_trainer import NeMoPPOTrainer", "NeMo is not supported"),
         ("from trlx.utils import Clock", "no counterpart of trlx.utils.Clock: see MIGRATING.md"),

@@ -60,9 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command_group": GROUND,
     "compat": EVERYTHING - {"cli"},
     "testing": EVERYTHING - {"cli"},
+    "sweep": EVERYTHING - {"cli"} | {"cluster", "compat"},
     "cli": EVERYTHING - {"cli"}
     | {"check", "cluster", "command_group", "compat", "continuation", "deep_check", "doctor", "records", "reproduce"}
-    | {"__init__", "reward_check"},
+    | {"__init__", "reward_check", "sweep"},
     "__main__": {"cli"},
 }
 
@@ -81,7 +82,7 @@ OTHERS: dict[str, set[str]] = {
     "__init__": set(),
 }
 OPTIONAL = {
-    *("bitsandbytes", "datasets", "deepspeed", "diffusers", "pandas", "peft", "PIL", "pyarrow"),
+    *("bitsandbytes", "datasets", "deepspeed", "diffusers", "optuna", "pandas", "peft", "PIL", "pyarrow"),
     *("sklearn", "tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
 }
 

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "testing/exports": "tests/contract/test_export.py",
     "testing/ranks": "tests/distributed/test_two_processes.py",
     "testing/tiny": "tests/contract/recipes.py",
+    "sweep/running": "tests/unit/sweep/test_command.py",
     "trainers/callbacks": "tests/contract/test_attributes.py",
     "trainers/checks": "tests/unit/trainers/test_base.py",
     "trainers/context": "tests/unit/trainers/test_base.py",

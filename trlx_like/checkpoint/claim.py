@@ -56,11 +56,12 @@ class RunFiles:
     """Keep the list of the files that runs made in a folder, and lock the folder for one of them.
 
     Args:
-        directory: The run folder, `train.checkpoint_dir`.
+        directory: The run folder.
+        option: The option that names it, for errors.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, option: str = "train.checkpoint_dir") -> None:
+        self.directory, self._option = directory, option
         self.path = directory / LIST
         self._made: dict[str, None] = {}
         self._file: BinaryIO | None = None
@@ -294,7 +295,7 @@ class RunFiles:
         return self._refusal(f"{user} is using it. Wait for that run, stop it, or choose another folder.")
 
     def _refusal(self, why: str) -> ConfigError:
-        return ConfigError(f"train.checkpoint_dir ({str(self.directory)!r}): {why}")
+        return ConfigError(f"{self._option} ({str(self.directory)!r}): {why}")
 
 
 def _row(line: bytes) -> dict[str, Any]:

@@ -5,11 +5,7 @@ A configuration of a run, a configuration of accelerate, a sweep of Ray, or a ch
 
 from __future__ import annotations
 
-import math
-import random
-import shlex
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -270,70 +266,74 @@ def _command(values: Mapping[str, Any]) -> str:
 
 # A sweep.
 
-_SCRIPT = """#!/bin/sh
-# {count} runs of one configuration: sh THIS_FILE config.yml
-# The best one has the {best} {metric} in its metrics.jsonl.
-{runs}
-"""
-SEED = 0
-"""The seed that the values of a sweep are drawn with."""
+_SEARCHES = {None: "random", "random": "random", "bayesopt": "tpe", "bohb": "tpe"}
 
 
 def _sweep(values: dict[str, Any]) -> Migration:
-    """Translate a sweep to a script of the shell with a command for each run."""
-    tune = values.pop("tune_config") or {}
-    notes = [f"drawn with seed {SEED}; trlX draws other values in each sweep"]
-    for key, kept in (("search_alg", "random"), ("scheduler", "fifo")):
-        if tune.get(key) not in (None, kept):
-            notes.append(
-                f"dropped tune_config.{key}: {tune[key]} (values are drawn at random, and each run is finished)"
-            )
-    for key in sorted(set(tune) - {"search_alg", "scheduler", "mode", "metric", "num_samples"}):
-        notes.append(f"dropped tune_config.{key}: {shown(tune[key])} (nothing here follows it)")
-    rng = random.Random(SEED)
-    grids = {key: space["values"] for key, space in values.items() if _strategy(key, space) in ("grid", "grid_search")}
-    runs = []
-    for _ in range(int(tune.get("num_samples", 1))):
-        for point in product(*grids.values()):
-            drawn = {key: _drawn(rng, key, space) for key, space in values.items() if key not in grids}
-            runs.append({**dict(zip(grids, point, strict=True)), **drawn})
-    lines = []
-    for number, options in enumerate(runs):
-        options["train.checkpoint_dir"] = f"sweep/{number:03d}"
-        words = [word for key, value in options.items() for word in ("--set", f"{key}={_text(value)}")]
-        lines.append(f'trlx-like train {shlex.join(words)} -- "$1"')
-    best = {"min": "lowest"}.get(str(tune.get("mode")), "highest")
-    metric = tune.get("metric", "reward/mean")
-    return _SCRIPT.format(count=len(runs), best=best, metric=metric, runs="\n".join(lines)), notes
+    """Translate a sweep to one of `trlx-like sweep`."""
+    made, notes = sweep_of(values)
+    return as_yaml(made), [*notes, "run it with: trlx-like sweep FILE --config CONFIG"]
 
 
-def _strategy(key: str, space: Any) -> str:
+def sweep_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Translate the values of a sweep file of trlX (Ray Tune) to those of a sweep file of this package.
+
+    Args:
+        values: The values, with `tune_config` and an entry for each option.
+
+    Returns:
+        The new values, and a line for each thing that was lost or changed.
+
+    Raises:
+        ConfigError: An entry is none of Ray's.
+    """
+    tune = values["tune_config"] or {}
+    notes: list[str] = []
+    options = {key: _space(key, space, notes) for key, space in values.items() if key != "tune_config"}
+    grids = [key for key in options if str(values[key]["strategy"]) in ("grid", "grid_search")]
+    all_lists = bool(grids) and len(grids) == len(options)
+    search = "grid" if all_lists else _SEARCHES.get(tune.get("search_alg"), "random")
+    made: dict[str, Any] = {"metric": tune.get("metric", "reward/mean"), "mode": tune.get("mode", "max")}
+    made |= {"search": search, "trials": int(tune.get("num_samples", 1)), "options": options}
+    if tune.get("max_concurrent_trials"):
+        made["parallel"] = tune["max_concurrent_trials"]
+    if all_lists:
+        notes += [f"changed num_samples: {made.pop('trials')} -> 1 (each point once; give seeds to repeat it)"]
+    elif grids:
+        notes.append(f"changed {', '.join(grids)}: grid -> choice (search draws all options)")
+    if tune.get("search_alg") not in _SEARCHES:
+        notes.append(f"changed tune_config.search_alg: {tune['search_alg']} -> random (there is random, tpe and grid)")
+    if tune.get("scheduler") not in (None, "fifo"):
+        notes.append(f"dropped tune_config.scheduler: {tune['scheduler']} (add halving: {{first: STEP, factor: 3}})")
+    known = {"search_alg", "scheduler", "mode", "metric", "num_samples", "max_concurrent_trials"}
+    notes += [
+        f"dropped tune_config.{key}: {shown(tune[key])} (nothing here follows it)" for key in sorted({*tune} - known)
+    ]
+    return made, notes
+
+
+def _space(key: str, space: Any, notes: list[str]) -> Any:
+    """Translate a strategy of Ray Tune with its values to a list or a range."""
     if not (isinstance(space, dict) and isinstance(space.get("values"), list) and "strategy" in space):
         raise ConfigError(f"{key}: a sweep needs strategy and values, got {shown(space)}.")
-    return str(space["strategy"])
-
-
-def _drawn(rng: random.Random, key: str, space: Mapping[str, Any]) -> Any:
-    """Draw a value by a strategy of Ray Tune."""
-    strategy, values = _strategy(key, space), space["values"]
+    strategy, values = str(space["strategy"]), space["values"]
+    if strategy in ("choice", "grid", "grid_search"):
+        return values
     kind = strategy.removeprefix("q")
-    step = values[-1] if kind != strategy else None
-    numbers = values[:-1] if step is not None else values
-    draw: dict[str, Callable[..., Any]] = {
-        "uniform": rng.uniform,
-        "loguniform": lambda low, high: math.exp(rng.uniform(math.log(low), math.log(high))),
-        "randn": lambda mean=0.0, deviation=1.0: rng.gauss(mean, deviation),
-        "randint": lambda low, high: rng.randrange(low, high),
-        "lograndint": lambda low, high: int(math.exp(rng.uniform(math.log(low), math.log(high)))),
-        "choice": lambda *options: rng.choice(options),
-    }
-    if kind not in draw:
-        raise ConfigError(f"{key}: strategy {strategy!r} is none of Ray's; use {', '.join(draw)} or grid.")
-    value = draw[kind](*numbers)
-    return value if step is None else round(value / step) * step
-
-
-def _text(value: Any) -> str:
-    """Return a value of an option as YAML in one line."""
-    value = float(f"{value:.6g}") if isinstance(value, float) else value
-    return str(yaml.safe_dump(value, default_flow_style=True, width=math.inf)).removesuffix("\n...\n").strip()
+    if kind not in ("uniform", "loguniform", "randn", "randint", "lograndint"):
+        raise ConfigError(f"{key}: strategy {strategy!r} is none of Ray's; use uniform, choice, grid and others of it.")
+    low, high = values[:2] if len(values) > 1 else (0.0, 1.0)
+    if kind == "randn":
+        low, high = low - 2 * high, low + 2 * high
+        notes.append(f"changed {key}: {strategy} -> uniform within two deviations, {low} to {high}")
+    elif kind == strategy and kind.endswith("randint"):
+        high -= 1  # Ray leaves the upper end out
+    number = int if kind.endswith("randint") else float
+    made = {"low": number(low), "high": number(high)}
+    if kind.startswith("log"):
+        made["log"] = True
+        if kind != strategy:
+            notes.append(f"dropped the step {values[-1]} of {key} (a logarithm has none)")
+    elif kind != strategy:
+        made["step"] = number(values[-1])
+    return made

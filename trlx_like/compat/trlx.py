@@ -100,7 +100,7 @@ GONE = {
 """Names of trlX that have no counterpart, with what to use."""
 
 _MODULES_GONE = {
-    "trlx.sweep": "`trlx-like migrate` turns a sweep file into commands",
+    "trlx.sweep": "`trlx-like sweep` runs a sweep file",
     "trlx.reference": "compare the metrics.jsonl of two runs",
     "trlx.trainer.nemo": "NeMo is not supported; use the trainers of trlx_like",
     "trlx.models.modeling_nemo": "NeMo is not supported; use the trainers of trlx_like",

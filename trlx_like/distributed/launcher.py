@@ -88,7 +88,7 @@ def _launch(command: Sequence[str], processes: int, node: Node) -> int:
     children: list[subprocess.Popen[bytes]] = []
     with (
         _passed_on(children) as asked,
-        _life_line() as (handles, variables),
+        life_line() as (handles, variables),
         tempfile.TemporaryDirectory(prefix="trlx_like-") as meeting,
     ):
         variables[VARIABLE] = meeting
@@ -115,7 +115,7 @@ class Asked:
 
 
 @contextmanager
-def _life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
+def life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
     """Hold a pipe open whose end tells children that this process is gone; yield the handles and variables for them."""
     if os.name == "nt":  # it cannot pass handles on
         yield (), {}

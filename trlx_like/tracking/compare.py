@@ -154,10 +154,22 @@ def _groups(runs: Sequence[Read]) -> list[Group]:
     groups = [Group("", members[key]) for key in members]
     differing = [row for row in _differences(groups) if row["name"] not in SAME]
     for place, group in enumerate(groups):
-        words = [f"{row['name'].rpartition('.')[2]}={row['cells'][place] or 'none'}" for row in differing]
-        many = f"{len(group.runs)} seeds" if len(group.runs) > 1 else group.runs[0].name
-        group.label = ", ".join(words) if 0 < len(words) <= NAMED else many if len(groups) == 1 else group.runs[0].name
+        words = [f"{row['name'].rpartition('.')[2]}={_short(row['cells'][place])}" for row in differing]
+        group.label = ", ".join(words) if 0 < len(words) <= NAMED else group.runs[0].name
+    if len(groups) == 1 and len(runs) > 1:
+        groups[0].label = f"{len(runs)} seeds"
+    if len({group.label for group in groups}) < len(groups):
+        for group in groups:
+            group.label = group.runs[0].name
     return groups
+
+
+def _short(text: str | None) -> str:
+    """Return a value for a label, numbers with at most four digits."""
+    try:
+        return f"{float(text or ''):.4g}"
+    except ValueError:
+        return text or "none"
 
 
 def _differences(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
 
-SCRIPTS = ("helpers.js", "charts.js", "samples.js", "compare.js", "page.js")
+SCRIPTS = ("helpers.js", "charts.js", "samples.js", "compare.js", "sweep.js", "page.js")
 # Inside a script element these could end it or open a comment.
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

@@ -80,6 +80,7 @@ function showFoot() {
 showFacts();
 showTiles();
 showAudit();
+showSweep();
 showCompared();
 showCharts();
 showSmoothing();

@@ -1,0 +1,221 @@
+"""Runs the trials of a sweep as processes `trlx-like train`, some at a time, and tells the study what comes of them.
+
+One process asks and tells, so the journal has one writer. What has begun is in the journal and in the run folders: a
+sweep that was killed goes on with the same command, and each run from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trlx_like.checkpoint.claim import RunFiles
+from trlx_like.sweep.search import point_of
+from trlx_like.sweep.spec import SweepConfig, setting
+from trlx_like.tracking.folder import read_metrics
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+COMMAND = [sys.executable, "-m", "trlx_like", "train"]
+POLL = 0.5
+"""Seconds between two looks at the runs."""
+
+
+@dataclass
+class Job:
+    """Hold a run of a trial: one seed of it, and its process once that has started."""
+
+    trial: Trial
+    point: dict[str, Any]
+    seed: int
+    slot: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    stopped: bool = False
+
+
+class Runner:
+    """Train the trials of a study.
+
+    Args:
+        study: As `open_study` returns it.
+        spec: The sweep.
+        seeds: The seeds of each trial.
+        words: The arguments of `trlx-like train` for every run.
+        files: The folder of the sweep, open.
+        ended: Called when a trial has ended.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        spec: SweepConfig,
+        seeds: Sequence[int],
+        words: Sequence[str],
+        files: RunFiles,
+        ended: Callable[[int], None],
+    ) -> None:
+        self._study, self._spec, self._seeds, self._words = study, spec, seeds, words
+        self._files, self._ended = files, ended
+        self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
+
+    def run(self) -> None:
+        """Run all trials that are left. If this process is asked to stop, the runs save, and end before it."""
+        from trlx_like.distributed.launcher import life_line
+
+        self._take_up()
+        with life_line() as (handles, variables), _asked_to_stop():
+            try:
+                while self._fill(handles, variables) or self._running:
+                    time.sleep(POLL)
+                    for job in list(self._running):
+                        self._look(job)
+            finally:
+                self._stop(self._running)
+
+    def folder(self, job: Job) -> Path:
+        """Return the run folder of a job."""
+        return self._files.directory / f"{job.trial.number:03d}" / f"seed_{job.seed}"
+
+    def _take_up(self) -> None:
+        """Queue what is left of the trials that ran when the sweep was killed."""
+        from optuna.trial import Trial, TrialState
+
+        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
+            # Optuna has no public way back to a trial that asks and reports.
+            self._queue_seeds(Trial(self._study, frozen._trial_id))
+
+    def _queue_seeds(self, trial: Trial) -> None:
+        """Queue the seeds of a trial that have no score; with halving, the first one alone until it has."""
+        done, point = trial.user_attrs.get("scores", {}), point_of(trial, self._spec)
+        left = [seed for seed in self._seeds if str(seed) not in done]
+        if self._spec.halving and not done:
+            left = left[:1]
+        self._queue.extendleft(Job(trial, point, seed) for seed in reversed(left))
+
+    def _fill(self, handles: tuple[int, ...], variables: dict[str, str]) -> bool:
+        """Start runs until `parallel` of them are going on; return whether any was started."""
+        from optuna.trial import TrialState
+
+        started = False
+        while len(self._running) < self._spec.parallel:
+            if not self._queue:
+                trials = self._study.get_trials(deepcopy=False)
+                waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+                if not (waiting if self._spec.search == "grid" else len(trials) < self._spec.trials):
+                    break
+                self._queue_seeds(self._study.ask())
+            self._start(self._queue.popleft(), handles, variables)
+            started = True
+        return started
+
+    def _start(self, job: Job, handles: tuple[int, ...], variables: dict[str, str]) -> None:
+        folder = self.folder(job)
+        self._files.claim([folder.parent.name])
+        folder.parent.mkdir(exist_ok=True)
+        while RunFiles(folder).in_use():  # its process ends soon, since the sweep that started it has
+            time.sleep(POLL)
+        own = {"train.seed": job.seed, "train.checkpoint_dir": str(folder), "train.resume_from_checkpoint": "auto"}
+        changes = [word for name, value in (job.point | own).items() for word in ("--set", setting(name, value))]
+        job.slot = min(set(range(self._spec.parallel)) - {other.slot for other in self._running})
+        environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._spec.parallel)), **os.environ}
+        if self._spec.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.devices[job.slot % len(self._spec.devices)])
+        with folder.with_suffix(".log").open("ab") as log:
+            job.process = subprocess.Popen(
+                [*COMMAND, *changes, *self._words],
+                env={**environment, **variables},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C of the terminal is passed on once
+                pass_fds=handles,
+            )
+        self._running.append(job)
+
+    def _look(self, job: Job) -> None:
+        """Judge a run that is going on, or take note of its end."""
+        if job not in self._running:  # stopped with another seed of its trial
+            return
+        assert job.process is not None
+        code = job.process.poll()
+        if self._spec.halving and job.seed == self._seeds[0] and not job.stopped:
+            known = self._study.get_trials(deepcopy=False)[job.trial.number].intermediate_values
+            for step, value in self._evaluations(job):
+                if step not in known and not job.stopped:
+                    job.trial.report(value, step)
+                    job.stopped = job.trial.should_prune()
+            if job.stopped and code is None:
+                job.process.terminate()
+        if code is None:
+            return
+        self._running.remove(job)
+        scores = [value for _, value in self._evaluations(job)]
+        if job.stopped:
+            self._end(job, "PRUNED")
+        elif code or not scores:
+            self._fail(job, code)
+        else:
+            done = {**job.trial.user_attrs.get("scores", {}), str(job.seed): scores[-1]}
+            job.trial.set_user_attr("scores", done)
+            if len(done) == len(self._seeds):
+                self._end(job, "COMPLETE", median(done.values()))
+            elif self._spec.halving and len(done) == 1:
+                self._queue_seeds(job.trial)
+
+    def _evaluations(self, job: Job) -> Iterator[tuple[int, float]]:
+        for row in read_metrics(self.folder(job) / "metrics.jsonl"):
+            if row is not None and abs(value := row[1].get(self._spec.metric, float("nan"))) < float("inf"):
+                yield row[0], value
+
+    def _fail(self, job: Job, code: int) -> None:
+        """Note why a run has no score, and give up the other seeds of its trial."""
+        log = self.folder(job).with_suffix(".log")
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        why = f"exit code {code}: {lines[-1] if lines else ''}" if code else f"it logged no finite {self._spec.metric}"
+        job.trial.set_user_attr("error", f"seed {job.seed}: {why}"[:500])
+        self._end(job, "FAIL")
+
+    def _end(self, job: Job, state: str, value: float | None = None) -> None:
+        from optuna.trial import TrialState
+
+        others = [other for other in self._running if other.trial.number == job.trial.number]
+        self._stop(others)
+        self._running = [other for other in self._running if other not in others]
+        self._queue = deque(other for other in self._queue if other.trial.number != job.trial.number)
+        self._study.tell(job.trial.number, value, state=TrialState[state])
+        self._ended(job.trial.number)
+
+    def _stop(self, jobs: Sequence[Job]) -> None:
+        """Ask runs to save and end, and wait until they have."""
+        for job in jobs:
+            if job.process is not None and job.process.poll() is None:
+                job.process.terminate()
+        for job in jobs:
+            if job.process is not None:
+                job.process.wait()
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[None]:
+    """Turn SIGTERM into the exception that ends the program with its exit code, within a `with` block."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
