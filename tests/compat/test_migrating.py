@@ -149,7 +149,7 @@ TRIED = {
     "`update`: ignores": "unit/config/test_trl.py::test_update_refuses_unknown_keys_at_any_depth",
     "`to_dict` returns": "unit/config/test_trl.py::test_changes_touch_only_the_copy_and_survive_the_file",
     "YAML 1.1": "compat/test_migrate.py::test_a_run_of_trlx",
-    "`train.batch_size`: each": "unit/trainers/test_base.py::test_a_batch_must_divide_among_the_processes",
+    "`train.batch_size`: each": "distributed/test_two_processes.py::test_the_weights_are_those_of_one_process",
     "`train.minibatch_size`": "contract/test_gradients.py",
     "`train.tracker` defaults": "compat/test_migrate.py::test_a_run_of_trlx",
     "`train.project_name`": "compat/test_migrate.py::test_what_a_run_of_trlx_cannot_take_along",
