@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from trlx_like.distributed import Group, Statistics, World
+from trlx_like.distributed import Statistics, World
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,3 @@ def test_statistics_by_hand(values: Sequence[float], mask: Sequence[int], expect
     assert found == Statistics(*expected[:3])
     assert found.var == expected[3]
     assert found.std == pytest.approx(expected[3] ** 0.5)
-
-
-def test_the_older_name() -> None:
-    assert Group is World
