@@ -118,7 +118,7 @@ def test_a_sweep_that_was_killed_goes_on(here: Path) -> None:
     assert calls(here) == ["0.3 1", "0.3 2", "0.5 1", "0.5 1", "0.5 2"]
 
 
-@pytest.mark.slow  # four real runs, each of which imports torch: 40 CPU seconds
+@pytest.mark.slow  # four real runs, each of which imports torch: 50 CPU seconds
 def test_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ppo_file(tmp_path, reward_fn="rewards.py:score")

@@ -94,6 +94,37 @@ def test_a_browser_draws_a_comparison(tab: Tab, tmp_path: Path) -> None:
     assert page.count("<script") == 2 and not tab.run("return window.hacked")
 
 
+def test_a_browser_draws_a_sweep(tab: Tab, tmp_path: Path) -> None:
+    def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
+        point = {HOSTILE[1]: HOSTILE[0], "lr": 10.0**-number}
+        return {"number": number, "state": state, "value": value, "seeds": 1, "point": point, "error": "", **more}
+
+    trials = [trial(1, "finished", 2.0), trial(2, "stopped early", 0.5), trial(3, "failed", None, error=HOSTILE[2])]
+    trials[0] |= {"seeds": 3, "low": 1.0, "high": 4.0}
+    shares = {HOSTILE[1]: 0.75, "lr": 0.25}
+    sweep = {
+        "metric": "reward",
+        "log": ["lr"],
+        "options": list(shares),
+        "trials": trials,
+        "importance": shares,
+        "drawn": 1,
+    }
+    run = hostile_run(tmp_path / "run")
+    tab.open(write_comparison([run], tmp_path / "page.html", "sweep", name=HOSTILE[2], sweep=sweep))
+    lines = tab.run("return all('.coordinates path').map((line) => [line.getAttribute('class'), line.textContent])")
+    assert lines == [["early", "trial 2: 0.5"], ["best", "trial 1: 2"]]  # a failed trial has no score to draw
+    cells = tab.run("return all('#sweep .compared tr').map((row) => all('td', row).map((cell) => cell.textContent))")
+    value = json.dumps(HOSTILE[0])
+    assert cells[1:] == [
+        ["1", "2 (1 to 4)", "3", value, "0.1", "finished"],
+        ["2", "0.5", "1", value, "0.01", "stopped early"],
+        ["3", "\u2013", "1", value, "0.001", f"failed: {HOSTILE[2]}"],
+    ]
+    assert tab.run("return all('#sweep .share td.number').map((cell) => cell.textContent)") == ["75 %", "25 %"]
+    assert tab.html.count("<script") == 2 and not tab.run("return window.hacked")
+
+
 # What a user does, and what is seen then.
 USER = """
   const said = [];
