@@ -12,7 +12,7 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.imports import is_python_name
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load
+from trlx_like.samplers.decode import last_only
 from trlx_like.trainers.probe import generate_longest
 
 COLUMNS = (
@@ -191,7 +192,7 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     kind, batch = _kind(model, trained), trainer.longest(trainer.run.microbatch_size)
     table: Table = {"load": bare}
     if not trainer.offline:
-        table["generate"] = held + _generation(trainer, LiveBytes(kind))
+        table["generate"] = held + _generation(trainer, kind)
     if not trainer.offline or held["reference"]:
         with LiveBytes(kind) as live, torch.no_grad(), trainer.run.forward("logprobs"):
             if isinstance(batch, Completion) and held["reference"]:
@@ -304,33 +305,30 @@ def _kind(model: nn.Module, trained: list[nn.Parameter]) -> Any:
     return kind
 
 
-def _generation(trainer: Any, live: LiveBytes) -> Counter[str]:
+def _generation(trainer: Any, kind: Callable[[Tensor], str]) -> Counter[str]:
     """Measure the forward pass of the prompts and of a token; count the cache at the end of the responses."""
-    length, prompt = trainer.config.train.seq_length, trainer.max_prompt_length
+    length, prompt, lm = trainer.config.train.seq_length, trainer.max_prompt_length, trainer.model.lm
     trainer.model.eval()
-    with live:
+    with LiveBytes(kind) as live:
         rows = generate_longest(trainer)
-    ids = torch.ones(1, prompt, dtype=torch.int64)
-    with torch.no_grad():
-        lm = trainer.model.lm
-        start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:, :1]}
-        cache = lm(input_ids=ids, use_cache=True, **start).past_key_values
-    of_prompt, of_token = _cache_bytes(cache, prompt, bool(start))
-    full = round(rows * (of_prompt + of_token * (length - prompt)))
+    ids = torch.ones(rows, prompt, dtype=torch.int64)
+    start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:, :1]}
+    with LiveBytes(kind) as read, torch.no_grad():  # prompts without values seem equal, and were read once
+        cache = lm(input_ids=ids, use_cache=True, **last_only(lm), **start).past_key_values
+    of_prompt, of_token = _cache_bytes(cache, rows, prompt, bool(start))
+    begun, full = rows * of_prompt, round(rows * (of_prompt + of_token * (length - prompt)))
     # The forward pass of the prompts ends before the cache is full: the larger of both counts.
-    first, last = live.peak, Counter({"logits": live.peak["logits"], "KV cache": full})
-    begun = rows * of_prompt
-    first = first + Counter({"KV cache": begun})
+    first, last = read.peak + Counter({"KV cache": begun}), Counter({"logits": live.peak["logits"], "KV cache": full})
     first["activations"] = max(0, first["activations"] - begun)
     return max(first, last, key=Counter.total)
 
 
-def _cache_bytes(cache: Any, prompt: int, seq2seq: bool) -> tuple[int, float]:
-    """Return the bytes of a cache of one row: those of the prompt, and those of each further token."""
+def _cache_bytes(cache: Any, rows: int, prompt: int, seq2seq: bool) -> tuple[int, float]:
+    """Return the bytes of a row of a cache: those of the prompt, and those of each further token."""
 
     def size(one: Any) -> int:
         return sum(_bytes([layer.keys, layer.values]) for layer in one.layers if layer.keys is not None)
 
     if seq2seq:
-        return size(cache.cross_attention_cache), size(cache.self_attention_cache)
-    return size(cache), size(cache) / prompt
+        return size(cache.cross_attention_cache) // rows, size(cache.self_attention_cache) / rows
+    return size(cache) // rows, size(cache) / rows / prompt

@@ -42,6 +42,7 @@ def test_ppo_has_the_values_of_trlx() -> None:
     assert config.scheduler.to_dict() == {
         "name": "cosine_annealing",
         "kwargs": {"T_max": 1e12, "eta_min": 3e-5},
+        "warmup": 0,
     }
     assert isinstance(method, PPOConfig)
     assert (method.num_rollouts, method.chunk_size, method.ppo_epochs) == (128, 128, 4)

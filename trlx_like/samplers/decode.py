@@ -59,6 +59,11 @@ def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
     return None
 
 
+def last_only(lm: PreTrainedModel) -> dict[str, int]:
+    """Return the argument that makes a forward pass compute the logits of the last token alone, for models with one."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
+
+
 class Decoding:
     """Generate a response to each prompt.
 
@@ -89,9 +94,8 @@ class Decoding:
         self.lm, self.prompt, self.mask, self.config = lm, prompt, mask, config
         count, width, longest = len(prompt), prompt.shape[1], config.max_new_tokens
         device = prompt.device
-        taken = inspect.signature(lm.forward).parameters
-        self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        self.takes_positions = "position_ids" in taken
+        self.last_only = last_only(lm)
+        self.takes_positions = "position_ids" in inspect.signature(lm.forward).parameters
         self.processors = list(processors)
         self.numbers = None
         if config.do_sample:

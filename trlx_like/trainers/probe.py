@@ -60,6 +60,7 @@ def generate_longest(trainer: Any) -> int:
     rows = min(trainer.config.sampler.batch_size or math.inf, len(trainer.take_prompts(int(chunk))))
     ids = torch.ones(max(1, int(rows)), trainer.max_prompt_length, dtype=torch.int64, device=trainer.device)
     never = trainer.model.lm.config.get_text_config().vocab_size  # no token ends the response
+    ids[:, 0] = torch.arange(len(ids), device=ids.device) % never  # equal prompts would be read once
     config = generation_config({**trainer.experience_kwargs, "eos_token_id": never}, trainer.tokenizer)
     trainer.sync_sampler()
     trainer.sampler.engine.generate(ids, ids.bool(), config, [])
