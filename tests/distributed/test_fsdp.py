@@ -18,6 +18,7 @@ from tests.distributed import matrix
 from tests.distributed.ranks import on_ranks, whole
 from tests.tiny import tiny_config
 from trlx_like.errors import ConfigError
+from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
 
 CASES = {label: (name, changes) for label, name, changes in matrix.cases()}
@@ -59,8 +60,8 @@ def test_steps_are_those_of_one_process(
     expected, expected_metrics = steps(0, name, tmp_path / "one", elements, {**alone, "backend.kind": "ddp"})
     ranks = on_ranks(steps, name, tmp_path / "many", elements, {**ROUND, **changes}, processes=processes)
     for weights, metrics in ranks:
-        assert matrix.apart(dict(expected), weights) < 2e-6
-        assert matrix.apart(expected_metrics, metrics) < 1e-5
+        assert apart(dict(expected), weights) < 2e-6
+        assert apart(expected_metrics, metrics) < 1e-5
 
 
 @pytest.mark.slow
