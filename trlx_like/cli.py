@@ -10,7 +10,6 @@ errors in a YAML file appear at once.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from trlx_like.compat.command import migrate
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
+from trlx_like.continuation.commands import generate
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
@@ -256,42 +256,6 @@ def doctor() -> None:
     typer.echo(report())
 
 
-@app.command()
-def generate(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best checkpoint), a checkpoint, or any model."),
-    ],
-    prompts: Annotated[list[str], typer.Option("--prompt", help="Text to continue. Repeatable.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 40,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 takes the most likely token.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all.")] = 0,
-    beta: Annotated[float | None, typer.Option(help="Weight of the advantage of an ILQL model, by default 1.")] = None,
-    number: Annotated[int, typer.Option("--num", min=1, help="Number of continuations per prompt.")] = 1,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**32 - 1, help="Random seed; the same seed gives the same text.")
-    ] = None,
-) -> None:
-    """Continue prompts with a trained model.
-
-    Prints each prompt with its continuation, separated by empty lines.
-    """
-    from trlx_like.continuation import continued, weights_of
-
-    for name, value in (("--temperature", temperature), ("--beta", beta)):
-        if value is not None and not math.isfinite(value):
-            raise ConfigError(f"{name} ({value}) must be a finite number.")
-
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-    sampled = {"temperature": temperature, "top_k": top_k}
-    options |= sampled if temperature > 0 else {"do_sample": False}
-    options |= {} if beta is None else {"beta": beta}
-    rows = [prompt for prompt in prompts for _ in range(number)]
-    typer.echo("\n\n".join(continued(weights_of(model), rows, options, seed)))
-
-
 @app.command("reproduce")
 def reproduce_(
     run: records.RunArgument,
@@ -311,6 +275,6 @@ def reproduce_(
 for command in (
     *(sweep, cluster.launch, cluster.slurm, cluster.estimate),
     *(records.report, records.compare, records.audit, records.ledger, migrate),
-    *(sharing.export, sharing.push),
+    *(generate, sharing.export, sharing.push),
 ):
     app.command()(command)

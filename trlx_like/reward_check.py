@@ -156,7 +156,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         TrlxError: What the run would raise when it is made.
         ConfigError: The run has no reward function, or does not sample text.
     """
-    from trlx_like.trainers.scoring import seen_rows
+    from trlx_like.trainers.scoring import argument_columns, seen_rows
 
     if config.data.reward_fn is None:
         raise ConfigError("test-reward needs data.reward_fn; judges and rewards of given samples are not tested.")
@@ -176,7 +176,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         function, tokenizer = trainer.reward_fn, trainer.tokenizer
 
         def score(some: Sequence[Row]) -> list[Outcome]:
-            (outcomes,) = run_calls([Call(function, *trainer.scoring.columns(function, some))], tokenizer)
+            (outcomes,) = run_calls([Call(function, *argument_columns(function, some, tokenizer))], tokenizer)
             return outcomes
 
         lines = check_rewards_of(score, rows, group, lambda text: tokenizer(text, add_special_tokens=False).input_ids)

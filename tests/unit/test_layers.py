@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presets": EVERYTHING - {"api", "cli", "presets"},
     "api": EVERYTHING - {"api", "cli"},
     "__init__": EVERYTHING - {"cli"},
-    "continuation": TRAINING,
+    "continuation": EVERYTHING - {"cli"},
     "check": EVERYTHING - {"cli"},
     "deep_check": EVERYTHING - {"cli"} | {"check"},
     "imagined": set(),

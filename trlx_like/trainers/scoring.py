@@ -77,7 +77,7 @@ class Scoring:
         lengths = [row["length"] for row in seen] if seen and "length" in seen[0] else None
         step = self.run.progress.step
         ids = [row["output_ids"] for row in seen] if seen and "output_ids" in seen[0] else None
-        columns = self.columns(function, seen)
+        columns = argument_columns(function, seen, self.tokenizer)
         runner = self.runner(function)
         submitted = runner.submit(*columns, lengths=lengths, ids=ids, tokenizer=self.tokenizer, step=step)
         return Batch(function, len(rows), submitted)
@@ -121,7 +121,7 @@ class Scoring:
         def call() -> dict[str, list[float]]:
             if plain is None or not rows:
                 return {}
-            metrics = call_metric(plain, *self.columns(plain, rows), self.tokenizer)
+            metrics = call_metric(plain, *argument_columns(plain, rows, self.tokenizer), self.tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
         metrics = _on_all(self.run.world, call)
@@ -162,21 +162,22 @@ class Scoring:
             share = f"{abstained:g} of {samples:g} samples have no reward"
             raise RewardError(f"{share}{after_faults(faults)}; reward.max_abstained is {limit:g}.")
 
-    def columns(
-        self, function: Callable[..., Any], rows: Sequence[Row]
-    ) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
-        """Convert rows to the columns that a function may see, by name, and the list of the prompts' metadata."""
-        wanted = set().union(*(parameters(part)[0] for part in parts_of(function).values()))
-        hidden = {"metadata", "length", *TOKEN_COLUMNS} - wanted
-        found = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in hidden}
-        if "output_offsets" in wanted and rows and "output_ids" in rows[0]:
-            found["output_offsets"] = [offsets(row["output_ids"], row["outputs"], self.tokenizer) for row in rows]
-        return found, [row["metadata"] for row in rows]
-
     def close(self) -> None:
         """Stop the reward workers of this process, even if they are busy."""
         for runner in self._runners.values():
             runner.close()
+
+
+def argument_columns(
+    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], tokenizer: Any
+) -> tuple[Mapping[str, list[Any]], list[dict[str, Any]]]:
+    """Convert rows to the columns that a function may see, by name, and the list of the prompts' metadata."""
+    wanted = set().union(*(parameters(part)[0] for part in parts_of(function).values()))
+    hidden = {"metadata", "length", *TOKEN_COLUMNS} - wanted
+    found = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in hidden}
+    if "output_offsets" in wanted and rows and "output_ids" in rows[0]:
+        found["output_offsets"] = [offsets(row["output_ids"], row["outputs"], tokenizer) for row in rows]
+    return found, [row["metadata"] for row in rows]
 
 
 def seen_rows(samples: TextSamples) -> list[Row]:

@@ -1,0 +1,1 @@
+"""Text from a trained model on the command line: `trlx-like generate` and `trlx-like chat`."""
