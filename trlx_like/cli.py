@@ -27,7 +27,7 @@ from trlx_like.compat.command import migrate
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
-from trlx_like.continuation.commands import generate
+from trlx_like.continuation.commands import chat, generate
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
@@ -275,6 +275,6 @@ def reproduce_(
 for command in (
     *(sweep, cluster.launch, cluster.slurm, cluster.estimate),
     *(records.report, records.compare, records.audit, records.ledger, migrate),
-    *(generate, sharing.export, sharing.push),
+    *(generate, chat, sharing.export, sharing.push),
 ):
     app.command()(command)

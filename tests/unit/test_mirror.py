@@ -23,7 +23,6 @@ ELSEWHERE = {
     "config/methods/rft": "tests/unit/trainers/test_rft.py",
     "config/methods/rloo": "tests/unit/test_presets.py",
     "config/methods/sft": "tests/unit/trainers/test_sft.py",
-    "continuation/commands": "tests/unit/continuation/test_generator.py",
     "distributed/backend": "tests/distributed/test_lint.py",
     "distributed/replicated": "tests/contract/test_gradients.py",
     "distributed/divided": "tests/distributed/test_torch_fsdp.py",

@@ -1,4 +1,4 @@
-"""The command `trlx-like generate`."""
+"""The commands `trlx-like generate` and `trlx-like chat`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,44 @@ def generate(
         scores = generator.rewards(runner, samples)
         texts = [f"{text}\n[{_score(of)}]" for text, of in zip(texts, scores, strict=True)]
     typer.echo("\n\n".join(texts))
+
+
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="System message that every dialogue begins with.")] = None,
+    max_new_tokens: MaxNewTokens = 200,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    beta: Beta = None,
+    seed: Seed = None,
+) -> None:
+    """Talk to a trained model by its chat template, a line at a time.
+
+    An empty line begins a new dialogue; the end of the input (Ctrl-D) ends the command. If a dialogue becomes too long
+    for the model, its beginning is cut off.
+    """
+    from trlx_like.continuation.generator import Generator, find_model
+
+    generator = Generator(find_model(model), _options(max_new_tokens, temperature, top_k, beta), seed)
+    if not generator.tokenizer.chat_template:
+        raise ConfigError(
+            f"{model} has no chat template. Continue text with `trlx-like generate --prompt`, or train with "
+            "tokenizer.chat_template."
+        )
+    beginning = [] if system is None else [{"role": "system", "content": system}]
+    said = list(beginning)
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            break
+        if not line.strip():
+            said = list(beginning)
+            continue
+        said.append({"role": "user", "content": line})
+        (answer,) = generator.sample([{"messages": said}]).outputs
+        said.append({"role": "assistant", "content": answer})
+        typer.echo(answer)
 
 
 def _options(max_new_tokens: int, temperature: float, top_k: int, beta: float | None) -> dict[str, Any]:
