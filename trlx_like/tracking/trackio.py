@@ -23,7 +23,7 @@ class TrackioTracker(Tracker):
             trackio.init,
             run,
             project=run.project,
-            name=known or run.run_name,
+            name=known or run.name,
             group=run.group,
             config=plain(run.config),
             resume="allow" if known else "never",

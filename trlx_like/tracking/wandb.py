@@ -31,7 +31,7 @@ class WandbTracker(Tracker):
                 wandb.init,
                 run,
                 project=run.project,
-                name=run.run_name,
+                name=run.name,
                 entity=run.entity,
                 group=run.group,
                 tags=list(run.tags) or None,

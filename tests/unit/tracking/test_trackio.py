@@ -13,7 +13,7 @@ from pathlib import Path
 from trlx_like.tracking import RunInfo, make_trackers
 state = {}
 for resume_step in (None, 1):
-    run = RunInfo(Path("run"), {"seed": 1}, "tests", 10, run_name="mine", resume_step=resume_step, state=state)
+    run = RunInfo(Path("mine"), {"seed": 1}, "tests", 10, resume_step=resume_step, state=state)
     run.options = {"trackio": {"group": "mine too"}}
     trackers = make_trackers(["trackio"], run, main=True)
     trackers.log({"reward/mean": 0.25, "bad": float("nan")}, (resume_step or 0) + 1)

@@ -18,21 +18,21 @@ def test_wandb_offline_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_SILENT", "true")
     state: dict[str, str] = {}
     for resume_step, reward in [(None, 0.123456), (1, 0.654321)]:
-        info = run_info(tmp_path, run_name="mine", tags=["t1"], resume_step=resume_step, state=state)
+        info = run_info(tmp_path / "mine", tags=["t1"], resume_step=resume_step, state=state)
         info.options = {"WandB": {"notes": "a first try", "tags": ["t1", "t2"]}}
         trackers = make_trackers(["wandb"], info, main=True)
+        assert wandb.run is not None and wandb.run.name == "mine"
         trackers.log({"reward/mean": reward, "bad": float("inf")}, (resume_step or 0) + 1)
         trackers.log_table("samples", ["output", "reward"], [["some text", 0.5], ["other", None]], 2)
         trackers.close()
         wandb.teardown()  # until then its service may still be writing
-        folders = list((tmp_path / "wandb").glob("offline-run-*"))
+        folders = list((tmp_path / "mine" / "wandb").glob("offline-run-*"))
         assert folders and all(
             state["wandb"] in folder.name for folder in folders
         )  # two in a second: the other ends in -1
         record = b"".join(path.read_bytes() for folder in folders for path in folder.glob("*.wandb"))
         assert all(
-            word in record
-            for word in (str(reward).encode(), b"mine", b"t1", b"t2", b"a first try", b"reward/mean", b"seed")
+            word in record for word in (str(reward).encode(), b"t1", b"t2", b"a first try", b"reward/mean", b"seed")
         )
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("media/table/*.json")]
     assert tables[0] == {"columns": ["output", "reward"], "data": [["some text", 0.5], ["other", None]]}
