@@ -15,6 +15,7 @@ from trlx_like.config import TrainConfig as TrainConfig
 from trlx_like.config import register_method as register_method
 from trlx_like.config import register_trainer as register_trainer
 from trlx_like.config.methods.ddpo import DDPOConfig as DDPOConfig
+from trlx_like.config.methods.distill import DistillConfig as DistillConfig
 from trlx_like.config.methods.dpo import DPOConfig as DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig as GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig as ILQLConfig
@@ -42,6 +43,7 @@ from trlx_like.trainers.base import BaseRLTrainer as BaseRLTrainer
 from trlx_like.trainers.base import LossOutput as LossOutput
 from trlx_like.trainers.callbacks import Callback as Callback
 from trlx_like.trainers.ddpo import DDPOTrainer as DDPOTrainer
+from trlx_like.trainers.distill import DistillTrainer as DistillTrainer
 from trlx_like.trainers.dpo import DPOTrainer as DPOTrainer
 from trlx_like.trainers.grpo import GRPOTrainer as GRPOTrainer
 from trlx_like.trainers.ilql import ILQLTrainer as ILQLTrainer
@@ -91,6 +93,9 @@ def default_kto_config() -> TRLConfig:
 
 def default_online_dpo_config() -> TRLConfig:
     """Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths."""
+
+def default_distill_config() -> TRLConfig:
+    """Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses."""
 
 def default_ddpo_config() -> TRLConfig:
     """Return the preset for DDPO with LoRA on Stable Diffusion 1.5, with its authors' values for compressibility."""

@@ -206,6 +206,19 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         ),
     ),
     Algorithm(
+        "distill",
+        "Distill",
+        "Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses.",
+        _text("gpt2", 1.0e-5, total_steps=1000, batch_size=32, seq_length=512)
+        | {"model": {"model_path": "gpt2", "ref_model_path": "gpt2-large"}},
+        paper=Paper(
+            "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes",
+            "Agarwal, Rishabh and others",
+            2024,
+            "2306.13649",
+        ),
+    ),
+    Algorithm(
         "ddpo",
         "DDPO",
         "Return the preset for DDPO with LoRA on Stable Diffusion 1.5, with its authors' values for compressibility.",

@@ -38,17 +38,26 @@ def run(method: str, draw: Draw) -> Result:
 
 
 def tune(
-    method: str, task: RandomWalks, model: Path, directory: Path, seed: int, steps: int | None = None, **options: Any
-) -> None:
-    """Train from the model in a folder.
+    method: str,
+    task: RandomWalks,
+    model: Path,
+    directory: Path,
+    seed: int,
+    steps: int | None = None,
+    *,
+    reference: Path | None = None,
+    **options: Any,
+) -> Any:
+    """Train from the model in a folder, and return the trainer.
 
     Args:
-        method: One of `METHODS`, which has a configuration of that name.
+        method: One of `METHODS`, or another that has a configuration for this task.
         task: The graph.
         model: The folder of the start model.
         directory: The run folder.
         seed: Of everything random in training.
         steps: Optimizer steps; None for those of the configuration.
+        reference: The folder of the reference, such as a teacher; None for the start model.
         options: Options of the method to change, and `batch_size`.
     """
     config = configurations.load(f"{method}_randomwalks")
@@ -56,11 +65,13 @@ def tune(
     train: dict[str, Any] = {"seed": seed, "checkpoint_dir": str(directory), "total_steps": steps}
     train["batch_size"] = options.pop("batch_size", config.train.batch_size)
     config = config.evolve(
-        model={"model_path": str(model)}, method=options, train={**train, "resume_from_checkpoint": None}
+        model={"model_path": str(model), "ref_model_path": None if reference is None else str(reference)},
+        method=options,
+        train={**train, "resume_from_checkpoint": None},
     )
     if config.scheduler.name == "linear":
         config = config.evolve(scheduler={"kwargs": {**config.scheduler.kwargs, "total_iters": steps}})
-    trlx_like.train(
+    return trlx_like.train(
         config, task.reward_fn, task.prompts, eval_prompts=task.eval_prompts * WALKS, metric_fn=task.metric_fn
     )
 

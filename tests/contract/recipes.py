@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.contract import images
-from tests.tiny import tiny_config, tiny_tokenizer
+from tests.tiny import tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like import TRLConfig
 from trlx_like.api import make_trainer
 from trlx_like.config import TRAINERS
@@ -143,6 +143,31 @@ RECIPES = {
                 "train.eval_interval": 2,
                 "method.generate_during_eval": True,
                 "method.gen_kwargs": {**GENERATION, "temperature": [0.5, 1.0]},
+            },
+        },
+    ),
+    "DistillTrainer": Recipe(
+        method={"name": "DistillConfig", "num_rollouts": 5, "chunk_size": 3, "gen_kwargs": GENERATION},
+        model={"model_path": tiny_config(**NO_DROPOUT), "ref_model_path": tiny_lm(seed=5, layers=1)},
+        train={"epochs": 3, "total_steps": 100},
+        arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
+        variants={
+            "cut": {
+                "method.divergence": "jsd",
+                "method.beta": 0.25,
+                "method.loss_temperature": 2.0,
+                "method.gen_kwargs": {**GENERATION, "top_k": 5},
+                "method.disable_dropout": False,
+                "model.model_path": tiny_config(),
+                "train.eval_interval": 2,
+                "reward_fn": None,
+                "eval_prompts": PROMPTS[:3],
+            },
+            "adapter": {"model.peft_config": LORA, "method.divergence": "forward_kl"},
+            "seq2seq": {
+                **SEQ2SEQ,
+                "model.num_layers_unfrozen": 1,
+                "model.ref_model_path": tiny_lm("t5", seed=5, dropout_rate=0.0),
             },
         },
     ),

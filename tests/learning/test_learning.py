@@ -159,6 +159,26 @@ def test_dpo_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
     assert abs(metrics["eval/rewards/margins"] - 1.45) < 0.15
 
 
+@pytest.mark.parametrize(
+    "divergence", ["reverse_kl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("forward_kl", "jsd"))]
+)
+def test_distillation_learns_what_the_teacher_does(seed: int, divergence: str, tmp_path: Path) -> None:
+    """The teacher has learned to say "aaaa"; an untrained student does so too after 60 steps on its own responses."""
+    training = {"train.seed": seed, "train.batch_size": 16, "train.epochs": 100, "optimizer.kwargs": {"lr": 0.01}}
+    options = {"method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0}}
+    samples = {"samples": [(prompt, "aaaa") for prompt in PROMPTS * 4], "reward_fn": share_of_a}
+    samples["eval_prompts"] = PROMPTS * 2
+    teacher = make("SFTTrainer", tmp_path / "teacher", **samples, **training, **options, **{"train.total_steps": 100})
+    taught = teacher.learn()["reward/mean"]
+    student = {"model.ref_model_path": teacher.model.lm, "train.total_steps": 60, "method.divergence": divergence}
+    given = {"reward_fn": share_of_a, "eval_prompts": PROMPTS, "metric_fn": None, "method.num_rollouts": 16}
+    metrics = make("DistillTrainer", tmp_path / "student", **given, **training, **options, **student).learn()
+    first = rows(tmp_path / "student")
+    assert first[0]["reward/mean"] < 0.2 and taught > 0.9
+    assert metrics["reward/mean"] > 0.95
+    assert metrics["losses/total_loss"] < 0.2 * first[1]["losses/total_loss"]
+
+
 # ipo wants best and worst 1 / (2 beta) nats apart and no further; "aaaa" is 14 nats away from a policy without a clue.
 def test_kto_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
     """Of 40 times each, ab was liked 35 times, cde 20 times and f 5 times."""

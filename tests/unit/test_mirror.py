@@ -14,6 +14,7 @@ ELSEWHERE = {
     "compat/checkpoints": "tests/compat/test_migrate.py",
     "compat/command": "tests/compat/test_migrate.py",
     "config/methods/dpo": "tests/unit/trainers/test_dpo.py",
+    "config/methods/distill": "tests/unit/trainers/test_distill.py",
     "config/methods/groups": "tests/unit/trainers/test_groups.py",
     "config/methods/grpo": "tests/unit/test_presets.py",
     "config/methods/ilql": "tests/unit/trainers/test_ilql.py",

@@ -7,6 +7,7 @@ from trlx_like.config.method import (
     TextMethodConfig as TextMethodConfig,
 )
 from trlx_like.config.methods.ddpo import DDPOConfig as DDPOConfig
+from trlx_like.config.methods.distill import DistillConfig as DistillConfig
 from trlx_like.config.methods.dpo import DPOConfig as DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig as GRPOConfig
 from trlx_like.config.methods.ilql import ILQLConfig as ILQLConfig

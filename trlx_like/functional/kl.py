@@ -1,10 +1,11 @@
-"""KL divergence between policy and reference: estimates from sampled tokens, the exact sum, and the KL controller.
+"""Divergences of policy and reference: estimates from sampled tokens, exact sums, and the KL controller.
 
 The estimators are for tokens sampled from the policy, with d = log pi(a|s) - log pi_ref(a|s).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -93,9 +94,45 @@ def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     Returns:
         The divergence at each position. [*] float32, or float64 for float64 logits
     """
+    return _full_kl(_log_softmax(logits), _log_softmax(ref_logits))
+
+
+def forward_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """Compute the exact KL divergence of the reference: KL(pi_ref || pi) = sum_v pi_ref(v) (log pi_ref(v) - log pi(v)).
+
+    Source: Hinton et al. 2015, arXiv:1503.02531, sec. 2, up to the entropy of the reference. Shapes: logits of the
+    policy and ref_logits of the reference [*, V] -> [*], as in `full_kl`.
+    """
+    return full_kl(ref_logits, logits)
+
+
+def generalized_jsd(logits: Tensor, ref_logits: Tensor, beta: float) -> Tensor:
+    """Compute the generalised Jensen-Shannon divergence beta KL(pi_ref || m) + (1 - beta) KL(pi || m).
+
+    Here m = beta pi_ref + (1 - beta) pi. It is at most the entropy of a coin with probability beta. Near beta = 0 its
+    gradient is beta times that of `forward_kl`, and near beta = 1 it is 1 - beta times that of `full_kl`.
+
+    Source: Agarwal et al. 2024, arXiv:2306.13649, eq. 1, with the reference as their P and the policy as their Q.
+
+    Args:
+        logits: Logits of the policy. A logit of -inf (probability 0) gives no NaN in value or gradient. [*, V]
+        ref_logits: Logits of the reference. [*, V]
+        beta: Weight of the reference, above 0 and below 1.
+
+    Returns:
+        The divergence at each position. [*] float32, or float64 for float64 logits
+    """
     logprobs, ref_logprobs = _log_softmax(logits), _log_softmax(ref_logits)  # [*, V]
+    impossible = torch.maximum(logprobs, ref_logprobs) == -torch.inf  # logaddexp of two -inf has a gradient of NaN
+    ref_part, own_part = ref_logprobs + math.log(beta), logprobs + math.log1p(-beta)
+    mixture = torch.logaddexp(ref_part.masked_fill(impossible, 0), own_part.masked_fill(impossible, 0))
+    return beta * _full_kl(ref_logprobs, mixture) + (1 - beta) * _full_kl(logprobs, mixture)
+
+
+def _full_kl(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Compute sum_v p(v) (log p(v) - log q(v)) from log-probabilities [*, V]; v with p(v) = 0 adds 0 without NaN."""
     impossible = logprobs == -torch.inf
-    d = logprobs.masked_fill(impossible, 0) - ref_logprobs.masked_fill(impossible, 0)
+    d = logprobs.masked_fill(impossible, 0) - other.masked_fill(impossible, 0)
     return (logprobs.exp() * d).sum(dim=-1)
 
 

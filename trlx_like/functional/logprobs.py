@@ -1,4 +1,4 @@
-"""Log-probabilities, entropy and exact KL of tokens under the distribution that they are sampled from.
+"""Log-probabilities, entropy and exact divergences of tokens under the distribution that they are sampled from.
 
 The same functions serve sampler and learner, so that probability ratios are 1 on fresh experience. Results are
 float32 whatever the model's dtype. The logits [N, V] are a language model's largest tensor: they are computed in
@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V] that treats each row by itself."""
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""A function from logits of policy and reference [*, V] to their divergence at each position [*]."""
 
 _RowScores = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
 """Log-probabilities, entropies and the columns of `TokenStatistics`, for a slice of rows."""
@@ -137,7 +140,7 @@ def _alone_needs_gradient(hidden: Tensor, head: Head) -> bool:
     return torch.is_grad_enabled() and hidden.requires_grad and not head(hidden[:0].detach()).requires_grad
 
 
-def full_kl_from_hidden(
+def divergence_from_hidden(
     hidden: Tensor,
     ref_hidden: Tensor,
     head: Head,
@@ -147,11 +150,12 @@ def full_kl_from_hidden(
     allowed: Tensor | None = None,
     previous: Tensor | None = None,
     choices: Choices | None = None,
+    divergence: Divergence = full_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
-    """Compute the exact KL(softmax(head(h) / T) || softmax(ref_head(h_ref) / T)), with gradient to the policy only.
+    """Compute the exact divergence of softmax(head(h) / T) and softmax(ref_head(h_ref) / T).
 
-    Source: `functional.kl.full_kl`.
+    The gradient goes to the policy only. Source: `functional.kl`.
 
     Args:
         hidden: Hidden states h of the policy. [N, H]
@@ -162,6 +166,7 @@ def full_kl_from_hidden(
         allowed: As in `score_tokens`, for both. [V, V] bool
         previous: As in `score_tokens`. [N]
         choices: As in `score_tokens`, for both: the divergence is between distributions over the same set.
+        divergence: Computes the divergence from logits, such as `functional.kl.full_kl`: KL(policy || reference).
         chunk_elements: How many logits may exist at once. The results do not depend on it.
 
     Returns:
@@ -171,16 +176,16 @@ def full_kl_from_hidden(
         ValueError: If the temperature is not above 0, or only one of `allowed` and `previous` is given.
     """
 
-    def divergence(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None, spans: Tensor | None) -> Tensor:
+    def of_rows(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None, spans: Tensor | None) -> Tensor:
         sampling = temperature, allowed, previous, choices, spans
         with torch.no_grad():
             ref_logits = _sampling_logits(ref_head(ref_hidden), *sampling)
-        return full_kl(_sampling_logits(head(hidden), *sampling), ref_logits)
+        return divergence(_sampling_logits(head(hidden), *sampling), ref_logits)
 
     _check_table(allowed, previous)
     rows = [hidden, ref_hidden, previous, None if choices is None else choices.spans]
     # Half the rows, because the logits of both sides are alive together.
-    return torch.cat(by_chunks(divergence, rows, vocabulary_of(head, hidden), chunk_elements // 2))
+    return torch.cat(by_chunks(of_rows, rows, vocabulary_of(head, hidden), chunk_elements // 2))
 
 
 def _sampling_logits(

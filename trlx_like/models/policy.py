@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
 from trlx_like.functional.choices import Choices, spans
-from trlx_like.functional.logprobs import TokenStatistics, full_kl_from_hidden, score_tokens
+from trlx_like.functional.logprobs import Divergence, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.layout import (
     BlockInputs,
@@ -40,7 +40,7 @@ class PolicyOutput:
     entropy: Tensor | None = None  # [B, R]
     heads: dict[str, Tensor] = field(default_factory=dict)  # [B, R + 1]: the states around the response tokens
     ref_logprobs: Tensor | None = None  # [B, R], no gradient
-    full_kl: Tensor | None = None  # [B, R]
+    divergence: Tensor | None = None  # [B, R]
     trunk: Tensor | None = None  # [B, P + R, H], no gradient: what enters the lowest block that is not frozen
     statistics: TokenStatistics | None = None  # each [B, R]
 
@@ -146,7 +146,7 @@ class LanguagePolicy(nn.Module):
         *,
         reference: bool = False,
         entropy: bool = False,
-        full_kl: bool = False,
+        divergence: Divergence | None = None,
         heads: bool = True,
         statistics: bool = False,
     ) -> PolicyOutput:
@@ -156,7 +156,8 @@ class LanguagePolicy(nn.Module):
             batch: Prompts and responses.
             reference: Also compute log-probabilities under the reference.
             entropy: Also compute the policy's entropy at each position, with gradient.
-            full_kl: Also compute the exact KL(policy || reference) at each position, with gradient to the policy.
+            divergence: Also compute this divergence of policy and reference at each position, with gradient to the
+                policy; `functional.kl.full_kl` is the exact KL(policy || reference).
             heads: Also compute the outputs of the heads.
             statistics: Also compute `TokenStatistics`, without gradient.
 
@@ -182,16 +183,18 @@ class LanguagePolicy(nn.Module):
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
             output.statistics = TokenStatistics(**columns)
-        if reference or full_kl:
+        if reference or divergence is not None:
             held = self._reference[0]
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
                 ref_tokens = held.hidden(inputs, hidden, branch)[:, -width - 1 : -1][real]
-                ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
-            output.ref_logprobs = _spread(ref_scores.logprobs, real)
-            if full_kl:
-                exact = full_kl_from_hidden(at_tokens, ref_tokens, head, held.head, **sampling)
-                output.full_kl = _spread(exact, real)
+            if reference:
+                with torch.no_grad():
+                    ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
+                output.ref_logprobs = _spread(ref_scores.logprobs, real)
+            if divergence is not None:
+                sides = at_tokens, ref_tokens, head, held.head
+                output.divergence = _spread(divergence_from_hidden(*sides, divergence=divergence, **sampling), real)
         return output
 
     def _sampling(self, batch: Completion, real: Tensor) -> dict[str, Any]:

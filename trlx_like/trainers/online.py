@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class OnlineTextTrainer(TextTrainer[E]):
     """Make experience by sampling from the policy and scoring with a reward function."""
 
     uses = frozenset({"prompts", "eval_prompts"})
-    needs = ("reward_fn", "prompts")
+    needs: ClassVar[tuple[str, ...]] = ("reward_fn", "prompts")
 
     def read_inputs(self, tokenizer: Any = None) -> None:
         engine = self.config.sampler.engine

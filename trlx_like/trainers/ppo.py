@@ -18,7 +18,7 @@ from trlx_like.checkpoint import fields
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.data import Completion, padded
 from trlx_like.errors import DataError
-from trlx_like.functional.kl import adaptive_kl_coef, kl_k3, kl_penalty
+from trlx_like.functional.kl import adaptive_kl_coef, full_kl, kl_k3, kl_penalty
 from trlx_like.functional.masked import masked_sum, whiten
 from trlx_like.functional.policy_gradient import (
     clipped_surrogate,
@@ -144,9 +144,9 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         batch = PPOExperience(**vars(completion), **unknown, scores=scores, sampling_logprobs=drawn, own=own)
         places: list[int] = []
         elements: list[PPOExperience] = []
-        full_kl = self.method.kl_penalty == "full"
+        divergence = full_kl if self.method.kl_penalty == "full" else None
         for rows, part, out in self.score_batch(
-            batch, self.config.train.minibatch_size, reference=True, full_kl=full_kl
+            batch, self.config.train.minibatch_size, reference=True, divergence=divergence
         ):
             assert out.ref_logprobs is not None
             part.old_logprobs, part.ref_logprobs = out.logprobs, out.ref_logprobs
@@ -189,7 +189,8 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
     def loss(self, batch: PPOExperience) -> LossOutput:
         method, mask = self.method, batch.scored
         in_loss = method.kl_in == "loss" and self.kl_coef > 0
-        out = self.model(batch, entropy=method.ent_coef > 0, full_kl=in_loss and method.kl_penalty == "full")
+        divergence = full_kl if in_loss and method.kl_penalty == "full" else None
+        out = self.model(batch, entropy=method.ent_coef > 0, divergence=divergence)
         out.ref_logprobs = batch.ref_logprobs
         values = out.heads["value"][:, :-1]
         policy_loss = clipped_surrogate(out.logprobs, batch.old_logprobs, batch.advantages, method.cliprange)
@@ -279,8 +280,8 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
 
     def _penalty(self, out: PolicyOutput) -> Tensor:
         """Estimate the KL to the reference at each token with the estimator `method.kl_penalty`. [B, R]"""
-        if out.full_kl is not None:
-            return out.full_kl
+        if out.divergence is not None:
+            return out.divergence
         assert out.ref_logprobs is not None
         kind = self.method.kl_penalty
         assert kind != "full"

@@ -183,7 +183,8 @@ class TextTrainer(BaseRLTrainer[E]):
     def load_reference(self) -> None:
         """Load the reference to the device of this process, without adding it to checkpoints."""
         path, load = self.config.model.ref_model_path, partial(load_model, unread=self.run.backend.reads_files)
-        self.model.add_reference(None if path is None else load(path, self.config.model, "model.ref_model_path"))
+        with isolated_rng(self.config.train.seed):  # a path may name a function that trains a model first
+            self.model.add_reference(None if path is None else load(path, self.config.model, "model.ref_model_path"))
         for module in self.model.reference_modules():
             self.world.place(module)
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.unit.functional.properties import QUICK
 from trlx_like.functional.choices import Choices, by_row, encode, mask_width, spans
-from trlx_like.functional.logprobs import full_kl_from_hidden, score_tokens
+from trlx_like.functional.logprobs import divergence_from_hidden, score_tokens
 
 
 def test_words_by_hand() -> None:
@@ -79,7 +79,7 @@ def test_scores_are_those_of_float64_over_the_set(seed: int, vocabulary: int, te
     hidden.requires_grad_()
     options: dict[str, Any] = {"temperature": temperature, "choices": choices, "chunk_elements": chunk}
     scores = score_tokens(hidden, ids[:, 0], lambda h: h, entropy=True, statistics=True, **options)
-    kl = full_kl_from_hidden(hidden, other, lambda h: h, lambda h: h, **options)
+    kl = divergence_from_hidden(hidden, other, lambda h: h, lambda h: h, **options)
     assert scores.entropy is not None
     (scores.logprobs.sum() + scores.entropy.sum() + kl.sum()).backward()
     assert hidden.grad is not None and torch.isfinite(hidden.grad).all() and (hidden.grad[~possible] == 0).all()

@@ -94,6 +94,60 @@ def test_full_kl_of_half_precision_logits_is_float32() -> None:
     assert torch.equal(kl.full_kl(logits, ref), kl.full_kl(logits.float(), ref.float()))
 
 
+P, Q = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+
+
+def test_forward_kl_and_jsd_golden() -> None:
+    # The reference (1/4, 3/4) against the policy (1/2, 1/2): ln(1/2) / 4 + 3 ln(3/2) / 4 = -0.1732868 + 0.3040988.
+    torch.testing.assert_close(kl.forward_kl(P, Q), torch.tensor(0.1308120))
+    # beta = 1/2: m = (3/8, 5/8). KL(ref || m) = ln(2/3) / 4 + 3 ln(6/5) / 4 = 0.0353749,
+    # KL(pi || m) = ln(4/3) / 2 + ln(4/5) / 2 = 0.0322693; the mean is 0.0338221.
+    torch.testing.assert_close(kl.generalized_jsd(P, Q, 0.5), torch.tensor(0.0338221), rtol=0, atol=1e-6)
+    # beta = 1/4: m = (7/16, 9/16). 0.25 (ln(4/7) / 4 + 3 ln(4/3) / 4) + 0.75 (ln(8/7) / 2 + ln(8/9) / 2).
+    torch.testing.assert_close(kl.generalized_jsd(P, Q, 0.25), torch.tensor(0.0248700), rtol=0, atol=1e-6)
+    # Two that rule each other out, (1, 0) and (0, 1): the entropy of a coin, here ln 4 / 4 + 3 ln(4/3) / 4.
+    sure = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log()
+    torch.testing.assert_close(kl.generalized_jsd(sure[0], sure[1], 0.25), torch.tensor(0.5623351))
+
+
+@pytest.mark.parametrize("divergence", [kl.forward_kl, partial(kl.generalized_jsd, beta=0.3)])
+def test_divergence_gradient_is_finite_where_a_token_is_ruled_out(divergence: Any) -> None:
+    logits = torch.tensor([0.3, -0.2, -torch.inf], requires_grad=True)
+    divergence(logits, torch.tensor([0.0, 0.5, -torch.inf])).backward()
+    two = torch.tensor([0.3, -0.2], requires_grad=True)
+    divergence(two, torch.tensor([0.0, 0.5])).backward()
+    assert logits.grad is not None and two.grad is not None
+    torch.testing.assert_close(logits.grad, torch.cat([two.grad, torch.zeros(1)]))
+
+
+@QUICK
+@given(ROWS, st.floats(0.01, 0.99))
+def test_forward_kl_and_jsd_equal_numpy(rows: list[list[float]], beta: float) -> None:
+    logits, ref_logits = torch.tensor(rows, dtype=torch.float64)
+    probs, ref_probs = (reference.distribution(np.array(row), 1.0, None) for row in rows)
+    torch.testing.assert_close(kl.forward_kl(logits, ref_logits).item(), reference.kl(ref_probs, probs))
+    mixed = [beta * ref + (1 - beta) * own for ref, own in zip(ref_probs, probs, strict=True)]
+    expected = beta * reference.kl(ref_probs, mixed) + (1 - beta) * reference.kl(probs, mixed)
+    got = kl.generalized_jsd(logits, ref_logits, beta).item()
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    assert -1e-12 <= got <= -beta * math.log(beta) - (1 - beta) * math.log(1 - beta) + 1e-12
+    swapped = kl.generalized_jsd(ref_logits, logits, 1 - beta).item()
+    torch.testing.assert_close(got, swapped, rtol=1e-9, atol=1e-12)
+
+
+@QUICK
+@given(ROWS)
+def test_jsd_has_the_gradients_of_both_kl_at_its_ends(rows: list[list[float]]) -> None:
+    """Agarwal et al. 2024, after eq. 1."""
+    logits, ref_logits = torch.tensor(rows, dtype=torch.float64)
+    for beta, weight, end in ((1e-6, 1e-6, kl.forward_kl), (1 - 1e-6, 1e-6, kl.full_kl)):
+        found = []
+        for value in (kl.generalized_jsd(at := logits.clone().requires_grad_(), ref_logits, beta) / weight, None):
+            total = end(at, ref_logits) if value is None else value
+            found.append(torch.autograd.grad(total, at)[0])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-3)
+
+
 def test_adaptive_coef_golden() -> None:
     # Error 9/6 - 1 = 0.5 is clipped to 0.2: 0.2 * (1 + 0.2 * 64 / 10000) = 0.2 * 1.00128.
     assert kl.adaptive_kl_coef(0.2, kl=9, target=6, n_steps=64, horizon=10_000) == pytest.approx(0.200256)

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import QUICK
 from trlx_like.functional.kl import full_kl
-from trlx_like.functional.logprobs import _score_logits, full_kl_from_hidden, score_tokens
+from trlx_like.functional.logprobs import _score_logits, divergence_from_hidden, score_tokens
 from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import clipped_surrogate
 
@@ -161,7 +161,7 @@ def test_a_table_needs_previous_tokens() -> None:
     with pytest.raises(ValueError, match="allowed and previous must be given together"):
         score_tokens(GOLDEN, torch.tensor([1]), identity, allowed=torch.ones(3, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="allowed and previous must be given together"):
-        full_kl_from_hidden(GOLDEN, GOLDEN, identity, identity, previous=torch.tensor([1]))
+        divergence_from_hidden(GOLDEN, GOLDEN, identity, identity, previous=torch.tensor([1]))
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:
@@ -253,7 +253,7 @@ def test_gradients_equal_finite_differences(chunk: int) -> None:
         return scores.logprobs, scores.entropy
 
     def kl(hidden: Tensor, weight: Tensor) -> Tensor:
-        return full_kl_from_hidden(
+        return divergence_from_hidden(
             hidden,
             problem.hidden + 1,
             lambda h: h @ weight.T,
@@ -332,8 +332,8 @@ def test_full_kl_golden() -> None:
     # (1/2, 1/2) against (1/4, 3/4): 0.1438410. At T = 1/2 the second is (1/10, 9/10):
     # ln 5 / 2 + ln(5/9) / 2 = 0.5108256.
     p, q = torch.tensor([[1.0, 1.0]]).log(), torch.tensor([[1.0, 3.0]]).log()
-    torch.testing.assert_close(full_kl_from_hidden(p, q, identity, identity), torch.tensor([0.1438410]))
-    cold = full_kl_from_hidden(p, q, identity, identity, temperature=0.5)
+    torch.testing.assert_close(divergence_from_hidden(p, q, identity, identity), torch.tensor([0.1438410]))
+    cold = divergence_from_hidden(p, q, identity, identity, temperature=0.5)
     torch.testing.assert_close(cold, torch.tensor([0.5108256]))
 
 
@@ -343,7 +343,7 @@ def test_full_kl_equals_numpy_and_trains_the_policy_only(seed: int, temperature:
     problem, other = Problem(seed), Problem(seed + 1)
     leaves = [t.clone().requires_grad_() for t in (problem.hidden, problem.weight, other.hidden, other.weight)]
     hidden, weight, ref_hidden, ref_weight = leaves
-    kl = full_kl_from_hidden(
+    kl = divergence_from_hidden(
         hidden,
         ref_hidden,
         lambda h: h @ weight.T,
@@ -367,7 +367,7 @@ def test_full_kl_equals_numpy_and_trains_the_policy_only(seed: int, temperature:
 def test_full_kl_of_the_policy_to_itself_is_exactly_zero() -> None:
     problem = Problem(5)
     hidden, weight = problem.hidden.float(), problem.weight.float()
-    kl = full_kl_from_hidden(hidden, hidden, lambda h: h @ weight.T, lambda h: h @ weight.T, temperature=0.7)
+    kl = divergence_from_hidden(hidden, hidden, lambda h: h @ weight.T, lambda h: h @ weight.T, temperature=0.7)
     assert kl.tolist() == [0.0] * 5
 
 
@@ -382,7 +382,7 @@ def test_no_more_logits_are_made_at_once_than_asked_for(chunk: int) -> None:
     score_tokens(problem.hidden, problem.ids, head, chunk_elements=chunk)
     assert sum(made) == 5 * VOCABULARY and max(made) <= max(chunk, VOCABULARY)
     made.clear()
-    full_kl_from_hidden(problem.hidden, problem.hidden, head, head, chunk_elements=chunk)
+    divergence_from_hidden(problem.hidden, problem.hidden, head, head, chunk_elements=chunk)
     # Policy and reference are alive together.
     assert sum(made) == 2 * 5 * VOCABULARY and 2 * max(made) <= max(chunk, 2 * VOCABULARY)
 

@@ -23,6 +23,7 @@ from tests.unit.models.support import (
 )
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
+from trlx_like.functional.kl import full_kl
 from trlx_like.models import LanguagePolicy, load_model, load_trained_model, save_model
 from trlx_like.models.adapters import add_adapter, read_adapter
 
@@ -70,9 +71,9 @@ def test_the_reference_is_the_policy_as_it_was(family: str, options: dict[str, A
     policy.add_reference()
     batch = batch_of_ids()
     with torch.no_grad():
-        start = policy(batch, reference=True, full_kl=True)
+        start = policy(batch, reference=True, divergence=full_kl)
     assert torch.equal(start.ref_logprobs, start.logprobs)
-    assert start.full_kl.abs().max() == 0
+    assert start.divergence.abs().max() == 0
     move(policy)
     move(policy)
     with torch.no_grad():
@@ -112,9 +113,9 @@ def test_a_reference_does_not_disturb_gradients() -> None:
         policy = LanguagePolicy(adapted("llama", {**LORA, "target_modules": ["q_proj", "lm_head"]}))
         policy.add_reference(other)
         move(policy)
-        out = policy(batch, full_kl=True)
-        assert out.full_kl is not None
-        (out.full_kl.sum() - 0.1 * out.logprobs.sum()).backward()
+        out = policy(batch, divergence=full_kl)
+        assert out.divergence is not None
+        (out.divergence.sum() - 0.1 * out.logprobs.sum()).backward()
         found.append(gradients(policy))
     assert list(found[0]) == list(found[1])
     assert len(found[0]) == 8  # two matrices each of q_proj in three layers, and of the head

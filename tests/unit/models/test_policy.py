@@ -24,6 +24,7 @@ from tests.unit.models.support import (
     valued_policy,
 )
 from trlx_like.data import Completion
+from trlx_like.functional.kl import full_kl
 from trlx_like.models import LanguagePolicy, PolicyOutput
 from trlx_like.models.layout import blocks
 
@@ -73,7 +74,7 @@ def test_logprobs_and_entropy_are_those_of_the_model_alone(family: str) -> None:
         settings += [(0.7, None), (1.3, allowed_table(batch))]
     for temperature, allowed in settings:
         out = LanguagePolicy(lm, temperature=temperature, allowed=allowed)(batch, entropy=True)
-        assert out.entropy is not None and out.ref_logprobs is None and out.full_kl is None
+        assert out.entropy is not None and out.ref_logprobs is None and out.divergence is None
         for i, row in enumerate(rows_of_ids()):
             length = len(row.response)
             logp = plain_distributions(lm, row, temperature, allowed)
@@ -143,11 +144,11 @@ def test_a_row_without_tokens_scores_nothing_and_harms_nothing(family: str) -> N
     policy.add_reference()
     batch = batch_of_ids()
     batch.prompt_mask[1], batch.mask[1] = False, False
-    out = policy(batch, entropy=True, reference=True, full_kl=True)
-    for field in (out.logprobs, out.entropy, out.ref_logprobs, out.full_kl):
+    out = policy(batch, entropy=True, reference=True, divergence=full_kl)
+    for field in (out.logprobs, out.entropy, out.ref_logprobs, out.divergence):
         assert field is not None and not field[1].any() and torch.isfinite(field).all()
     assert torch.isfinite(out.heads["value"]).all()
-    (out.logprobs.sum() + out.entropy.sum() + out.full_kl.sum() + out.heads["value"].sum()).backward()
+    (out.logprobs.sum() + out.entropy.sum() + out.divergence.sum() + out.heads["value"].sum()).backward()
     assert all(torch.isfinite(gradient).all() for gradient in gradients(policy).values())
     for i in (0, 2):
         close(out.logprobs[i, : LENGTHS[i][1]], plain_logprobs(policy.lm, rows_of_ids()[i]))
@@ -172,13 +173,13 @@ def test_full_kl_is_exact_and_trains_the_policy_only(family: str) -> None:
     allowed = allowed_table(batch)
     policy = LanguagePolicy(lm, temperature=0.8, allowed=allowed)
     policy.add_reference(other)
-    out = policy(batch, full_kl=True)
-    assert out.full_kl is not None
+    out = policy(batch, divergence=full_kl)
+    assert out.divergence is not None
     for i, row in enumerate(rows_of_ids()):
         logp, logq = (plain_distributions(each, row, 0.8, allowed) for each in (lm, other))
         exact = (logp.exp() * (logp.clamp(min=-1e9) - logq.clamp(min=-1e9))).sum(-1)
-        close(out.full_kl[i, : len(row.response)], exact)
-    out.full_kl.sum().backward()
+        close(out.divergence[i, : len(row.response)], exact)
+    out.divergence.sum().backward()
     assert gradients(policy) and not gradients(other)
 
 

@@ -13,6 +13,7 @@ from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_top_blocks import LAYERS
 from trlx_like.errors import CheckpointError, ConfigError
+from trlx_like.functional.kl import full_kl
 from trlx_like.models import (
     AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithValueHead,
@@ -46,10 +47,10 @@ def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) 
     policy.add_reference()
     policy.train()
     batch = batch_of_ids()
-    out = policy(batch, reference=True, full_kl=True)
+    out = policy(batch, reference=True, divergence=full_kl)
     assert out.ref_logprobs is not None and not out.ref_logprobs.requires_grad
     assert torch.equal(out.logprobs, out.ref_logprobs)
-    assert out.full_kl is not None and out.full_kl.tolist() == torch.zeros_like(out.logprobs).tolist()
+    assert out.divergence is not None and out.divergence.tolist() == torch.zeros_like(out.logprobs).tolist()
     move(policy)
     later = policy(batch, reference=True)
     assert later.ref_logprobs is not None and torch.equal(later.ref_logprobs, out.ref_logprobs)
@@ -103,9 +104,9 @@ def test_frozen_parameters_get_no_gradient_and_do_not_change(family: str, unfroz
     policy.add_reference()
     held = {id(p): p.clone() for module in policy.reference_modules() for p in module.parameters()}
     before = {name: p.clone() for name, p in policy.lm.named_parameters()}
-    out = policy(batch_of_ids(), reference=True, full_kl=True)
-    assert out.full_kl is not None
-    (out.logprobs.sum() + out.heads["value"].sum() + out.full_kl.sum()).backward()
+    out = policy(batch_of_ids(), reference=True, divergence=full_kl)
+    assert out.divergence is not None
+    (out.logprobs.sum() + out.heads["value"].sum() + out.divergence.sum()).backward()
     for parameter in policy.lm.parameters():
         assert parameter.requires_grad or parameter.grad is None
     move(policy)
