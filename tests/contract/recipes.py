@@ -147,7 +147,7 @@ RECIPES = {
         },
     ),
     "DistillTrainer": Recipe(
-        method={"name": "DistillConfig", "num_rollouts": 5, "chunk_size": 3, "gen_kwargs": GENERATION},
+        method={"name": "DistillConfig", "num_rollouts": 7, "chunk_size": 3, "gen_kwargs": GENERATION},
         model={"model_path": tiny_config(**NO_DROPOUT), "ref_model_path": tiny_lm(seed=5, layers=1)},
         train={"epochs": 3, "total_steps": 100},
         arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},

@@ -42,7 +42,7 @@ def test_the_loss_by_hand(kind: str, tmp_path: Path) -> None:
     trainer.make_experience()
     elements = trainer.store.elements
     lengths = [len(element.response) for element in elements]
-    assert len(elements) == 5 and len(set(lengths)) > 1
+    assert len(elements) == 7 and len(set(lengths)) > 1
     total = 0.0
     for element in elements:
         ids = element.prompt.tolist() + element.response.tolist()
