@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.unit.test_layers import PACKAGE, imported, modules
 
-USERS = {"callbacks", "probe"}  # a callback gets the trainer
+USERS = {"callbacks", "probe", "pushing"}  # a callback gets the trainer
 """Modules whose functions users override, which are given the running trainer."""
 
 

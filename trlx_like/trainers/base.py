@@ -33,12 +33,14 @@ from trlx_like.errors import (
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.best import exhausted, note_best
-from trlx_like.trainers.callbacks import Callback, call, checked, own_callbacks
+from trlx_like.trainers.callbacks import Callback, call, checked
 from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation
+from trlx_like.trainers.probe import ProbeMemory
+from trlx_like.trainers.pushing import PushToHub
 from trlx_like.trainers.rollouts import Rollouts
 from trlx_like.trainers.scoring import Scoring
 from trlx_like.trainers.verbs import Verbs
@@ -87,7 +89,8 @@ class BaseRLTrainer(Verbs[E]):
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
         self.logit_mask = logit_mask
-        self.callbacks = [*checked(callbacks), *own_callbacks(config.train)]
+        own = [*[ProbeMemory()] * config.train.probe_memory, *[PushToHub()] * bool(config.train.push_to_hub)]
+        self.callbacks = [*checked(callbacks), *own]
         self.data = {name: value for name, value in data.items() if value is not None}
         refuse_unused(type(self), dict(sorted(self.data.items())), self.stop_sequences)
         if self.offline:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trlx_like.config import TrainConfig
 from trlx_like.errors import ConfigError
 
 
@@ -56,14 +55,6 @@ def checked(callbacks: Sequence[Callback]) -> list[Callback]:
                 f"whose hooks are {', '.join(HOOKS)}."
             )
     return list(callbacks)
-
-
-def own_callbacks(train: TrainConfig) -> list[Callback]:
-    """Return the callbacks that options ask for."""
-    from trlx_like.trainers.probe import ProbeMemory
-    from trlx_like.trainers.pushing import PushToHub
-
-    return [*[ProbeMemory()] * train.probe_memory, *[PushToHub()] * (train.push_to_hub is not None)]
 
 
 def call(callbacks: Sequence[Callback], hook: str, trainer: Any, *args: Any) -> bool:

@@ -21,6 +21,7 @@ from trlx_like.errors import DataError
 from trlx_like.functional.preference import unpaired_loss
 from trlx_like.functional.sequences import sequence_sums
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.returns import check_rewards
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.optimise import Term
@@ -107,16 +108,16 @@ def labels_of(rewards: Sequence[Any], samples: int) -> list[bool]:
     """Return whether each sample is desirable: its label is true, or its reward above 0.
 
     Raises:
-        DataError: If samples have no label, or all have the same one.
+        DataError: If there are more or fewer labels than samples, or one is no number.
     """
-    if len(rewards) != samples:
-        raise DataError(f"rewards has {len(rewards)} labels for {samples} samples; give each sample one.")
-    for row, reward in enumerate(rewards):
-        if not isinstance(reward, (bool, int, float)) or reward != reward:
+    numbers = [float(reward) if isinstance(reward, bool) else reward for reward in rewards]
+    checked = check_rewards(numbers, samples)
+    for row, reward in enumerate(checked):
+        if isinstance(reward, list):
             raise DataError(
                 f"rewards[{row}] is {reward!r}; a label is true or false, or a number (above 0: desirable)."
             )
-    return [reward > 0 for reward in rewards]
+    return [reward > 0 for reward in checked]  # type: ignore[operator]
 
 
 def mismatches(dialogues: Sequence[Dialogue]) -> list[Dialogue]:

@@ -46,15 +46,20 @@ def run(
     method = {**recipe.method, "gen_kwargs": {**GENERATION, "max_new_tokens": 3}}
     if name == "RewardTrainer":
         method.pop("gen_kwargs")
-    kinds = {"SFTTrainer": ["samples"], "ILQLTrainer": ["samples"], "DPOTrainer": ["preferences"]}
+    kinds = {name: ["samples"] for name in ("SFTTrainer", "ILQLTrainer", "KTOTrainer")} | {
+        "DPOTrainer": ["preferences"]
+    }
     needs = kinds.get(name, ["preferences"] if name == "RewardTrainer" else ["prompts"])
     usual = {key: value for need in needs for key, value in NEEDS[need].items()}
-    if name == "ILQLTrainer":
-        usual["rewards"] = [1.0, 2.0, 3.0, 4.0]
+    if name in ("ILQLTrainer", "KTOTrainer"):
+        usual["rewards"] = [1.0, -2.0, 3.0, -4.0]
     if needs == ["prompts"]:
         usual["reward_fn"] = lambda outputs, **_: [float(len(output)) for output in outputs]
+    model = {"model_path": tiny_config(vocabulary=160, n_positions=length, **NO_DROPOUT)}
+    if name == "DistillTrainer":
+        model["ref_model_path"] = tiny_config(vocabulary=160, n_positions=length)
     config = {
-        "model": {"model_path": tiny_config(vocabulary=160, n_positions=length, **NO_DROPOUT)},
+        "model": model,
         "tokenizer": {"tokenizer_path": tokenizer},
         "method": method,
         "train": {

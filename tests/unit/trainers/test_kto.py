@@ -75,10 +75,12 @@ def test_completions_come_from_the_next_sample_with_another_prompt() -> None:
 
 def test_labels() -> None:
     assert labels_of([True, False, 1.0, 0, -2.5], 5) == [True, False, True, False, False]
-    with pytest.raises(DataError, match="rewards has 1 labels for 2 samples"):
+    with pytest.raises(DataError, match="rewards has 1 entries for 2 samples"):
         labels_of([True], 2)
-    with pytest.raises(DataError, match=r"rewards\[1\] is 'yes'; a label is true or false"):
+    with pytest.raises(DataError, match=r"rewards\[1\] is 'yes'; give a finite number"):
         labels_of([True, "yes"], 2)
+    with pytest.raises(DataError, match=r"rewards\[1\] is \[1.0, 2.0\]; a label is true or false"):
+        labels_of([True, [1.0, 2.0]], 2)
 
 
 def test_labels_may_stand_in_the_rows(tmp_path: Path) -> None:
