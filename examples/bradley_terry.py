@@ -115,7 +115,7 @@ def learn(
         method={"loss_type": loss}, train={"seed": seed, "checkpoint_dir": str(directory)}
     )
     rows = preferences(seed if problem is None else problem)
-    data = {"samples": labelled(rows)} if loss in UNPAIRED else {"preferences": rows}
+    data: dict[str, Any] = {"samples": labelled(rows)} if loss in UNPAIRED else {"preferences": rows}
     trainer = trlx_like.train(config, **data, model_path=lm)
     lm.to("cpu")
     beta = trainer.method.beta

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.errors import ConfigError
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.context import Metrics, OfRun
-from trlx_like.trainers.optimise import LossOutput, Optimisation, Term, Units
+from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
 
 E = TypeVar("E", bound=Experience)
 
@@ -61,12 +61,12 @@ class Verbs(OfRun, ABC, Generic[E]):
 
     # Hooks with defaults.
 
-    statistics: Callable[[Any], Mapping[str, Tensor | Term]] | None = None
+    statistics: Any = None  # the type of a method that subclasses may have would forbid them to be without
     """What the loss has to know of the whole global batch, such as the mean of a divergence; None: nothing.
 
-    A method `statistics(batch)` returns sums over the units of a micro-batch, as the metrics of a `LossOutput`. It is
-    called on all micro-batches before the first backward pass, without gradients. The means over the global batch are
-    given to `loss` as keyword arguments of the same names.
+    A method `statistics(batch: E) -> Mapping[str, Tensor | Term]` returns sums over the units of a micro-batch, as the
+    metrics of a `LossOutput`. It is called on all micro-batches before the first backward pass, without gradients. The
+    means over the global batch are given to `loss` as keyword arguments of the same names.
     """
 
     @property
