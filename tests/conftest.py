@@ -1,7 +1,8 @@
-"""For all tests: what a test registers is gone after it."""
+"""For all tests: what a test registers, and the level of logging that it sets, is gone after it."""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Generator, Iterator
@@ -15,7 +16,7 @@ from trlx_like.config import METHODS, TRAINERS
 from trlx_like.registry import Registry
 
 REGISTRIES: tuple[Registry[Any], ...] = (METHODS, TRAINERS)
-PLUGINS: list[tuple[Registry[Any], str, Any, ModuleType]] = []
+PLUGINS: list[tuple[Registry[Any], str, Any, ModuleType | None]] = []
 """What test files registered when they were imported, by importing a plugin, with the plugin's module."""
 
 
@@ -27,19 +28,19 @@ def registered() -> Before:
     return [set(registry._entries) for registry in REGISTRIES], set(sys.modules)
 
 
-def take_back(before: Before) -> list[tuple[Registry[Any], str, Any, ModuleType]]:
+def take_back(before: Before) -> list[tuple[Registry[Any], str, Any, str]]:
     """Remove what has been registered since, and the modules that did it: who imports them again registers again."""
     found = [
-        (registry, name, entry, sys.modules[entry.source.partition(":")[0]])
+        (registry, name, entry, entry.source.partition(":")[0])
         for registry, names in zip(REGISTRIES, before[0], strict=True)
         for name, entry in registry._entries.items()
         if name not in names
     ]
-    for registry, name, _, module in found:
+    for registry, name, _, _ in found:
         del registry._entries[name]
-        sys.modules.pop(module.__name__, None)
+    plugins = {module for *_, module in found if not module.startswith("tests.")}
     for name in set(sys.modules) - before[1]:
-        if re.search(r"_[0-9a-f]{12}$", name):  # a file that `import_file` ran
+        if name in plugins or re.search(r"_[0-9a-f]{12}$", name):  # a file that `import_file` ran
             del sys.modules[name]
     return found
 
@@ -49,7 +50,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     """Take back what importing a test file has registered: it is there for its own tests only."""
     before = registered()
     report = yield
-    PLUGINS.extend(take_back(before))
+    modules = dict(sys.modules)
+    PLUGINS.extend((*plugin, modules.get(module)) for *plugin, module in take_back(before))
     return report
 
 
@@ -57,20 +59,24 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def plugins_of_the_file(request: pytest.FixtureRequest) -> Iterator[None]:
     """Register what a test file has imported from plugins, for its own tests."""
     known = {getattr(value, "__module__", None) for value in vars(request.module).values()}
-    own = [plugin for plugin in PLUGINS if plugin[3].__name__ in known]
+    own = [plugin for plugin in PLUGINS if plugin[2].source.partition(":")[0] in known]
+    before = registered()
     for registry, name, entry, module in own:
-        registry._entries[name], sys.modules[module.__name__] = entry, module
+        registry._entries[name] = entry
+        if module is not None:
+            sys.modules[module.__name__] = module
     yield
-    for registry, name, _, module in own:
-        registry._entries.pop(name, None)
-        sys.modules.pop(module.__name__, None)
+    take_back(before)
 
 
 @pytest.fixture(autouse=True)
 def registries_as_they_were() -> Iterator[None]:
-    """A plugin that one test loads must not be a method or trainer in another."""
+    """A plugin that one test loads must not be a method or trainer in another, nor what it logs be hidden there."""
     before, aliases = registered(), [dict(registry._aliases) for registry in REGISTRIES]
+    logger = logging.getLogger("trlx_like")
+    level = logger.level
     yield
+    logger.setLevel(level)
     take_back(before)
     for registry, names in zip(REGISTRIES, aliases, strict=True):
         registry._aliases = names
