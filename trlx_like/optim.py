@@ -111,10 +111,12 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
             "scheduler.kwargs.warmup_ratio: write scheduler.warmup, of which 0.1 is a tenth of the steps."
         )
     if config.warmup:
-        name, kwargs = (
-            {"constant": "constant_with_warmup"}.get(name, name),
-            {"num_warmup_steps": config.warmup, **kwargs},
-        )
+        if "num_warmup_steps" in kwargs:
+            raise ConfigError(
+                f"scheduler.warmup ({config.warmup}) and scheduler.kwargs.num_warmup_steps are the same: leave one out."
+            )
+        name = {"constant": "constant_with_warmup"}.get(name, name)
+        kwargs = {"num_warmup_steps": config.warmup, **kwargs}
         if name not in (*WARMING, "linear"):
             raise ConfigError(
                 f"scheduler.warmup ({config.warmup}) needs one of {', '.join(WARMING)} or linear, not {name}."

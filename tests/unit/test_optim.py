@@ -146,7 +146,6 @@ def test_the_option_warmup_golden() -> None:
     rising = [0, 0.5, 1.0, 0.75, 0.5, 0.25, 0]
     assert rates("linear", 7, 6, warmup=2) == rates("linear", 7, 6, warmup=0.3) == rising
     assert rates("constant", 4, 6, warmup=2) == [0, 0.5, 1.0, 1.0]
-    assert rates("linear", 7, 6, warmup=5, num_warmup_steps=2) == rising  # what kwargs say counts
     # One step up, three at the full rate, and a straight line down in the last quarter of eight.
     stable = rates("wsd", 9, 8, warmup=1, num_decay_steps=0.25, decay_type="linear")
     assert stable == rates("warmup_stable_decay", 9, 8, 1, num_decay_steps=2, decay_type="linear")
@@ -195,6 +194,8 @@ def test_a_schedule_that_decays_needs_an_end() -> None:
         make_scheduler(optimizer, SchedulerConfig(name="cosine"))
     with pytest.raises(ConfigError, match=r"scheduler\.kwargs .*min_rate"):
         make_scheduler(optimizer, SchedulerConfig(name="cosine", kwargs={"min_rate": 0}), 5)
+    with pytest.raises(ConfigError, match=r"scheduler\.warmup \(2\) and .*num_warmup_steps are the same"):
+        make_scheduler(optimizer, SchedulerConfig(name="cosine", warmup=2, kwargs={"num_warmup_steps": 3}), 5)
 
 
 def test_a_run_with_warm_up_and_decay_ends_at_zero_and_resumes(tmp_path: Path) -> None:
