@@ -85,18 +85,18 @@ def chat(
             "tokenizer.chat_template."
         )
     beginning = [] if system is None else [{"role": "system", "content": system}]
-    said = list(beginning)
+    dialogue = list(beginning)
     while True:
         try:
             line = input("> ")
         except EOFError:
             break
         if not line.strip():
-            said = list(beginning)
+            dialogue = list(beginning)
             continue
-        said.append({"role": "user", "content": line})
-        (answer,) = generator.sample([{"messages": said}]).outputs
-        said.append({"role": "assistant", "content": answer})
+        dialogue.append({"role": "user", "content": line})
+        (answer,) = generator.sample([{"messages": dialogue}]).outputs
+        dialogue.append({"role": "assistant", "content": answer})
         typer.echo(answer)
 
 
