@@ -216,7 +216,12 @@ class RunFiles:
             del self._made[name]
 
     def _look(self) -> tuple[Mapping[str, None], dict[str, Any] | None, bool | None]:
-        """Return what `_read` does, and whether nobody holds the folder, as `_lock`. Nothing is changed."""
+        """Read the list without opening the folder.
+
+        Returns:
+            The names on the list; the process that holds the folder, or was killed while it did; True if the lock
+            is free, None if a process has it, False where the disk has no locks.
+        """
         if not self.path.is_file():
             return {}, None, True
         with self.path.open("rb") as file:
