@@ -12,7 +12,7 @@ from trlx_like import api
 from trlx_like.checkpoint import MANIFEST
 from trlx_like.config import TRLConfig
 from trlx_like.errors import DataError
-from trlx_like.tracking.folder import read_row
+from trlx_like.tracking.folder import read_rows
 from trlx_like.trainers.callbacks import Callback
 from trlx_like.trainers.provenance import FILE as RECORD
 from trlx_like.trainers.run import HISTORY_FILE
@@ -74,7 +74,7 @@ def reproduce(run: Path, step: int | None = None) -> tuple[str, bool]:
 
 def _require_repeatable(run: Path) -> None:
     """Raise DataError unless config.yml describes the whole run."""
-    history = _lines(run / HISTORY_FILE)
+    history = read_rows(run / HISTORY_FILE)
     for event in history:
         if event.get("changes"):
             options = ", ".join(change["option"] for change in event["changes"])
@@ -127,12 +127,6 @@ def _record(run: Path) -> dict[str, Any] | None:
 def _rows(file: Path) -> dict[int, dict[str, Any]]:
     """Return the rows of a metrics.jsonl by step. Rows of the same step are joined."""
     rows: dict[int, dict[str, Any]] = {}
-    for row in _lines(file):
+    for row in read_rows(file):
         rows.setdefault(row["step"], {}).update(row)
     return rows
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file; none if it is missing."""
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    return [row for row in map(read_row, lines) if row is not None]

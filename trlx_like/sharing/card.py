@@ -5,22 +5,25 @@ Everything that comes from the run enters the card redacted, and as code: Markdo
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trlx_like.algorithms import ALGORITHMS, Algorithm
+from trlx_like.algorithms import ALGORITHMS
 from trlx_like.models.export import CARD, MARK
 from trlx_like.redact import redacted
 from trlx_like.tracking import EVALUATION
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.curves import Curve, goals, read_curves
-from trlx_like.tracking.folder import read_config, read_row
+from trlx_like.tracking.folder import read_config, read_rows
 from trlx_like.tracking.tables import read_tables
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
 
 logger = logging.getLogger(__name__)
 
@@ -65,61 +68,63 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
     picture = drawing(curves[chosen[0]["name"]]) if chosen else None
     if picture is not None:
         (folder / PICTURE).write_text(picture, encoding="utf-8")
-    text = redacted("".join(_sections(folder, run, step, name, chosen, picture is not None)))
-    ModelCard(text.encode("utf-8", "replace").decode()).save(file)
-    return True
-
-
-def _sections(
-    folder: Path, run: Path, step: int, name: str | None, chosen: Sequence[Mapping[str, Any]], drawn: bool
-) -> Iterator[str]:
-    """Yield the parts of the card in order."""
     config_text, config = read_config(run)
     section = {part: config.get(part) or {} for part in ("model", "train", "method", "data")}
-    base, seed = str(section["model"].get("model_path")), section["train"].get("seed")
-    trainer = str(section["train"].get("trainer"))
+    base, trainer = str(section["model"].get("model_path")), str(section["train"].get("trainer"))
     algorithm = next((one for one in ALGORITHMS if trainer.lower() == one.trainer.lower()), None)
     method = algorithm.prefix if algorithm else trainer.removesuffix("Trainer")
     library, task = _kind(folder, trainer)
-    title = name or section["train"].get("run_name") or f"{Path(base).name}-{method.lower()}"
-    yield _metadata(str(title), base, section, library, task, method, chosen)
-    yield f"{MARK}\n\n# {_plain(title)}\n\n"
-    yield f"{_code(base)} tuned with {_plain(method)} by trlx_like, {step} optimizer steps.\n\n## Use\n\n"
-    yield _fenced(_use(str(title), library, task), "python")
-    if (folder / "heads.safetensors").is_file():
-        kind = "ValueHead" if method != "ILQL" else "ILQLHeads"
-        yield (
-            f"The trained heads are in `heads.safetensors`; `trlx_like.{LOADED[task]}With{kind}"
-            ".from_pretrained` loads both.\n\n"
-        )
-    if chosen:
-        yield "## Training\n\n"
-        yield f"![{_plain(chosen[0]['name'])} by optimizer step]({PICTURE})\n\n" * drawn
-        yield "| metric | first | last | lowest | highest |\n|---|---|---|---|---|\n"
-        for goal in chosen:
-            cells = (f"{goal[at]['value']:.5g} (step {goal[at]['step']})" for at in ("first", "last", "min", "max"))
-            yield f"| {_code(goal['name'])} | {' | '.join(cells)} |\n"
-        yield f"\nMeasured by the run itself on its evaluation data, with seed {seed}.\n\n"
-    yield _examples(run, step)
-    yield _limits(run, step)
-    yield "## Configuration\n\nWith this text as `config.yml`, its data and functions and these versions, "
-    yield f"`trlx-like train config.yml` makes the run again.\n\n{_fenced(config_text, 'yaml')}"
-    events = [row for row in map(read_row, _lines(run / "history.jsonl")) if row and "versions" in row]
-    if events:
-        versions = ", ".join(f"{package} {number}" for package, number in events[-1]["versions"].items())
-        yield f"Versions: {_plain(versions)}; processes: {events[-1].get('processes', 1)}.\n\n"
-    if changed := [f"{change['option']} (step {row['step']})" for row in events for change in row.get("changes", ())]:
-        yield f"Changed in the middle of the run: {_plain(', '.join(changed))}.\n\n"
-    yield _citation(algorithm)
+    title = str(name or section["train"].get("run_name") or f"{Path(base).name}-{method.lower()}")
+    events = [row for row in read_rows(run / "history.jsonl") if "versions" in row]
+    text = _rendered(
+        "card.md",
+        data=_metadata(title, base, section["data"], library, task, method, chosen),
+        mark=MARK,
+        title=title,
+        base=base,
+        method=method,
+        step=step,
+        library=library,
+        kind=LOADED[task],
+        place=repr(title if HUB_NAME.fullmatch(title) else "the folder of this file"),
+        heads=(folder / "heads.safetensors").is_file(),
+        goals=chosen,
+        picture=picture and PICTURE,
+        seed=section["train"].get("seed"),
+        examples=_examples(run, step),
+        audit=findings(run, step),
+        config=config_text,
+        events=events,
+        changes=[f"{change['option']} (step {row['step']})" for row in events for change in row.get("changes", ())],
+        algorithm=algorithm and algorithm.name,
+        paper=algorithm and algorithm.paper,
+    )
+    ModelCard(redacted(text).encode("utf-8", "replace").decode()).save(file)
+    return True
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """Fill in a template of this package."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("trlx_like.sharing"),
+        autoescape=lambda name: str(name).endswith(".svg"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"plain": _plain, "code": _code, "fenced": _fenced}
+    return templates.get_template(template).render(values)
 
 
 def _metadata(
-    title: str, base: str, section: Mapping[str, Any], library: str, task: str, method: str, chosen: Sequence[Any]
-) -> str:
+    title: str, base: str, data: Mapping[str, Any], library: str, task: str, method: str, chosen: Sequence[Any]
+) -> ModelCardData:
     """Return the YAML at the top of the card, which the hub reads."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    specs = [section["data"].get(key) for key in ("prompts", "samples", "preferences", "eval_prompts")]
+    specs = [data.get(key) for key in ("prompts", "samples", "preferences", "eval_prompts")]
     parts = [part for spec in specs for part in (spec.get("mix", [spec]) if isinstance(spec, dict) else [spec])]
     paths = [str(part.get("path") if isinstance(part, dict) else part).partition(":")[0] for part in parts]
     datasets = [path for path in dict.fromkeys(paths) if _on_hub(path)]
@@ -133,7 +138,7 @@ def _metadata(
         )
         for goal in chosen
     ]
-    data = ModelCardData(
+    return ModelCardData(
         base_model=base if _on_hub(base) or re.fullmatch(r"[\w-]+", base, re.ASCII) else None,
         datasets=datasets or None,
         library_name=library,
@@ -142,7 +147,6 @@ def _metadata(
         model_name=title if results else None,
         eval_results=results or None,
     )
-    return f"---\n{data.to_yaml()}\n---\n"
 
 
 def _kind(folder: Path, trainer: str) -> tuple[str, str]:
@@ -162,58 +166,24 @@ def _on_hub(path: str) -> bool:
     return bool(HUB_NAME.fullmatch(path)) and not path.endswith(FILES) and not Path(path).exists()
 
 
-def _use(title: str, library: str, task: str) -> str:
-    """Return the lines that load the model."""
-    kind, place = LOADED[task], repr(title if HUB_NAME.fullmatch(title) else "the folder of this file")
-    if library == "diffusers":
-        return f"from diffusers import {kind}\n\npipeline = {kind}.from_pretrained({place})"
-    lines = f"from transformers import AutoTokenizer, {kind}\n\n"
-    lines += f"tokenizer = AutoTokenizer.from_pretrained({place})\nmodel = {kind}.from_pretrained({place})"
-    return lines + "  # needs peft\n" * (library == "peft")
-
-
-def _examples(run: Path, step: int) -> str:
-    """Return outputs of the first and of the last evaluation, to the same prompts."""
+def _examples(run: Path, step: int) -> dict[str, Any] | None:
+    """Return rows of the first and of the last evaluation, of the same prompts; None if there are no two."""
     table = next((one for one in read_tables(run / "samples.jsonl")[0] if one["name"] == EVALUATION), None)
     shown = [one for one in table["steps"] if one["step"] <= step] if table else []
     if table is None or not {"prompt", "output"} <= set(table["columns"]) or len(shown) < 2:
-        return ""
-    at = {name: place for place, name in enumerate(table["columns"])}
-    first, last = ({str(row[at["prompt"]]): row for row in reversed(one["rows"])} for one in (shown[0], shown[-1]))
-    steps = f"{shown[0]['step']} and {shown[-1]['step']}"
-    text = f"## Samples before and after\n\nOf the evaluations at steps {steps}.\n\n"
-    for prompt in list(dict.fromkeys(p for p in first if p in last))[:EXAMPLES]:
-        text += f"Prompt:\n\n{_fenced(prompt)}"
-        for word, row in (("Before", first[prompt]), ("After", last[prompt])):
-            reward = row[at["reward"]] if "reward" in at else None
-            scored = f" (reward {reward:.4g})" if isinstance(reward, int | float) else ""
-            text += f"{word}{scored}:\n\n{_fenced(row[at['output']])}"
-    return text
-
-
-def _limits(run: Path, step: int) -> str:
-    """Return what the audit of reward hacking says about the run."""
-    audit = findings(run, step)
-    text = "## Known limits\n\nThe model was tuned to a reward or to examples, and measured on the data above alone.\n"
-    if audit is None:
-        return text + "The audit of reward hacking had nothing to judge in this run.\n\n"
-    found = [one for one in audit["verdicts"] if one["found"]]
-    if not found:
-        return text + f"The audit found no sign of reward hacking in {audit['rounds']} rounds.\n\n"
-    signs = "".join(f"- {_plain(one['name'])} ({one['state']}): {_plain(one['words'])}\n" for one in found)
-    return f"{text}Signs of reward hacking:\n\n{signs}\n"
-
-
-def _citation(algorithm: Algorithm | None) -> str:
-    if algorithm is None or algorithm.paper is None:
-        return ""
-    title, authors, year, number = algorithm.paper
-    entry = (
-        f"@misc{{{algorithm.name}{year},\n  title = {{{title}}},\n  author = {{{authors}}},\n  year = {{{year}}},\n"
-        f"  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}}\n}}"
+        return None
+    first, last = (
+        {
+            str(row["prompt"]): row
+            for row in (dict(zip(table["columns"], cells, strict=True)) for cells in one["rows"][::-1])
+        }
+        for one in (shown[0], shown[-1])
     )
-    where = f"[arXiv:{number}](https://arxiv.org/abs/{number})"
-    return f"## Citation\n\nThe method is that of {where}.\n\n{_fenced(entry, 'bibtex')}"
+    prompts = [prompt for prompt in first if prompt in last][:EXAMPLES]
+    return {
+        "steps": (shown[0]["step"], shown[-1]["step"]),
+        "rows": [(prompt, first[prompt], last[prompt]) for prompt in prompts],
+    }
 
 
 def drawing(curve: Curve) -> str | None:
@@ -227,34 +197,16 @@ def drawing(curve: Curve) -> str | None:
         return None
     low, high = summary["min"]["value"], summary["max"]["value"]
     start, end = summary["steps"][0], summary["steps"][-1]
-    lines: list[list[str]] = []
-    line: list[str] = []
-    for step, value in zip(summary["steps"], summary["values"], strict=True):
-        if value is None:
-            lines, line = [*lines, line], []
-        else:
-            x, y = 70 + 550 * (step - start) / max(1, end - start), 220 - 180 * (value - low) / ((high - low) or 1)
-            line.append(f"{x:.1f},{y:.1f}")
-    drawn = "".join(
-        f'<polyline points="{" ".join(points)}" fill="none" stroke="#00796b" stroke-width="2"/>'
-        for points in [*lines, line]
-    )
-    texts = "".join(
-        f'<text x="{x}" y="{y}" text-anchor="{side}">{html.escape(text)}</text>'
-        for x, y, side, text in (
-            *((70, 25, "start", curve.name), (62, 45, "end", f"{high:.4g}"), (62, 224, "end", f"{low:.4g}")),
-            *((70, 242, "start", f"step {start}"), (620, 242, "end", str(end))),
-        )
-    )
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 260" width="640" height="260" font-family="Arial" '
-        f'font-size="13" fill="#333"><rect width="640" height="260" fill="#fff"/><path d="M70 40V220H620" fill="none" '
-        f'stroke="#999"/>{drawn}{texts}</svg>\n'
-    )
 
+    def point(step: int, value: float) -> str:
+        x, y = 70 + 550 * (step - start) / max(1, end - start), 220 - 180 * (value - low) / ((high - low) or 1)
+        return f"{x:.1f},{y:.1f}"
 
-def _lines(file: Path) -> list[bytes]:
-    return file.read_bytes().splitlines() if file.is_file() else []
+    pairs = zip(summary["steps"], summary["values"], strict=True)
+    runs = groupby(pairs, key=lambda pair: pair[1] is not None)
+    lines = [[point(*pair) for pair in run] for finite, run in runs if finite]
+    ends = {"name": curve.name, "low": f"{low:.4g}", "high": f"{high:.4g}", "start": start, "end": end}
+    return _rendered("training.svg", lines=lines, **ends)
 
 
 def _plain(text: Any) -> str:
@@ -275,4 +227,4 @@ def _fenced(text: Any, language: str = "text") -> str:
     if language == "text" and len(shown) > LONGEST:
         shown = f"{shown[:LONGEST]} ... ({len(shown) - LONGEST} more characters)"
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{fence}{language}\n{shown.rstrip()}\n{fence}\n\n"
+    return f"{fence}{language}\n{shown.rstrip()}\n{fence}"

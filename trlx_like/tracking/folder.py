@@ -22,6 +22,12 @@ def read_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file, without lines that are not rows; none if it is missing."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [row for row in map(read_row, lines) if row is not None]
+
+
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
     """Yield the step and the numbers of each line of a metrics.jsonl, or None for a line that is not a row.
 
