@@ -77,16 +77,17 @@ def names_secret(name: str) -> bool:
     return bool(_NAME.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)))
 
 
-def secrets_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def secrets_in(value: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the path of each secret in nested mappings and lists, as a tuple of keys."""
-    for (place, before), (_, after) in zip(_leaves(value, path), _leaves(redacted(value), path), strict=True):
+    for (place, before), (_, after) in zip(leaves(value), leaves(redacted(value)), strict=True):
         if after is not before and after == HIDDEN or isinstance(before, str) and after != before:
             yield place
 
 
-def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the values in nested mappings and lists that are neither, each with its keys from the outside in."""
     if isinstance(value, Mapping | list | tuple):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _leaves(item, (*path, key))
+            yield from leaves(item, (*path, key))
     else:
         yield path, value

@@ -10,10 +10,10 @@ from typing import Any
 from trlx_like.config.schema import meanings
 from trlx_like.config.section import Section
 from trlx_like.config.trl import TRLConfig
-from trlx_like.config.yaml_source import YamlSource, as_yaml, leaves
+from trlx_like.config.yaml_source import YamlSource, as_yaml
 from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
-from trlx_like.redact import redacted
+from trlx_like.redact import leaves, redacted
 
 
 def commented(config: TRLConfig) -> str:
@@ -54,7 +54,7 @@ def read_only(file: str | Path, overrides: Sequence[str] = ()) -> str:
 
 def _code(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the options that name plugins or functions, with the names; rows of data in the file are skipped."""
-    for path, value in leaves(values, ()):
+    for path, value in leaves(values):
         row = path[0] == "data" and len(path) > 2 and path[1] not in ("reward_fn", "judge")
         if path[0] == "plugins" or (is_python_name(value) and not row):
             yield ".".join(map(str, path)), value

@@ -122,9 +122,9 @@ class TRLConfig(Section):
         values = baseconfig.to_dict() if isinstance(baseconfig, TRLConfig) else baseconfig
         base = {name: v.to_dict() if isinstance(v, Section) else copied(v) for name, v in values.items()}
         nested = _unflattened(changes)
-        for name, same in (("method", _same_method), ("optimizer", _same_name), ("scheduler", _same_name)):
+        for name in ("method", "optimizer", "scheduler"):
             new, old = nested.get(name), base.get(name)
-            if isinstance(new, Mapping) and isinstance(old, Mapping) and "name" in new and not same(old, new):
+            if isinstance(new, Mapping) and isinstance(old, Mapping) and "name" in new and _kind(new) != _kind(old):
                 base[name] = {}
         return cls.from_dict(_merged(base, nested))
 
@@ -227,14 +227,10 @@ def _plugin_problems(plugins: Any) -> Iterator[Problem]:
             yield Problem(("plugins", i), str(error))
 
 
-def _same_method(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    names = [str(mapping.get("name")) for mapping in (old, new)]
-    names = [METHODS.canonical(name) if name in METHODS else name for name in names]
-    return names[0] == names[1]
-
-
-def _same_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return str(old.get("name")).lower() == str(new["name"]).lower()
+def _kind(section: Mapping[str, Any]) -> str:
+    """Return what the name in a section chooses, whatever its spelling."""
+    name = str(section.get("name"))
+    return METHODS.canonical(name) if name in METHODS else name.lower()
 
 
 def _unflattened(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import yaml
 from trlx_like.config.problems import Problem, shown
 from trlx_like.errors import ConfigError
 from trlx_like.reading import read_bytes, unwritable
-from trlx_like.redact import HIDDEN
+from trlx_like.redact import HIDDEN, leaves
 
 LARGEST = 250_000
 """Most bytes of a configuration file. PyYAML needs seconds for that many."""
@@ -116,7 +116,7 @@ class YamlSource:
 
     def not_saved(self) -> Iterator[Problem]:
         """Yield the values that stand for objects and secrets, which `dump` does not write."""
-        for path, value in leaves(self.values, ()):
+        for path, value in leaves(self.values):
             if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
                 yield Problem(path, f"{value} was given from Python and is not in this file; set {path[-1]} again.")
             elif isinstance(value, str) and HIDDEN in value and not (path[0] == "data" and len(path) > 2):
@@ -124,7 +124,7 @@ class YamlSource:
 
     def code_of_models(self) -> Iterator[Problem]:
         """Yield the options that let a model run code of its own, unless they come from the command line."""
-        for path, value in leaves(self.values, ()):
+        for path, value in leaves(self.values):
             if path and path[-1] in RUN_CODE and value not in (None, False) and self._place(path)[0] != "--set":
                 yield Problem(
                     path,
@@ -275,12 +275,3 @@ def _scalar(tag: str, text: str) -> Any:
 
 def _short(tag: str) -> str:
     return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
-
-
-def leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the values in nested mappings and lists that are neither, each with its keys from the outside in."""
-    if isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(item, (*path, key))
-    else:
-        yield path, value

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +56,33 @@ def must(claim: bool, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def assert_same(got: Any, expected: Any, place: str = "") -> None:
-    """Compare bit by bit, types included; the AssertionError says where the two first differ."""
+def _leaves(got: Any, expected: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the values at the same places of two trees; AssertionError where the trees have different forms."""
     must(type(got) is type(expected), f"{place}: {type(got).__name__}, not {type(expected).__name__}")
     if isinstance(expected, Mapping):
         must(list(got) == list(expected), f"{place}: has {list(got)}, not {list(expected)}")
         for key, value in expected.items():
-            assert_same(got[key], value, f"{place}.{key}")
-    elif isinstance(expected, (list, tuple)):
+            yield from _leaves(got[key], value, f"{place}.{key}")
+    elif isinstance(expected, list | tuple):
         must(len(got) == len(expected), f"{place}: {len(got)} entries, not {len(expected)}")
         for row, value in enumerate(expected):
-            assert_same(got[row], value, f"{place}[{row}]")
-    elif isinstance(expected, torch.Tensor):
-        must(got.dtype == expected.dtype and got.shape == expected.shape, f"{place}: tensors of two kinds")
-        same = got.contiguous().view(torch.uint8) if got.dim() else got
-        other = expected.contiguous().view(torch.uint8) if expected.dim() else expected
-        if not torch.equal(same, other):
-            apart = (got.double() - expected.double()).abs().max()
-            raise AssertionError(f"{place}: tensors differ by up to {apart}")
-    elif hasattr(expected, "tobytes"):
-        must(got.tobytes() == expected.tobytes(), f"{place}: arrays differ")
+            yield from _leaves(got[row], value, f"{place}[{row}]")
     else:
-        must(got == expected, f"{place}: {got!r} is not {expected!r}")
+        if isinstance(expected, torch.Tensor):
+            must(got.dtype == expected.dtype and got.shape == expected.shape, f"{place}: tensors of two kinds")
+        yield place, got, expected
+
+
+def assert_same(got: Any, expected: Any, place: str = "") -> None:
+    """Compare bit by bit, types included; the AssertionError says where the two first differ."""
+    for at, one, other in _leaves(got, expected, place):
+        if isinstance(other, torch.Tensor):
+            if not torch.equal(*(part.reshape(-1).view(torch.uint8) for part in (one, other))):
+                raise AssertionError(f"{at}: tensors differ by up to {(one.double() - other.double()).abs().max()}")
+        elif hasattr(other, "tobytes"):
+            must(one.tobytes() == other.tobytes(), f"{at}: arrays differ")
+        else:
+            must(one == other, f"{at}: {one!r} is not {other!r}")
 
 
 def assert_same_run(got: Any, expected: Any, folder: Path, other: Path) -> None:
@@ -92,15 +97,11 @@ def apart(one: Any, other: Any, place: str = "") -> float:
 
     Numbers above 1 are compared relative to their size. Other leaves have to be equal.
     """
-    must(type(one) is type(other), f"{place}: {type(one).__name__} and {type(other).__name__}")
-    if isinstance(one, Mapping):
-        must(list(one) == list(other), f"{place}: {set(one) ^ set(other)} is in one of the two only")
-        return max((apart(value, other[name], f"{place}.{name}") for name, value in one.items()), default=0.0)
-    if isinstance(one, list | tuple):
-        must(len(one) == len(other), f"{place}: {len(one)} and {len(other)} entries")
-        return max((apart(*pair, place) for pair in zip(one, other, strict=True)), default=0.0)
+    return max((_distance(at, *pair) for at, *pair in _leaves(one, other, place)), default=0.0)
+
+
+def _distance(place: str, one: Any, other: Any) -> float:
     if isinstance(one, torch.Tensor):
-        must((one.shape, one.dtype) == (other.shape, other.dtype), f"{place}: tensors of two kinds")
         return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
     if isinstance(one, float) and one == one and other == other:
         return float(abs(one - other) / max(1.0, abs(one)))
