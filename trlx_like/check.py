@@ -58,13 +58,15 @@ def read_sources(config: TRLConfig) -> tuple[list[str], Data]:
         ConfigError: With one line for each source that is unusable.
     """
     from trlx_like.pipelines.given import shaped
+    from trlx_like.pipelines.sources import check_source
 
     found, rows, problems = [], Data(), []
     for option, spec in _options_with_values(config):
         try:
-            if option.removeprefix("data.") in api.DATA:
-                words, rows[option.removeprefix("data.")] = _data(spec, option, config.data.columns)
-                found.append(words)
+            name = option.removeprefix("data.")
+            if name in api.DATA:
+                words, rows[name] = check_source(spec, option, config.data.columns)
+                found.append(f"{name}: {words}")
             else:
                 found += _function(spec, option, config)
         except TrlxError as error:
@@ -85,14 +87,6 @@ def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
         for name, value in getattr(config, section).to_dict().items():
             if value is not None:
                 yield f"{section}.{name}", value
-
-
-def _data(spec: Any, option: str, columns: Mapping[str, str]) -> tuple[str, list[Any]]:
-    """Describe a data source, and return its rows; none of a function or a dataset of the hub."""
-    from trlx_like.pipelines.sources import check_source
-
-    words, rows = check_source(spec, option, columns)
-    return f"{option.removeprefix('data.')}: {words}", rows
 
 
 def _function(spec: Any, option: str, config: TRLConfig) -> list[str]:

@@ -14,6 +14,7 @@ import typer
 
 from trlx_like import api
 from trlx_like.errors import ConfigError
+from trlx_like.rendering import rendered
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with the configuration.")]
 Overrides = Annotated[
@@ -40,27 +41,6 @@ Gpus = Annotated[
     typer.Option("--gpus", metavar="N|auto", help="Processes on each machine; by default SLURM's GPUs, or auto."),
 ]
 
-SCRIPT = """\
-#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={gpus}
-{more}\
-#SBATCH --signal=USR1@{seconds}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-
-# SLURM sends SIGUSR1 {seconds} seconds before the time limit. The run is saved then and ends with 138 (128 + 10); it is
-# queued again, and continues from its newest checkpoint.
-srun trlx-like launch {words}
-code=$?
-if [ "$code" -eq 138 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
-
 
 def count_of(option: str, value: str) -> int:
     """Read a number of processes; "auto" is the number of GPUs of this machine, at least 1."""
@@ -71,6 +51,12 @@ def count_of(option: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"{option} ({value}) must be a number of at least 1, or auto.")
     return int(value)
+
+
+def words_of(overrides: Sequence[str] | None, plugins: Sequence[str] | None) -> list[str]:
+    """Return the words of a command that stand for overrides and plugins."""
+    given = {"--set": overrides, "--plugin": plugins}
+    return [word for name, values in given.items() for value in values or () for word in (name, value)]
 
 
 def start(
@@ -95,8 +81,7 @@ def start(
     """
     from trlx_like.distributed import launch
 
-    options = [word for value in changes for word in ("--set", value)]
-    options += [word for value in plugins for word in ("--plugin", value)]
+    options = words_of(changes, plugins)
     options += ["--traceback"] if ctx.find_root().params["traceback"] else []
     command = ["-m", "trlx_like", "train", *options]
     again = [*command, "--resume", "--", str(config)]
@@ -154,13 +139,11 @@ def slurm(
     The run is saved before the time limit, queued again, and continued. Nothing is submitted.
     """
     api.read_config(config, plugins=plugins or (), overrides=overrides or ())
-    options = [word for value in overrides or [] for word in ("--set", value)]
-    options += [word for value in plugins or [] for word in ("--plugin", value)]
-    words = shlex.join([*options, "--nodes", str(nodes), "--gpus", str(gpus), "--resume", "--", str(config)])
+    sizes = ["--nodes", str(nodes), "--gpus", str(gpus)]
+    words = shlex.join([*words_of(overrides, plugins), *sizes, "--resume", "--", str(config)])
     given = {"partition": partition, "time": time}
-    more = "".join(f"#SBATCH --{option}={value}\n" for option, value in given.items() if value is not None)
-    sizes = {"nodes": nodes, "gpus": gpus, "seconds": seconds}
-    typer.echo(SCRIPT.format(name=shlex.quote(config.stem), more=more, words=words, **sizes), nl=False)
+    values = {"name": shlex.quote(config.stem), "nodes": nodes, "gpus": gpus, "seconds": seconds}
+    typer.echo(rendered("slurm.sh", words=words, given=given, **values), nl=False)
 
 
 def estimate(

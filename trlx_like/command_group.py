@@ -26,9 +26,8 @@ class Commands(TyperGroup):
         except TrlxError as error:
             if ctx.params["traceback"]:
                 typer.echo(redacted("".join(traceback.format_exception(error))), err=True)
-            else:
-                if first_to_say(str(error)):
-                    typer.echo(str(error), err=True)
+            elif first_to_say(str(error)):
+                typer.echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None

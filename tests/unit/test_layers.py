@@ -20,7 +20,7 @@ from trlx_like.algorithms import ALGORITHMS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "trlx_like"
 
-GROUND = {"algorithms", "errors", "imports", "meeting", "reading", "redact", "registry"}
+GROUND = {"algorithms", "errors", "imports", "meeting", "reading", "redact", "registry", "rendering"}
 PARTS = GROUND | {"config", "functional", "data"}
 SERVICES = {"models", "pipelines", "rewards", "tracking", "distributed", "optim", "checkpoint"}
 TRAINING = PARTS | SERVICES | {"samplers", "sharing"}
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imports": {"errors"},
     "meeting": set(),
     "reading": set(),
+    "rendering": set(),
     "registry": {"errors", "imports"},
     "config": GROUND,
     "functional": set(),
@@ -75,6 +76,7 @@ OTHERS: dict[str, set[str]] = {
     "imports": set(),
     "meeting": set(),
     "reading": set(),
+    "rendering": set(),
     "registry": set(),
     "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},
     "functional": {"torch"},

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "models/dropout": "tests/unit/models/test_loading.py",
     "models/export": "tests/contract/test_export.py",
     "models/sources": "tests/faults/test_hostile.py",
+    "rendering": "tests/unit/sharing/test_card.py",
     "rewards/programs": "tests/unit/rewards/test_library.py",
     "records": "tests/unit/tracking/test_ledger.py",
     "pipelines/files": "tests/unit/pipelines/test_sources.py",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trlx_like.algorithms import ALGORITHMS
 from trlx_like.models.export import CARD, MARK
 from trlx_like.redact import redacted
+from trlx_like.rendering import rendered
 from trlx_like.tracking import EVALUATION
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.curves import Curve, goals, read_curves
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 PICTURE = "training.svg"
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 FILES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".py")
-EXAMPLES, LONGEST = 3, 600
-"""Most prompts with samples in a card, and the most characters of each text."""
+EXAMPLES = 3
+"""Most prompts with samples in a card."""
 LOADED = {
     "text-to-image": "DiffusionPipeline",
     "text-classification": "AutoModelForSequenceClassification",
@@ -76,7 +77,7 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
     library, task = _kind(folder, trainer)
     title = str(name or section["train"].get("run_name") or f"{Path(base).name}-{method.lower()}")
     events = [row for row in read_rows(run / "history.jsonl") if "versions" in row]
-    text = _rendered(
+    text = rendered(
         "card.md",
         data=_metadata(title, base, section["data"], library, task, method, chosen),
         mark=MARK,
@@ -101,21 +102,6 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
     )
     ModelCard(redacted(text).encode("utf-8", "replace").decode()).save(file)
     return True
-
-
-def _rendered(template: str, **values: Any) -> str:
-    """Fill in a template of this package."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("trlx_like.sharing"),
-        autoescape=lambda name: str(name).endswith(".svg"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"plain": _plain, "code": _code, "fenced": _fenced}
-    return templates.get_template(template).render(values)
 
 
 def _metadata(
@@ -206,25 +192,4 @@ def drawing(curve: Curve) -> str | None:
     runs = groupby(pairs, key=lambda pair: pair[1] is not None)
     lines = [[point(*pair) for pair in run] for finite, run in runs if finite]
     ends = {"name": curve.name, "low": f"{low:.4g}", "high": f"{high:.4g}", "start": start, "end": end}
-    return _rendered("training.svg", lines=lines, **ends)
-
-
-def _plain(text: Any) -> str:
-    """Return a text on one line in which neither Markdown nor HTML has an effect."""
-    return re.sub(r"([\\`*_\[\]|~<>&])", r"\\\1", " ".join(str(text).split()))
-
-
-def _code(text: Any) -> str:
-    """Return a text as code within a line or a cell of a table."""
-    shown = " ".join(str(text).split()).replace("|", "\\|")
-    ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{ticks}{shown}{ticks}" if len(ticks) == 1 else f"{ticks} {shown} {ticks}"
-
-
-def _fenced(text: Any, language: str = "text") -> str:
-    """Return a text as a block of code, cut to `LONGEST` characters if it is a sample."""
-    shown = str(text).replace("\x00", "")
-    if language == "text" and len(shown) > LONGEST:
-        shown = f"{shown[:LONGEST]} ... ({len(shown) - LONGEST} more characters)"
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{fence}{language}\n{shown.rstrip()}\n{fence}"
+    return rendered("training.svg", lines=lines, **ends)

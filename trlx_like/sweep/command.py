@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trlx_like.cluster import Overrides, Plugins
+from trlx_like.cluster import Overrides, Plugins, words_of
 from trlx_like.sweep.spec import SweepConfig, check_points, read_sweep, setting
 
 if TYPE_CHECKING:
@@ -45,14 +45,13 @@ def sweep(
     try:
         files.claim(FILES)
         study = open_study(spec, folder, values)
-        words = [word for value in overrides or () for word in ("--set", value)]
-        words += [word for value in plugins or () for word in ("--plugin", value)]
+        words = [*words_of(overrides, plugins), "--", str(spec.config)]
 
         def ended(number: int) -> None:
             typer.echo(_line(described(study.get_trials(deepcopy=False)[number], spec), spec))
             _write(study, spec, folder)
 
-        Runner(study, spec, seeds, [*words, "--", str(spec.config)], files, ended).run()
+        Runner(study, spec, seeds, words, files, ended).run()
         best = ranked(study, spec)[0]
         page = _write(study, spec, folder)
     finally:
