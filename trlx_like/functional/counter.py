@@ -26,10 +26,10 @@ def stream(*numbers: int) -> int:
     Returns:
         A signed 64-bit integer.
     """
-    state = 0
+    state = torch.zeros((), dtype=torch.int64)
     for number in numbers:
-        state = _mixed((state ^ (number % _WORD)) + _STEP)
-    return _signed(state)
+        state = _mix((state ^ _signed(number % _WORD)) + _signed(_STEP))
+    return int(state)
 
 
 def random_stream() -> int:
@@ -113,14 +113,6 @@ def _mix(bits: Tensor) -> Tensor:
 def _shifted(bits: Tensor, by: int) -> Tensor:
     """Shift integers to the right without their sign."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
-
-
-def _mixed(bits: int) -> int:
-    """Mix the bits of one integer from 0 to 2^64 - 1, as `_mix` does."""
-    bits %= _WORD
-    bits = (bits ^ (bits >> 30)) * _FIRST % _WORD
-    bits = (bits ^ (bits >> 27)) * _SECOND % _WORD
-    return bits ^ (bits >> 31)
 
 
 def _signed(bits: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trlx_like.functional.kl import MAX_LOG_RATIO
 from trlx_like.functional.masked import zero_padding
+from trlx_like.functional.returns import discounted_returns
 
 
 def next_action_values(values: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,13 +67,7 @@ def monte_carlo_returns(rewards: Tensor, action: Tensor, gamma: float) -> Tensor
     Returns:
         The returns, 0 where there is no action. [B, R]
     """
-    rewards = zero_padding(rewards, action)
-    returns = torch.zeros_like(rewards)
-    following = rewards.new_zeros(len(rewards))  # [B]
-    for t in reversed(range(rewards.shape[1])):
-        following = torch.where(action[:, t], rewards[:, t] + gamma * following, following)
-        returns[:, t] = following
-    return zero_padding(returns, action)
+    return discounted_returns(rewards, action, gamma)
 
 
 def td_loss(q: Tensor, target: Tensor) -> Tensor:
