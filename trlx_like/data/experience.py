@@ -7,7 +7,7 @@ Which entries are real is never guessed from their values: every padded field na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -93,19 +93,7 @@ class Experience:
 
     def split(self) -> list[Self]:
         """Split a batch into its elements, without their padding. The inverse of `collate`."""
-        rows = []
-        for row in range(len(self)):
-            values: dict[str, Tensor | None] = {}
-            for column in fields(self):
-                batch = getattr(self, column.name)
-                if batch is not None and "side" in column.metadata:
-                    length = int(getattr(self, column.metadata["mask"])[row].sum())
-                    start = batch.shape[1] - length if column.metadata["side"] == "left" else 0
-                    values[column.name] = batch[row, start : start + length].clone()
-                else:
-                    values[column.name] = None if batch is None else batch[row].clone()
-            rows.append(type(self)(**values))
-        return rows
+        return [self[row : row + 1].trim()._map(lambda value: value[0].clone()) for row in range(len(self))]
 
     def describe(self, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
         """Describe each row for a person: token ids as text, and numbers by their sum, minimum and maximum.
@@ -135,15 +123,14 @@ class Experience:
 
     def trim(self) -> Self:
         """Return the batch without the columns that are padding in every row."""
-        values: dict[str, Tensor | None] = {}
+        cut: dict[str, Tensor] = {}
         for column in fields(self):
             batch = getattr(self, column.name)
             if batch is not None and "side" in column.metadata:
                 longest = int(getattr(self, column.metadata["mask"]).sum(dim=1).max())
                 left = column.metadata["side"] == "left"
-                batch = batch[:, batch.shape[1] - longest :] if left else batch[:, :longest]
-            values[column.name] = batch
-        return type(self)(**values)
+                cut[column.name] = batch[:, batch.shape[1] - longest :] if left else batch[:, :longest]
+        return replace(self, **cut)
 
     def microbatches(self, size: int | None) -> Iterator[tuple[Tensor, Self]]:
         """Cut a batch into parts of at most `size` rows of similar length, shortest first, to save padding.
@@ -175,8 +162,7 @@ class Experience:
         return self._map(lambda value: value.to(device))
 
     def _map(self, function: Any) -> Self:
-        values = {column.name: getattr(self, column.name) for column in fields(self)}
-        return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
+        return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
 
 
 def _described(name: str, value: Tensor, decode: Callable[[list[int]], str]) -> Any:
