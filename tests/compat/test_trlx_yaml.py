@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trlx_like.config import TRAINERS, PPOConfig, SFTConfig, TRLConfig
+from trlx_like.config import TRAINERS, TRLConfig
+from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.errors import ConfigError
 
 PPO = """

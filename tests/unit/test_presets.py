@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from trlx_like.config import (
-    DDPOConfig,
-    DPOConfig,
-    GRPOConfig,
-    ILQLConfig,
-    PPOConfig,
-    RewardConfig,
-    RFTConfig,
-    RLOOConfig,
-    SFTConfig,
-)
+from trlx_like.config.methods.ddpo import DDPOConfig
+from trlx_like.config.methods.dpo import DPOConfig
+from trlx_like.config.methods.grpo import GRPOConfig
+from trlx_like.config.methods.ilql import ILQLConfig
+from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.reward import RewardConfig
+from trlx_like.config.methods.rft import RFTConfig
+from trlx_like.config.methods.rloo import RLOOConfig
+from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.errors import ConfigError
 from trlx_like.presets import (
     PRESETS,

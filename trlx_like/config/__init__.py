@@ -6,18 +6,6 @@ from trlx_like.config.method import (
     OnlineTextMethodConfig as OnlineTextMethodConfig,
     TextMethodConfig as TextMethodConfig,
 )
-from trlx_like.config.methods.ddpo import DDPOConfig as DDPOConfig
-from trlx_like.config.methods.distill import DistillConfig as DistillConfig
-from trlx_like.config.methods.dpo import DPOConfig as DPOConfig
-from trlx_like.config.methods.grpo import GRPOConfig as GRPOConfig
-from trlx_like.config.methods.ilql import ILQLConfig as ILQLConfig
-from trlx_like.config.methods.kto import KTOConfig as KTOConfig
-from trlx_like.config.methods.online_dpo import OnlineDPOConfig as OnlineDPOConfig
-from trlx_like.config.methods.ppo import PPOConfig as PPOConfig
-from trlx_like.config.methods.reward import RewardConfig as RewardConfig
-from trlx_like.config.methods.rft import RFTConfig as RFTConfig
-from trlx_like.config.methods.rloo import RLOOConfig as RLOOConfig
-from trlx_like.config.methods.sft import SFTConfig as SFTConfig
 from trlx_like.config.model import (
     BackendConfig as BackendConfig,
     ModelConfig as ModelConfig,
@@ -37,3 +25,10 @@ from trlx_like.config.reward import RewardFnConfig as RewardFnConfig
 from trlx_like.config.section import Section as Section
 from trlx_like.config.train import DataConfig as DataConfig, TrainConfig as TrainConfig
 from trlx_like.config.trl import TRLConfig as TRLConfig
+
+
+def __getattr__(name: str) -> type[MethodConfig]:
+    """Return the section of a method by its name, such as PPOConfig, which is imported when it is asked for."""
+    if name not in METHODS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return METHODS.get(name)

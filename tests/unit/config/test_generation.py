@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from tests.unit.config.support import VALID, errors_of, sentence_of
-from trlx_like.config import METHODS, ILQLConfig, PPOConfig, SFTConfig
+from trlx_like.config import METHODS
+from trlx_like.config.methods.ilql import ILQLConfig
+from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.config.problems import shown
 from trlx_like.errors import ConfigError
 from trlx_like.presets import default_dpo_config, default_ilql_config, default_ppo_config, default_sft_config

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from tests.unit.config.support import TRAIN, sentence_of
-from trlx_like.config import (
-    MethodConfig,
-    PPOConfig,
-    SFTConfig,
-    TRLConfig,
-)
+from trlx_like.config import MethodConfig, TRLConfig
+from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.presets import default_ppo_config
 
 

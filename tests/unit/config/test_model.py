@@ -9,12 +9,8 @@ from pathlib import Path
 import yaml
 
 from tests.unit.config.support import TRAIN, sentence_of
-from trlx_like.config import (
-    ModelConfig,
-    OptimizerConfig,
-    PPOConfig,
-    TRLConfig,
-)
+from trlx_like.config import ModelConfig, OptimizerConfig, TRLConfig
+from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.presets import default_ppo_config, default_sft_config
 
 

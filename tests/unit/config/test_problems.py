@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.config.support import TRAIN, VALID, errors_of, sentence_of
-from trlx_like.config import PPOConfig, TRLConfig
+from trlx_like.config import TRLConfig
+from trlx_like.config.methods.ppo import PPOConfig
 
 
 def test_all_problems_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:

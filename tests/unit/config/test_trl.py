@@ -12,14 +12,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.unit.config.support import TRAIN, VALID, errors_of, loaded, sentence_of
-from trlx_like.config import (
-    METHODS,
-    ModelConfig,
-    PPOConfig,
-    SFTConfig,
-    TrainConfig,
-    TRLConfig,
-)
+from trlx_like.config import METHODS, ModelConfig, TrainConfig, TRLConfig
+from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.config.problems import listed
 from trlx_like.presets import default_ppo_config
 

@@ -17,7 +17,7 @@ from tests import tiny_pipelines
 from tests.contract.images import PROMPTS
 from tests.contract.recipes import LORA, make
 from tests.unit.trainers import ddpo_numpy as twin
-from trlx_like.config import DDPOConfig
+from trlx_like.config.methods.ddpo import DDPOConfig
 from trlx_like.errors import ConfigError, DataError, RewardError
 
 # Some steps are refused, so the optimiser never gets to the first.

@@ -15,7 +15,7 @@ from tests.contract.recipes import GENERATION, PROMPTS, Longest, count_letters, 
 from tests.contract.runs import rows
 from tests.tiny import tiny_config, tiny_tokenizer
 from tests.unit.models.test_reward_model import sharp
-from trlx_like.config import OnlineDPOConfig
+from trlx_like.config.methods.online_dpo import OnlineDPOConfig
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.models.policy import PolicyOutput
 from trlx_like.rewards.judges import RewardJudge

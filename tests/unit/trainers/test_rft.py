@@ -10,7 +10,7 @@ import torch
 
 from tests.contract.recipes import GENERATION, PROMPTS, make
 from tests.contract.runs import rows
-from trlx_like.config import RFTConfig
+from trlx_like.config.methods.rft import RFTConfig
 from trlx_like.data import Completion
 from trlx_like.data.pool import ScoredResponse
 from trlx_like.errors import ConfigError

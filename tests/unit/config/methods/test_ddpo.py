@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trlx_like.config import DDPOConfig, TRLConfig
+from trlx_like.config import TRLConfig
+from trlx_like.config.methods.ddpo import DDPOConfig
 from trlx_like.errors import ConfigError
 
 METHOD_PROBLEMS = {

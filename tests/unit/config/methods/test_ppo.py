@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config.support import VALID, errors_of
-from trlx_like.config import PPOConfig
+from trlx_like.config.methods.ppo import PPOConfig
 
 METHOD = {
     "gamma: 2": "gamma: must be a number from 0 to 1, got 2.",
