@@ -164,6 +164,8 @@ def estimate(
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     found = estimated(read, gpus, memory)
     typer.echo("\n".join(found.lines()))
+    if found.copied:
+        typer.echo(f"train.async_save copies {found.copied / 2**30:.2f} GiB to the CPU memory of the first process.")
     size = f"{found.peak / 2**30:.1f} of {memory:g} GiB"
     if found.fits:
         typer.echo(f"It fits: {size} on each of {gpus} GPUs.")

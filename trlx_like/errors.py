@@ -50,6 +50,11 @@ class CheckpointError(TrlxError):
     """Report a checkpoint that is missing, damaged, or from another run."""
 
 
+def another_failed(place: Path) -> CheckpointError:
+    """Make the error of a process that cannot write a checkpoint because another process failed."""
+    return CheckpointError(f"{place} was not written: another process failed, its message says why.")
+
+
 class DiskError(TrlxError):
     """Report a disk that refuses a file of the run folder."""
 

@@ -65,10 +65,12 @@ class Estimate:
     Attributes:
         table: Bytes by phase and kind.
         budget: Bytes of a GPU.
+        copied: Bytes of CPU memory that `train.async_save` takes on the process that copies most.
     """
 
     table: Table
     budget: float
+    copied: int = 0
 
     @property
     def peak(self) -> int:
@@ -108,9 +110,10 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table = _table(trainer, gpus, config.model.quantization)
+        copied = _copied(trainer, table["rest"], config, gpus) if config.train.async_save else 0
         if config.backend.kind in DIVIDES and gpus > 1:
             _divide(table, trainer.model, config, gpus)
-        return Estimate(table, memory * 2**30)
+        return Estimate(table, memory * 2**30, copied)
 
 
 @contextmanager
@@ -245,6 +248,17 @@ def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> Non
             row["weights"] += outside + gathered
         elif phase == "step":  # gradients are summed where they are made
             row["copies"] = round(table["rest"]["copies"] * shares["copies"])
+
+
+def _copied(trainer: Any, held: Counter[str], config: TRLConfig, gpus: int) -> int:
+    """Count the bytes that the main process copies for a checkpoint: its part of the state, and the export."""
+    whole, model = held["weights"] + held["heads"], trainer.model
+    alone = config.model.peft_config is not None and hasattr(model, "heads")  # a reward model is exported whole
+    exported = _bytes(p for p in model.parameters() if p.requires_grad) if alone else whole
+    divided = config.backend.kind in DIVIDES
+    share = 1 / min(gpus, 8) if config.backend.shard == "hybrid" else 1 / gpus
+    moments = held["optimizer"] * config.train.save_optimizer
+    return round((whole + moments) * (share if divided else 1.0)) + exported
 
 
 def _states(trainer: Any) -> Counter[str]:

@@ -101,6 +101,7 @@ RECIPES = {
         variants={
             "adapter": {"model.peft_config": LORA, "method.precompute_ref_log_probs": False},
             "moving reference": {
+                "train.async_save": True,
                 "method.sync_ref_model": True,
                 "method.ref_model_sync_steps": 2,
                 "method.disable_dropout": False,
@@ -177,6 +178,7 @@ RECIPES = {
         arguments={"prompts": PROMPTS, "reward_fn": count_letters, "metric_fn": lengths},
         variants={
             "dynamic": {
+                "train.async_save": True,
                 "train.total_steps": 6,
                 "train.epochs": 100,
                 "train.eval_interval": 2,
@@ -295,6 +297,7 @@ RECIPES = {
         variants={
             "controlled": {
                 "train.eval_interval": 3,
+                "train.async_save": True,
                 "train.total_steps": 7,
                 "train.epochs": 100,
                 "model.num_layers_unfrozen": 1,
@@ -392,7 +395,8 @@ RECIPES = {
             "reward_fn": count_letters,
         },
         variants={
-            "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5},
+            "dropout": {"model.model_path": tiny_config(), "train.eval_interval": 2, "train.total_steps": 5}
+            | {"train.async_save": True},
             "adapter": {"model.peft_config": {**LORA, "lora_dropout": 0.1}, "train.total_steps": 5},
             "noise": {"method.neftune_noise_alpha": 5.0, "train.total_steps": 4},
             "packed": {"method.packing": True, "train.batch_size": 2, "train.minibatch_size": 1, "train.epochs": 4},

@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every killed and resumed run is the run that was never killed."""
     options = _options().parse_args(arguments)
     chance = random.Random(options.seed)
+    kills.OPTIONS["train.async_save"] = options.async_save
     kinds = options.kind or [kind for kind in kills.KINDS if kind != "publish" or system_calls.available()]
     runs = [key for key in scenarios() if options.variants or key in kills.trainers()]
     runs = [key for key in runs if options.ranks == 1 or key not in ONE_PROCESS]
@@ -78,6 +79,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--trainer", action="append", choices=kills.trainers(), help="by default every registered one")
     parser.add_argument("--kind", action="append", choices=list(kills.KINDS), help="kind of point, by default all")
     parser.add_argument("--seed", type=int, default=0, help="draws the points")
+    parser.add_argument("--async-save", action="store_true", help="write checkpoints beside training")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--no-variants", dest="variants", action="store_false", help="leave the recipes' variants out")
     return parser

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -135,6 +136,7 @@ class Trigger:
 
             CheckpointStore.publish = watched  # type: ignore[method-assign]
         if "call" in wanted:
+            threading.setprofile(self._profile)  # of threads that start from here on, such as those of async_save
             sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, argument: object) -> None:
@@ -203,6 +205,7 @@ def _learn(scenario: str, folder: Path, trigger: Trigger | None, variables: Mapp
             print(f"{type(error).__name__}: {error}")
             raise SystemExit(error.exit_code) from None
     sys.setprofile(None)
+    threading.setprofile(None)
     if trigger is not None and trigger.point is None:
         counts = " ".join(f"{kind}={count}" for kind, count in trigger.counts.items())
         Path(f"events_{variables.get('RANK', 0)}").write_text(counts)

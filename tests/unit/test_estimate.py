@@ -15,6 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from tests.contract.recipes import RECIPES, ingredients
 from tests.tiny import tiny_config
 from tests.unit.cli_support import ppo_file, run, said
+from trlx_like.api import make_trainer
+from trlx_like.checkpoint.beside import Beside
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate, make_rehearsal
@@ -169,6 +171,32 @@ def test_states_that_zero_divides(tmp_path: Path) -> None:
         assert divided["optimizer"] == pytest.approx((whole["optimizer"] + trained) / 4, rel=1e-3)
         assert rest(shard=shard, offload="optimizer")["optimizer"] == 0
     assert sum(rest(offload="all").values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("PPOTrainer", {}),
+        pytest.param("PPOTrainer", {"model.peft_config": LORA}, marks=pytest.mark.slow),
+        pytest.param("RewardTrainer", {"model.peft_config": LORA}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_async_save_copies(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**COMMON, **changes, "train.async_save": True, "train.checkpoint_interval": 1, "train.total_steps": 2}
+    config, given = ingredients(name, tmp_path, **options)
+    copied, write = [], Beside.write
+
+    def count(self: Beside, folder: Path) -> None:
+        copied.append(sum(map(len, self.files.values())))
+        write(self, folder)
+
+    monkeypatch.setattr(Beside, "write", count)
+    make_trainer(config, **given).learn()
+    assert estimate(config).copied == pytest.approx(copied[0], rel=0.1)
+    divided = estimate(config.evolve(backend={"kind": "fsdp"}), gpus=4)
+    assert "model.peft_config" in changes or divided.copied == pytest.approx(7 / 16 * copied[0], rel=0.1)
 
 
 def test_the_command(here: Path) -> None:

@@ -16,7 +16,8 @@ MANIFEST = "manifest.json"
 FORMAT = "trlx_like.checkpoint"
 VERSION = 1
 
-_SEALED = ".sealed.rank_"
+SEALED, MARK = ".sealed.rank_", ".writing.rank_"
+"""Files for the hashes of a process, and to tell that it has not failed, in a folder that is not sealed."""
 _DESKTOP = {".DS_Store", "Thumbs.db", "desktop.ini"}  # created by file managers that merely showed the folder
 
 
@@ -38,7 +39,9 @@ def seal_own(folder: Path, rank: int) -> None:
         if f"/rank_{rank}/" in name or f".rank_{rank}." in path.name
     }
     listed = {name: _hashed(path) for name, path in own.items()}
-    (folder / f"{_SEALED}{rank}.json").write_text(json.dumps(listed), encoding="utf-8")
+    file = folder / f"{SEALED}{rank}.json"
+    file.with_suffix(".new").write_text(json.dumps(listed), encoding="utf-8")
+    file.with_suffix(".new").replace(file)  # others may look for it
 
 
 def _hashed(path: Path) -> dict[str, Any]:
@@ -60,9 +63,11 @@ def seal_folder(folder: Path) -> None:
         OSError: If the disk refuses.
     """
     sealed: dict[str, Any] = {}
-    for own in sorted(folder.glob(f"{_SEALED}*.json")):
+    for own in sorted(folder.glob(f"{SEALED}*.json")):
         sealed |= json.loads(own.read_bytes())
         own.unlink()
+    for mark in folder.glob(f"{MARK}*"):
+        mark.unlink()
     files = {}
     for name, path in _list_files(folder).items():
         of_process = sealed.get(name)

@@ -16,13 +16,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
+from trlx_like.checkpoint.beside import Beside
 from trlx_like.checkpoint.manifest import MANIFEST, flush_folder, seal_folder, verify_folder
-from trlx_like.errors import DISK, CheckpointError, space
+from trlx_like.errors import DISK, CheckpointError, another_failed, space
 
 logger = logging.getLogger("trlx_like")
 
@@ -67,7 +68,7 @@ class CheckpointStore:
         self._needed: Callable[[], int] = lambda: 0
 
     @contextmanager
-    def publish(self, name: str, needed: Callable[[], int] = lambda: 0) -> Iterator[Path]:
+    def publish(self, name: str, needed: Callable[[], int] = lambda: 0, beside: Beside | None = None) -> Iterator[Path]:
         """Publish a checkpoint: yield a folder for all processes to write into, then rename it to `directory/name`.
 
         A previous folder of that name is replaced. If anything fails on any process, the new folder is removed and the
@@ -79,6 +80,8 @@ class CheckpointStore:
         Args:
             name: The name of the checkpoint.
             needed: Returns its size in bytes for the error of a disk that refuses; 0 if it is not known.
+            beside: Writes tensors, hashes and publishes in a thread, after the block. The block must fail on all
+                processes or on none, and mark each.
 
         Yields:
             The folder to write into.
@@ -96,7 +99,8 @@ class CheckpointStore:
             failure = self._attempt(final, _join, folder)
         if failure is None:
             try:
-                yield folder
+                with nullcontext() if beside is None else beside.copying():
+                    yield folder
             except Exception as error:
                 failure = self._refused(error, final) if _from_disk(error) else error
                 with suppress(OSError):
@@ -106,11 +110,28 @@ class CheckpointStore:
                     _remove(folder)
                 raise
         self.barrier()
+        if beside is not None and failure is None:
+            beside.start(lambda: self._publish_beside(beside, folder, final))
+            return
+        failure = self._published(failure, folder, final)
+        self.barrier()
+        if failure is not None:
+            raise failure
+
+    def _published(self, failure: Exception | None, folder: Path, final: Path) -> Exception | None:
+        """Finish a checkpoint on the main process, or remove it; return why."""
         if self.main:
             failure = failure or self._attempt(final, self._finish, folder, final)
             if failure is not None:
                 _remove(folder)
-        self.barrier()
+        return failure
+
+    def _publish_beside(self, beside: Beside, folder: Path, final: Path) -> None:
+        """Write this process's part of a checkpoint, and finish it on the main process once all parts are written."""
+        failure = self._attempt(final, beside.write, folder)
+        if self.main and not beside.all_written(folder):
+            failure = failure or another_failed(final)
+        failure = self._published(failure, folder, final)
         if failure is not None:
             raise failure
 
@@ -221,7 +242,7 @@ class CheckpointStore:
     def _finish(self, folder: Path, final: Path) -> None:
         """Seal the written folder, give it its final name, and remove what it replaces."""
         if not (folder / _INTACT).exists():
-            raise CheckpointError(f"{final} was not written: another process failed, its message says why.")
+            raise another_failed(final)
         (folder / _INTACT).unlink()
         seal_folder(folder)
         self._swap(folder, final)

@@ -119,6 +119,8 @@ class TrainConfig(Section):
     """Resume even if options or data have changed that a resume refuses to change."""
     on_checkpoint_error: Applied[Literal["stop", "continue"]] = "stop"
     """Response to a disk that refuses a checkpoint; continue: warn, and try again at the next interval."""
+    async_save: Applied[bool] = False
+    """Copy the state to CPU memory and write checkpoints beside training, all but the last one; needs that memory."""
     push_to_hub: OfStart[Annotated[str, AfterValidator(_repository), Accepts("owner/name")] | None] = None
     """Repository of the Hugging Face Hub to upload the model to when training ends; a new one is private."""
     rollout_logging_dir: Applied[PathText | None] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, distributed as dist, nn
 
-from trlx_like.errors import TrlxError
+from trlx_like.errors import TrlxError, another_failed
 from trlx_like.functional.masked import combine_stats, masked_stats, unbiased_variance
 from trlx_like.functional.parts import Unread
 
@@ -144,6 +145,24 @@ class World:
             raise SystemExit(code)
         given: T = result
         return given
+
+    def all_or_none(self, action: Callable[[], None], place: Path) -> None:
+        """Run an action on every process, and raise on all of them if it fails on one.
+
+        Args:
+            action: The action. It communicates with other processes before all that may fail, or not at all.
+            place: The file or folder that it writes, for the error of the processes on which it did not fail.
+
+        Raises:
+            CheckpointError: If it failed on another process.
+        """
+        failure: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            failure = error
+        if any(self.gather([failure is not None])):
+            raise failure or another_failed(place)
 
     def share(self, items: list[T]) -> list[T]:
         """Return this process's part of a list that every process holds: each `size`-th item from `rank` on."""

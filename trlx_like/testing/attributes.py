@@ -21,6 +21,7 @@ NOT_STATE = {
     ".run.tracker",  # files and connections, opened anew; what finds them again is in `progress.tracker`
     ".run.folder.resumed",  # of this process
     ".run.folder.files",  # the list is a file of the run folder
+    ".run.folder.saving",  # of the checkpoints of this process
     ".run.stop_request",  # of this process
     ".run.state",  # what is saved
     ".prompts._drawn",  # follows from the epoch and the seed

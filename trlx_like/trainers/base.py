@@ -22,8 +22,6 @@ from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import TRLConfig
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.errors import (
-    CheckpointError,
-    DiskError,
     DivergenceError,
     NonFiniteError,
     RewardError,
@@ -152,6 +150,7 @@ class BaseRLTrainer(Verbs[E]):
                     self._log(self._evaluated())
                 if self.progress.step % self.config.train.checkpoint_interval:
                     self.save()
+            self.run.folder.saving.wait()
             self._call("on_train_end")
 
     @property
@@ -249,20 +248,21 @@ class BaseRLTrainer(Verbs[E]):
         if self.finished or stop:
             self.save()
         elif step % train.checkpoint_interval == 0:
-            self._saved()
+            self._save_beside()
         if stop:
             raise Interrupted(stop)
 
     def _evaluated(self) -> Metrics:
         """Evaluate with a random state of its own, and save the best checkpoint."""
+        self.run.folder.saving.settle()
         self.model.eval()
         seed = self.config.train.seed + 7919 * self.progress.step + self.world.rank
         with isolated_rng(seed), self.clock("evaluate"), torch.no_grad(), self.run.backend.whole():
             metrics = self.evaluate()
         if metrics:
             before = self.progress.best
-            if note_best(self.config.train, self.progress, metrics) and self.progress.step and not self._saved(BEST):
-                self.progress.best = before
+            if note_best(self.config.train, self.progress, metrics) and self.progress.step:
+                self._save_beside(BEST, lambda: setattr(self.progress, "best", before))
             self._call("on_evaluate", metrics)
         return metrics
 
@@ -286,8 +286,8 @@ class BaseRLTrainer(Verbs[E]):
         found = self.world.gather([first_nonfinite(self.model, self.run.backend.own)])
         if name := next(filter(None, found), None):
             raise NonFiniteError(f"No checkpoint of step {self.progress.step} is written: {name} is not finite.")
-        path = self.run.folder.save(self.state, self._export_whole, self.progress.step, directory)
-        self._call("on_save", path)
+        said = partial(self._call, "on_save")
+        self.run.folder.save(self.state, self._export_whole, self.progress.step, directory, said)
 
     def save_pretrained(self, directory: str | Path, *, merged: bool | None = None) -> None:
         """Export the trained model to a folder that plain transformers or diffusers load, without the trainer's state.
@@ -305,20 +305,15 @@ class BaseRLTrainer(Verbs[E]):
         with self.run.backend.whole():  # also for a `save_pretrained` of a plugin
             self.save_pretrained(directory)
 
-    def _saved(self, name: str | None = None) -> bool:
-        """Save the run, and return whether that succeeded. If not, raise or warn, as `train.on_checkpoint_error` says.
+    def _save_beside(self, name: str | None = None, undo: Callable[[], None] = lambda: None) -> None:
+        """Save the run, beside training if `train.async_save` says so.
 
         Args:
             name: The name of the checkpoint in the run folder; None for `checkpoint_<step>`.
+            undo: Called if the disk refuses it and training continues.
         """
-        try:
+        with self.run.folder.saving.may_wait(undo):
             self.save(None if name is None else self.run.folder.directory / name)
-        except (CheckpointError, DiskError) as error:
-            if self.config.train.on_checkpoint_error == "stop":
-                raise
-            logger.warning("%s Training continues; the next checkpoint is tried in its turn.", error)
-            return False
-        return True
 
     def _save_before_end(self) -> None:
         """Save the run before an error ends it. If that fails too, log it, so that the first error is shown."""

@@ -11,7 +11,7 @@ from trlx_like.errors import ConfigError
 
 if TYPE_CHECKING:
     from trlx_like.config import TrainConfig
-    from trlx_like.trainers.run import Progress
+    from trlx_like.trainers.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,10 @@ class Callback:
         """Act after an evaluation; `metrics` are its results."""
 
     def on_save(self, trainer: Any, directory: Path) -> None:
-        """Act after a checkpoint (also `best_checkpoint`) was written completely to `directory`."""
+        """Act after a checkpoint (also `best_checkpoint`) was written completely to `directory`.
+
+        With `train.async_save` it is called at the next evaluation or checkpoint after that.
+        """
 
     def on_train_end(self, trainer: Any) -> None:
         """Act after the last step."""

@@ -24,7 +24,8 @@ from trlx_like.tracking import IMAGE, Trackers
 from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.interrupt import Interrupted, StopRequest
 from trlx_like.trainers.ledger import Ledger
-from trlx_like.trainers.run import Progress, RunFolder
+from trlx_like.trainers.progress import Progress
+from trlx_like.trainers.run import RunFolder
 
 ROLLOUTS, EVALUATION, DENOISING_ORDER, PROMPT_FUNCTION, PROCESS, EMBEDDINGS = range(6)
 """What random numbers are drawn for, each from streams of its own."""
@@ -72,7 +73,7 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         """Say what this process is doing, for the processes that watch it."""
-        saved = self.folder.saved
+        saved = self.folder.saving.saved
         checkpoint = None if saved is None else str(saved)
         phase, progress = self.clock.phase, self.clock.changes
         return {"phase": phase, "step": self.progress.step, "checkpoint": checkpoint, "progress": progress}

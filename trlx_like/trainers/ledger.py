@@ -15,7 +15,7 @@ from trlx_like.distributed import World
 from trlx_like.tracking import Trackers
 
 if TYPE_CHECKING:
-    from trlx_like.trainers.run import Progress
+    from trlx_like.trainers.progress import Progress
 
 Use = tuple[int, int]
 """An epoch of the data and the number of a row in it, both from 0."""

@@ -59,6 +59,7 @@ class RoundsByHand(TextTrainer[E]):
         step = self.progress.step
         if step and step % self.config.train.checkpoint_interval and not self.finished:
             self.save()
+        self.run.folder.saving.wait()
         self._call("on_train_end")
         self._at_end.detach()
         self._opened.close()

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from trlx_like.checkpoint import CheckpointStore, TrainState
+from trlx_like.checkpoint.beside import Beside
 from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.checkpoint.manifest import seal_own
 from trlx_like.config import TRLConfig
@@ -26,46 +26,14 @@ from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
 from trlx_like.sharing.card import add_card
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
 from trlx_like.tracking.jsonl import FILES
+from trlx_like.trainers.progress import Progress
 from trlx_like.trainers.provenance import FILE as RECORD, changes_since, checked, made_with
+from trlx_like.trainers.saving import Done, Saving
 
 logger = logging.getLogger(__name__)
 
 HISTORY_FILE = "history.jsonl"
 """File of the run folder with what changed in the middle of the run, and when."""
-
-
-@dataclass
-class Progress:
-    """Hold the position of a run in training. Every checkpoint holds all of it."""
-
-    step: int = 0  # optimiser steps done
-    round: int = 0  # rounds begun; a round is: make experience, then optimise on it
-    position: int = 0  # batches of this round done
-    in_round: bool = False
-    nonfinite_steps: int = 0  # steps whose loss or gradient was NaN or infinite
-    nonfinite_in_row: int = 0  # how many of them came last, without a good step between
-    rollbacks: int = 0  # times that the run went back to a checkpoint
-    losses: list[float] = field(default_factory=list)  # the last ones, to tell when one is out of range
-    shown: int | None = None  # step before the round whose samples were last shown
-    best: float | None = None  # best value of the metric that `train.save_best` watches
-    record: float | None = None  # the same of `train.early_stopping`
-    stale: int = 0  # evaluations since then
-    used: list[dict[str, Any]] = field(default_factory=list)  # of the ledger, what is not written yet
-    tracker: dict[str, str] = field(default_factory=dict)  # ids by which trackers find their run again
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the next step is the first on this round's experience."""
-        return self.in_round and self.position == 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the fields by name, for a checkpoint."""
-        lists = {"used": list(self.used), "losses": list(self.losses)}
-        return {**vars(self), "tracker": dict(self.tracker), **lists}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the fields from a checkpoint."""
-        vars(self).update(state)
 
 
 class RunFolder:
@@ -90,7 +58,7 @@ class RunFolder:
         self.directory = Path(config.train.checkpoint_dir).expanduser()
         self.files = RunFiles(self.directory)
         self.resumed = False
-        self.saved: Path | None = None  # the last checkpoint of this process
+        self.saving = Saving(config.train, world)
         self.changes: list[Change] = []
         self.source: Path | None = None
         self.reschedule: Callable[[], None] = lambda: None
@@ -117,6 +85,7 @@ class RunFolder:
             yield
         finally:
             self._held = False
+            self.saving.end()
             if self.world.main:
                 self.files.close()
 
@@ -162,6 +131,7 @@ class RunFolder:
                 checkpoint if there is one.
             state: The state to restore.
         """
+        self.saving.settle()
         found = self.world.on_main(lambda: self._found(str(wanted)))
         if found is None:
             self._say("No checkpoint in %s yet: starting from the beginning.", self.directory)
@@ -172,7 +142,7 @@ class RunFolder:
         state.load(self.source, self.world.rank, self.world.size, skip=("scheduler",) if anew else ())
         if anew:
             self.reschedule()
-        self.resumed, self.saved = True, self.source
+        self.resumed, self.saving.saved = True, self.source
         self._say("Resumed from %s.", self.source)
 
     def _found(self, wanted: str) -> tuple[Path, list[Change]] | None:
@@ -257,46 +227,58 @@ class RunFolder:
         return make_trackers(train.trackers, info, self.world.main)
 
     def save(
-        self, state: TrainState, export: Callable[[Path], None], step: int, path: str | Path | None = None
-    ) -> Path:
-        """Write a checkpoint completely or not at all, and return its folder.
+        self,
+        state: TrainState,
+        export: Callable[[Path], None],
+        step: int,
+        path: str | Path | None = None,
+        done: Done = lambda place: None,
+    ) -> None:
+        """Write a checkpoint completely or not at all.
 
         Args:
             state: Everything that a resume restores.
             export: Writes the model as plain Hugging Face files into a given folder.
             step: Optimiser steps done; they name the folder.
             path: Folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
+            done: Called with the folder once it is complete.
 
         Raises:
-            CheckpointError: If it was not written, on every process.
+            CheckpointError: If it was not written, on every process; also of the one before, after this one is written.
         """
+        self.saving.settle()
         width = len(str(self.config.train.total_steps))
         place = Path(path) if path is not None else self.directory / f"checkpoint_{step:0{width}d}"
         inside = place.parent.absolute() == self.directory.absolute()
+
+        beside = self.saving.beside if inside else None
 
         def needed() -> int:
             return sum(state.sizes.values()) + state.sizes.get("model", 0)  # the export has the weights again
 
         def write() -> None:
-            with self.checkpoints(None if inside else place.parent).publish(place.name, needed) as folder:
-                self.all_or_none(lambda: self._write_state(state, folder), place)
+            store = self.checkpoints(None if inside else place.parent)
+            with store.publish(place.name, needed, beside) as folder:
+                self.world.all_or_none(lambda: self._write_state(state, folder, beside), place)
                 export(folder / "hf_model")
 
         with self.held() if inside else nullcontext():
             if inside:
                 self.world.on_main(lambda: self._claim(place))
-            self.all_or_none(write, place)
-        self.saved = place
-        self._say("Saved %s.", place)
-        return place
+            self.world.all_or_none(write, place)
+        self.saving.note(place, done, beside)
+        self.saving.check()
 
     def _claim(self, place: Path) -> None:
         with writing(place):
             self.files.claim([place.name])
 
-    def _write_state(self, state: TrainState, folder: Path) -> None:
+    def _write_state(self, state: TrainState, folder: Path, beside: Beside | None) -> None:
         state.save(folder, self.world.rank, self.world.main)
-        seal_own(folder, self.world.rank)
+        if beside is not None:
+            beside.mark(folder)
+        else:
+            seal_own(folder, self.world.rank)
         if self.world.main:
             (folder / RECORD).write_text(json.dumps(self.made_with, indent=1), encoding="utf-8")
 
@@ -309,17 +291,7 @@ class RunFolder:
                 if self.resumed and not (directory.parent / RECORD).exists():
                     add_card(directory, self.directory, step)
 
-        self.all_or_none(written, directory)
-
-    def all_or_none(self, action: Callable[[], None], place: Path) -> None:
-        """Run an action on every process, and raise on all of them if it fails on one."""
-        failure: Exception | None = None
-        try:
-            action()
-        except Exception as error:
-            failure = error
-        if any(self.world.gather([failure is not None])):
-            raise failure or CheckpointError(f"{place} was not written: another process failed, its message says why.")
+        self.world.all_or_none(written, directory)
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Append what happened to history.jsonl, from the main process."""

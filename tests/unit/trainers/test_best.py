@@ -13,7 +13,7 @@ from tests.contract.runs import rows
 from trlx_like.config.train import TrainConfig
 from trlx_like.errors import ConfigError
 from trlx_like.trainers.best import exhausted, note_best, watched
-from trlx_like.trainers.run import Progress
+from trlx_like.trainers.progress import Progress
 
 NAN = math.nan
 

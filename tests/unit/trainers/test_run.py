@@ -17,16 +17,8 @@ from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.registry import _Entry
 from trlx_like.tracking import RunInfo, Tracker
 from trlx_like.tracking.base import TRACKERS
-from trlx_like.trainers.run import Progress
 
 NAN = float("nan")
-
-
-def test_progress_round_trips() -> None:
-    progress = Progress(step=3, round=2, position=1, in_round=True, best=0.5, tracker={"wandb": "x"})
-    other = Progress()
-    other.load_state_dict(progress.state_dict())
-    assert other == progress
 
 
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
