@@ -3,8 +3,8 @@
 The wheel is installed without its dependencies into an empty virtual environment in a temporary folder. A .pth file
 there names the site-packages of `.venv`, so that the dependencies are found and nothing is downloaded twice. In that
 folder, where nothing of the repository is in reach, these have to work on a tiny model: `trlx-like doctor`, the one
-call of the README, and the plugin of the examples. Then basedpyright (standard) and mypy (no plugins, not strict) read
-every program of the pages and every example, with the wheel's types.
+call of the README, and the three files that `trlx-like new-trainer` writes. Then basedpyright (standard) and mypy (no
+plugins, not strict) read every program of the pages and every example, with the wheel's types.
 """
 
 from __future__ import annotations
@@ -23,14 +23,6 @@ from environment import ROOT, TEST_EXTRAS, Environment, execute_quietly, say
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 MODEL = "import sys; from pathlib import Path; from tests.tiny import save_tiny; save_tiny(Path(sys.argv[1]))"
-PLUGIN = """
-plugins: [plugin_reinforce.py]
-model: {model_path: model}
-data: {prompts: [a, b], reward_fn: "rewards.py:reward_fn"}
-method: {name: ReinforceConfig, num_rollouts: 4, gen_kwargs: {max_new_tokens: 4}}
-train: {trainer: ReinforceTrainer, total_steps: 1, epochs: 1, seq_length: 16, batch_size: 4, checkpoint_dir: plugin}
-"""
-REWARD = "def reward_fn(outputs, **_):\n    return [float(len(output)) for output in outputs]\n"
 # Both checkers have to object to lines 2 and 4: otherwise they do not see the types of the wheel.
 CANARY = """import trlx_like
 trlx_like.PPOConfig(no_such_option=1)
@@ -138,15 +130,14 @@ def main() -> int:
         readme = next(programs((ROOT / "README.md").read_text(encoding="utf-8")))
         readme = re.sub(r'(total_steps"?[:=] ?)\d+', r"\g<1>2", readme.replace('"gpt2"', '"model"'))
         (work / "readme.py").write_text(f"{readme}\nassert trainer.progress.step == 2\n", encoding="utf-8")
-        (work / "plugin.yml").write_text(PLUGIN, encoding="utf-8")
-        (work / "rewards.py").write_text(REWARD, encoding="utf-8")
-        shutil.copy(ROOT / "examples" / "plugin_reinforce.py", work)
-        say(f"$ the README, the doctor and a plugin with {wheel.name}")
+        say(f"$ the README, the doctor and a new trainer with {wheel.name}")
         program = user.with_name("trlx-like")
         must([user, "-c", f"import trlx_like; assert trlx_like.__file__.startswith({str(folder)!r})"], work, **OFFLINE)
         must([program, "doctor"], work, **OFFLINE)
         must([user, "readme.py"], work, **OFFLINE)
-        must([program, "train", "plugin.yml"], work, **OFFLINE)
+        must([program, "new-trainer", "Small"], work, **OFFLINE)
+        must([program, "train", "small_trainer.yml"], work, **OFFLINE)
+        must([user, "-m", "pytest", "-q", "test_small_trainer.py"], work, **OFFLINE)
         types = folder / "types"
         types.mkdir()
         complaints = check_types(python, user, types)

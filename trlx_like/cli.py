@@ -29,6 +29,7 @@ from trlx_like.config.commented import commented, read_only
 from trlx_like.config.schema import configuration_schema
 from trlx_like.continuation.commands import chat, generate
 from trlx_like.errors import ConfigError
+from trlx_like.new_trainer import new_trainer
 from trlx_like.presets import PRESETS
 from trlx_like.registry import Registry, load_plugin
 from trlx_like.sharing import commands as sharing
@@ -275,6 +276,6 @@ def reproduce_(
 for command in (
     *(sweep, cluster.launch, cluster.slurm, cluster.estimate),
     *(records.report, records.compare, records.audit, records.ledger, migrate),
-    *(generate, chat, sharing.export, sharing.push),
+    *(generate, chat, sharing.export, sharing.push, new_trainer),
 ):
     app.command()(command)

@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "savings": EVERYTHING - {"cli"} | {"estimate"},
     "cluster": EVERYTHING - {"cli"} | {"estimate", "savings"},
     "doctor": GROUND | {"__init__"},
+    "new_trainer": {"config", "errors", "rendering"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},
     "reward_check": EVERYTHING - {"cli"} | {"check"},
@@ -64,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep": EVERYTHING - {"cli"} | {"cluster", "compat"},
     "cli": EVERYTHING - {"cli"}
     | {"check", "cluster", "command_group", "compat", "continuation", "deep_check", "doctor", "records", "reproduce"}
-    | {"__init__", "reward_check", "sweep"},
+    | {"__init__", "new_trainer", "reward_check", "sweep"},
     "__main__": {"cli"},
 }
 
