@@ -41,6 +41,7 @@ ELSEWHERE = {
     "pipelines/files": "tests/unit/pipelines/test_sources.py",
     "pipelines/rows": "tests/unit/pipelines/test_sources.py",
     "rewards/arguments": "tests/unit/rewards/test_call.py",
+    "rewards/asked": "tests/unit/rewards/test_llm_judge.py",
     "rewards/awaiting": "tests/unit/rewards/test_runner.py",
     "rewards/checks": "tests/unit/rewards/test_call.py",
     "rewards/judging": "tests/unit/rewards/test_judges.py",

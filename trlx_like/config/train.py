@@ -233,9 +233,10 @@ class DataConfig(Section):
     """Function that returns a bool table [V, V] (previous, next token; true: allowed), as "module:function"."""
 
     def conflicts(self) -> Iterator[Problem]:
-        for place in secrets_in(self.judge):
-            yield Problem(
-                ("data", "judge", *place),
-                "looks like a secret, which has no place in a file. Put it into an environment variable, and name the "
-                "variable as data.judge.api_key_env.",
-            )
+        for name, spec in {"judge": self.judge, "reward_fn": self.reward_fn}.items():
+            for place in secrets_in(spec):
+                yield Problem(
+                    ("data", name, *place),
+                    "looks like a secret, which has no place in a file. Put it into an environment variable, and name "
+                    f"the variable as data.{name}.api_key_env.",
+                )

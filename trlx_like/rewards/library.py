@@ -223,7 +223,7 @@ def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedRew
     options = dict(spec)
     name = options.pop("name", None)
     if name not in FUNCTIONS:
-        raise ConfigError(f"{option}.name ({name!r}) must be one of {', '.join(FUNCTIONS)}.")
+        raise ConfigError(f"{option}.name ({name!r}) must be rubric or one of {', '.join(FUNCTIONS)}.")
     known = {p.name: p for p in inspect.signature(FUNCTIONS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY}
     unknown = [key for key in options if key not in known]
     missing = [key for key, p in known.items() if p.default is p.empty and key not in options]

@@ -11,7 +11,8 @@ from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
 from trlx_like.pipelines.sources import load_function
 from trlx_like.rewards.library import named_reward
-from trlx_like.rewards.weighted import WeightedRewards
+from trlx_like.rewards.rubric import rubric
+from trlx_like.rewards.weighted import WeightedRewards, parts_of
 
 
 def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str = "reward_fn") -> Callable[..., Any]:
@@ -20,7 +21,7 @@ def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str =
     Args:
         spec: A function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
             `module:function` or `file.py:function`; a mapping with name and options of a function of the library
-            (`rewards/library.py`); or a list of these.
+            (`rewards/library.py`) or of a rubric (`rewards/rubric.py`); or a list of these.
         weights: The option `reward.weights`, for a list.
         option: The name of `spec` in errors.
 
@@ -30,7 +31,13 @@ def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str =
     _check_weights(spec, weights, option)
     if not isinstance(spec, (list, tuple)):
         return _one(spec, option)
-    return WeightedRewards([_one(part, f"{option}[{place}]") for place, part in enumerate(spec)], weights)
+    given = [_one(part, f"{option}[{place}]") for place, part in enumerate(spec)]
+    parts = [part if isinstance(part, WeightedRewards) else WeightedRewards([part]) for part in given]
+    return WeightedRewards(
+        [function for part in parts for function in part.functions],
+        [w * own for w, part in zip(weights or [1.0] * len(parts), parts, strict=True) for own in part.weights],
+        [name for part in parts for name in part.names],
+    )
 
 
 def _check_weights(spec: Any, weights: Sequence[float] | None, option: str) -> None:
@@ -47,7 +54,7 @@ def _check_weights(spec: Any, weights: Sequence[float] | None, option: str) -> N
 
 def _one(spec: Any, option: str) -> Callable[..., Any]:
     if isinstance(spec, Mapping):
-        return named_reward(spec, option)
+        return rubric(spec, option) if spec.get("name") == "rubric" else named_reward(spec, option)
     path = os.fspath(spec) if isinstance(spec, (str, os.PathLike)) else None
     if path is not None and not names_reward_model(path):
         return load_function(path, option)
@@ -72,7 +79,7 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
     """
     _check_weights(spec, weights, option)
     if isinstance(spec, Mapping):
-        return named_reward(spec, option).label
+        return ", ".join(parts_of(_one(spec, option)))
     if isinstance(spec, list):
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
     if not names_reward_model(spec):

@@ -1,4 +1,4 @@
-"""Runners whose workers end with the test."""
+"""Runners and servers that end with the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rewards.support import Runners
+from tests.unit.rewards.support import Runners, Server
 from trlx_like.config import RewardFnConfig
 from trlx_like.rewards.runner import RewardRunner
 
@@ -25,3 +25,13 @@ def runner(tmp_path: Path) -> Iterator[Runners]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()

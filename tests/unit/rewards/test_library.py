@@ -99,8 +99,8 @@ def test_code_that_passes_its_tests() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"name": "len"}, r"data.reward_fn.name \('len'\) must be one of exact_match, numeric_match"),
-        ({}, r"data.reward_fn.name \(None\) must be one of"),
+        ({"name": "len"}, r"data.reward_fn.name \('len'\) must be rubric or one of exact_match, numeric_match"),
+        ({}, r"data.reward_fn.name \(None\) must be rubric or one of"),
         ({"name": "tags"}, "data.reward_fn: tags has the options names, not none"),
         ({"name": "tags", "names": ["a"], "order": 1}, "data.reward_fn: tags has the options names, not names, order"),
         ({"name": "regex_match", "pattern": "("}, r"data.reward_fn.pattern \('\('\) is no regular expression"),

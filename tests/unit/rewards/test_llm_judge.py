@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
-import re
 import resource
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.recipes import make
-from tests.unit.rewards.support import score
+from tests.unit.rewards.support import Reply, Server, answers_in, longer, score
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards import transport
@@ -26,68 +21,6 @@ from trlx_like.rewards.judging import judged
 from trlx_like.rewards.llm_judge import LLMJudge
 from trlx_like.rewards.runner import RewardRunner, Scores
 from trlx_like.rewards.transport import MAX_BYTES
-
-Reply = tuple[int, Any, dict[str, str]]  # status, body (text of the answer, or bytes as they are), headers
-
-
-class Server:
-    """Answers with what `reply` makes of a question's text; keeps the requests."""
-
-    def __init__(self) -> None:
-        self.reply: Callable[[str], str | Reply] = longer
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.pause = 0.0  # seconds before each part of an answer
-        self.part = 2**40  # bytes
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append({"path": self.path, **body})
-                server.headers.append(dict(self.headers))
-                made = server.reply(body["messages"][0]["content"])
-                status, text, headers = (200, made, {}) if isinstance(made, str) else made
-                answer = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-                data = text if isinstance(text, bytes) else json.dumps(answer).encode()
-                try:
-                    self.send_response(status)
-                    for name, value in {"Content-Length": str(len(data)), **headers}.items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    for start in range(0, len(data), server.part):
-                        time.sleep(server.pause)
-                        self.wfile.write(data[start : start + server.part])
-                except OSError:
-                    pass  # whoever asked has given up
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running = Server()
-    yield running
-    running.http.shutdown()
-    running.http.server_close()
-
-
-def answers_in(text: str) -> tuple[str, str]:
-    found = re.search(r"Answer A:\n(.*)\n\nAnswer B:\n(.*)\n\nReply", text, re.DOTALL)
-    assert found is not None
-    return found[1], found[2]
-
-
-def longer(text: str) -> str:
-    a, b = answers_in(text)
-    return "A" if len(a) > len(b) else "B"
 
 
 def judge_of(server: Server, **options: Any) -> LLMJudge:
