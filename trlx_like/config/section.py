@@ -113,6 +113,9 @@ class Section(BaseModel):
         """Return the problem of a key that this section does not have."""
         if name in ELSEWHERE:
             return UnknownKey(cls._path(name), f"unknown key. Here this is {ELSEWHERE[name]}.")
+        other = next((kind for kind in Section.__subclasses__() if kind.section and name in kind.model_fields), None)
+        if cls.section and other is not None:
+            return UnknownKey(cls._path(name), f"unknown key. Did you mean {other.section}.{name}?")
         close = nearest(name, cls.model_fields)
         if close:
             return UnknownKey(cls._path(name), f"unknown key. Did you mean {'.'.join(cls._path(close))}?")

@@ -15,7 +15,9 @@ Model = Annotated[
     str,
     typer.Argument(metavar="RUN_OR_MODEL", help="A run folder (its best checkpoint), a checkpoint, or any model."),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of new tokens, at most half of a short context by default.")
+]
 Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 takes the most likely token.")]
 TopK = Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all.")]
 Beta = Annotated[float | None, typer.Option(help="Weight of the advantage of an ILQL model, by default 1.")]
@@ -32,7 +34,7 @@ def generate(
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Prompts in any form that data.prompts may have, such as .jsonl.")
     ] = None,
-    max_new_tokens: MaxNewTokens = 40,
+    max_new_tokens: MaxNewTokens = None,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     beta: Beta = None,
@@ -43,17 +45,17 @@ def generate(
     """Sample from a trained model, with the chat template and the stop sequences of its run.
 
     Prints each prompt with its continuation, separated by empty lines. Text is continued as it is; messages are written
-    by the chat template.
+    by the chat template. By default a continuation has at most 40 new tokens.
     """
     from trlx_like.continuation.generator import Generator, find_model
 
-    options = _options(max_new_tokens, temperature, top_k, beta)
+    options = _options(temperature, top_k, beta)
     if not (prompt or messages or prompts):
         raise typer.BadParameter("Give a prompt: --prompt, --messages or --prompts.")
     trained = find_model(model)
     rows = [*(prompt or ()), *map(_messages, messages or ()), *(trained.prompts(prompts) if prompts else ())]
     runner = trained.reward() if reward else None
-    generator = Generator(trained, options, seed)
+    generator = Generator(trained, options, seed, max_new_tokens, usual=40)
     samples = generator.sample(rows, number)
     texts = generator.texts(samples)
     if runner is not None:
@@ -65,7 +67,7 @@ def generate(
 def chat(
     model: Model,
     system: Annotated[str | None, typer.Option(help="System message that every dialogue begins with.")] = None,
-    max_new_tokens: MaxNewTokens = 200,
+    max_new_tokens: MaxNewTokens = None,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     beta: Beta = None,
@@ -74,11 +76,12 @@ def chat(
     """Talk to a trained model by its chat template, a line at a time.
 
     An empty line begins a new dialogue; the end of the input (Ctrl-D) ends the command. If a dialogue becomes too long
-    for the model, its beginning is cut off.
+    for the model, its beginning is cut off. By default an answer has at most 200 new tokens.
     """
     from trlx_like.continuation.generator import Generator, find_model
 
-    generator = Generator(find_model(model), _options(max_new_tokens, temperature, top_k, beta), seed)
+    options = _options(temperature, top_k, beta)
+    generator = Generator(find_model(model), options, seed, max_new_tokens, usual=200)
     if not generator.tokenizer.chat_template:
         raise ConfigError(
             f"{model} has no chat template. Continue text with `trlx-like generate --prompt`, or train with "
@@ -100,13 +103,13 @@ def chat(
         typer.echo(answer)
 
 
-def _options(max_new_tokens: int, temperature: float, top_k: int, beta: float | None) -> dict[str, Any]:
+def _options(temperature: float, top_k: int, beta: float | None) -> dict[str, Any]:
     """Return the generation options that the options of a command stand for."""
     for name, value in (("--temperature", temperature), ("--beta", beta)):
         if value is not None and not math.isfinite(value):
             raise ConfigError(f"{name} ({value}) must be a finite number.")
     sampled = {"temperature": temperature, "top_k": top_k} if temperature > 0 else {"do_sample": False}
-    return {"max_new_tokens": max_new_tokens, **sampled, **({} if beta is None else {"beta": beta})}
+    return {**sampled, **({} if beta is None else {"beta": beta})}
 
 
 def _messages(text: str) -> Any:

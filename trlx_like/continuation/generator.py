@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from trlx_like.samplers.text import SEPARATOR, TextSampler, TextSamples
 from trlx_like.sharing.export import checkpoint_in
 from trlx_like.tracking.folder import read_config
 from trlx_like.trainers.scoring import argument_columns, reward_columns, seen_rows
+
+logger = logging.getLogger(__name__)
 
 BATCH = 32
 """Number of responses that are generated at once."""
@@ -89,12 +92,16 @@ class Generator:
         trained: The model.
         options: Generation options; `beta` is for ILQL models only.
         seed: Seed of the sampling; None for a random one.
+        longest: Maximum number of new tokens; None: `usual`, or half of the model's positions if these are fewer.
+        usual: What `longest` is by default.
 
     Raises:
         ConfigError: If the options do not fit the model.
     """
 
-    def __init__(self, trained: Trained, options: dict[str, Any], seed: int | None) -> None:
+    def __init__(
+        self, trained: Trained, options: dict[str, Any], seed: int | None, longest: int | None = None, usual: int = 40
+    ) -> None:
         model = trained.model
         self._template = common_options(trained.option("tokenizer", "chat_template_kwargs") or {})
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -103,11 +110,14 @@ class Generator:
         self.tokenizer = load_tokenizer(TokenizerConfig(truncation_side="left"), model)
         torch.nn.Module.to(lm, device)  # transformers' own is not typed
         positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-        self._room = positions - options["max_new_tokens"]
+        if longest is None:
+            longest = min(usual, max(1, positions // 2))
+            if longest < usual:
+                logger.warning("The model has %d positions: at most %d new tokens are written.", positions, longest)
+        self._room = positions - longest
         if self._room < 1:
-            raise ConfigError(
-                f"--max-new-tokens ({options['max_new_tokens']}) must be below the model's {positions} positions."
-            )
+            raise ConfigError(f"--max-new-tokens ({longest}) must be below the model's {positions} positions.")
+        options = {"max_new_tokens": longest, **options}
         if seed is not None:
             torch.manual_seed(seed)
         self.seq2seq = kind == "seq2seq"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.algorithms import ALGORITHMS
+from trlx_like.imports import is_python_name
 from trlx_like.models.export import CARD, MARK
 from trlx_like.redact import redacted
 from trlx_like.rendering import rendered
@@ -75,7 +76,10 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
     algorithm = next((one for one in ALGORITHMS if trainer.lower() == one.trainer.lower()), None)
     method = algorithm.prefix if algorithm else trainer.removesuffix("Trainer")
     library, task = _kind(folder, trainer)
-    title = str(name or section["train"].get("run_name") or f"{Path(base).name}-{method.lower()}")
+    named = base.rpartition(":")[2] if is_python_name(base) else Path(base).name
+    # An object from Python is written as a note, which is no name.
+    made = f"{named}-{method.lower()}" if re.fullmatch(r"[\w.-]+", named) else run.resolve().name
+    title = str(name or section["train"].get("run_name") or made)
     events = [row for row in read_rows(run / "history.jsonl") if "versions" in row]
     text = rendered(
         "card.md",

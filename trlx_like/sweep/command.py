@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trlx_like.cluster import Overrides, Plugins, words_of
+from trlx_like.imports import needed
 from trlx_like.sweep.spec import SweepConfig, check_points, read_sweep, setting
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def sweep(
     for note in notes:
         typer.echo(note, err=True)
     values = check_points(spec, overrides or (), plugins or ())
+    with needed("a sweep needs Optuna", "sweep"):
+        import optuna  # noqa: F401  # before the folder is made
     from trlx_like.checkpoint.claim import RunFiles
     from trlx_like.sweep.running import Runner
     from trlx_like.sweep.search import described, open_study, ranked

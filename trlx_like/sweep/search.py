@@ -11,7 +11,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.errors import ConfigError
-from trlx_like.imports import install_hint
 from trlx_like.sweep.spec import SweepConfig
 
 if TYPE_CHECKING:
@@ -34,13 +33,10 @@ def open_study(spec: SweepConfig, folder: Path, config: Mapping[str, Any]) -> St
         config: The configuration of its runs.
 
     Raises:
-        ConfigError: Optuna is not installed, or the sweep in this folder was begun with other values.
+        ConfigError: The sweep in this folder was begun with other values.
     """
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise ConfigError(f"trlx-like sweep needs optuna: {install_hint('sweep')}") from error
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log")))

@@ -8,7 +8,6 @@ docs/algorithms/distill.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,15 +50,10 @@ class DistillTrainer(OnlineTextTrainer[Completion]):
         """Temperature of the distributions that are compared, at whatever temperature responses are sampled."""
         return self.method.loss_temperature
 
-    @property
-    def scorer(self) -> Callable[..., Any]:
-        """The reward function, whose scores are logged and not learned from; without one every score is 0."""
-        return self.reward_fn or unscored
-
     def make_experience(self) -> Metrics:
         count, shown = self.method.num_rollouts or self.config.train.batch_size, ShownSamples(self.run)
         for samples, rewards in self.all_samples(count, self.method.chunk_size):
-            shown.add(samples, rewards)
+            shown.add(samples, None if self.reward_fn is None else rewards)  # logged, not learned from
             # The loss is over the whole vocabulary, also where sampling had a cut such as top-k.
             whole = replace(samples.completion, choices=None, choice_sizes=None)
             self.push_to_store(whole.to("cpu").split())
@@ -94,8 +88,3 @@ class DistillTrainer(OnlineTextTrainer[Completion]):
                 f"model.ref_model_path: the teacher has a vocabulary of {other} tokens and the policy one of {own}. "
                 "They are compared token by token, so give a teacher with the same tokenizer and as many embeddings."
             )
-
-
-def unscored(samples: Sequence[str], **_: Any) -> list[float]:
-    """Score every sample 0."""
-    return [0.0] * len(samples)

@@ -119,7 +119,7 @@ class OnlineTextTrainer(TextTrainer[E]):
                     )
             return samples
 
-        assert self.scorer is not None
+        assert self.scorer is not None or "reward_fn" not in self.needs
         for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, seen_rows):
             samples.components = scores.components
             self.rollouts.add_text(samples, scores.rewards)

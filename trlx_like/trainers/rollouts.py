@@ -40,6 +40,10 @@ With fewer prompts a common output does not show a collapsed policy.
 """
 
 
+OF_SCORES = {f"rollout/{name}" for name in ("score_mean", "score_std", "abstained_fraction", "reward_faults")}
+"""The metrics of a round that are left out without a reward function."""
+
+
 @dataclass
 class Sample:
     """Hold what the statistics need to know of one sample. Processes exchange these, so the text is left out."""
@@ -64,6 +68,7 @@ class Rollouts:
         samples: The samples of the round so far.
         prompts: Prompts taken for the round so far, over all processes.
         faults: Calls of reward functions that failed in this round.
+        scored: Whether there is a reward function.
     """
 
     run: Run
@@ -73,6 +78,7 @@ class Rollouts:
     faults: int = 0  # calls of reward functions that failed in this round
     extreme: tuple[float, str] = (0.0, "")  # largest absolute score of this process, and its sample as words
     warned: bool = False  # of an outlier
+    scored: bool = True
 
     def begin(self) -> None:
         """Start a round, and drop the samples of the last one."""
@@ -92,7 +98,7 @@ class Rollouts:
 
     def chunks(
         self,
-        function: Callable[..., object],
+        function: Callable[..., object] | None,
         count: int,
         size: int,
         make: Callable[[int, int], T | None],
@@ -103,7 +109,7 @@ class Rollouts:
         With `reward.workers`, a chunk is scored while the next ones are made.
 
         Args:
-            function: The reward function.
+            function: The reward function; None: no sample gets a score.
             count: Number of prompts of the round, over all processes.
             size: Prompts per chunk and process.
             make: Called as `make(begin, count)`; makes this process's share of a chunk. `begin` is the number of the
@@ -115,23 +121,24 @@ class Rollouts:
         Yields:
             Each chunk of this process and its scores, in order.
         """
-        run, left = self.run, count
-        waiting: deque[tuple[T | None, Batch]] = deque()
+        run, left, self.scored = self.run, count, function is not None
+        waiting: deque[tuple[T | None, Batch | Scores]] = deque()
         try:
             while left > 0 or waiting:
                 if left > 0:
                     run.check_stop()
                     taken = min(left, size * run.world.size)
                     made = make(count - left, taken)
+                    own = [] if made is None else rows(made)
                     with run.clock("reward"):
-                        batch = self.scoring.submit(function, [] if made is None else rows(made))
-                    waiting.append((made, batch))
+                        none = Scores([None] * len(own))
+                        waiting.append((made, none if function is None else self.scoring.submit(function, own)))
                     left -= taken
                 if left > 0 and len(waiting) <= run.config.reward.workers:
                     continue
                 made, batch = waiting.popleft()
                 with run.clock("reward"):
-                    scores = self.scoring.result(batch)
+                    scores = batch if isinstance(batch, Scores) else self.scoring.result(batch)
                 self.faults += scores.faults
                 if made is not None:
                     yield made, scores
@@ -172,7 +179,7 @@ class Rollouts:
         added = []
         for place, score in enumerate(map(whole, rewards)):
             parts = {name: whole(column[place]) for name, column in components.items()}
-            added.append(Sample(score, parts, score is not None))
+            added.append(Sample(score, parts, score is not None or not self.scored))
         self.samples += added
         return added
 
@@ -190,6 +197,8 @@ class Rollouts:
         Raises:
             RewardError: If no sample has a reward, or a larger fraction than `reward.max_abstained` has none.
         """
+        if not self.scored:
+            return
         abstained = sum(sample.score is None for sample in self.samples)
         total, without, faults = self.run.world.sum([len(self.samples), abstained, self.faults])
         self.scoring.check(total, without, faults)
@@ -204,7 +213,8 @@ class Rollouts:
             return {}
         self._warn_of_outlier([sample.score for sample in everything if sample.score is not None])
         (faults,) = self.run.world.sum([self.faults])
-        return round_metrics(everything) | {"rollout/reward_faults": float(faults)}
+        metrics = round_metrics(everything) | {"rollout/reward_faults": float(faults)}
+        return {name: value for name, value in metrics.items() if self.scored or name not in OF_SCORES}
 
     def _find_extreme(self, rewards: Sequence[Reward], *texts: Sequence[str]) -> None:
         """Remember the sample with the largest absolute score, to name it if it is an outlier."""
@@ -289,7 +299,7 @@ def _text_metrics(samples: Sequence[Sample]) -> Metrics:
     if len({sample.prompt for sample in samples}) >= FEWEST_PROMPTS:
         metrics["rollout/top_output_fraction"] = max(texts.values()) / len(samples)
     scored = [(sample.length, sample.score) for sample in samples if sample.score is not None]
-    table = torch.tensor(scored, dtype=torch.float64).T.reshape(2, -1)  # lengths, scores
+    table = torch.tensor(scored, dtype=torch.float64).reshape(-1, 2).T  # lengths, scores
     if table.shape[1] > 1 and bool((table.amax(dim=1) > table.amin(dim=1)).all()):
         metrics["rollout/length_reward_correlation"] = float(torch.corrcoef(table)[0, 1])
     return metrics

@@ -36,8 +36,8 @@ class ShownSamples:
         self._groups: dict[Hashable, int] = {}
         self._seen = 0
 
-    def add(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:
-        """Add the next samples of the round; only responses to the first prompts are kept."""
+    def add(self, samples: TextSamples, rewards: Sequence[Reward] | None) -> None:
+        """Add the next samples of the round, and their rewards if they have some; only the first prompts' are kept."""
         if not self.prompts or (self.group_size is not None and len(self._groups) == self.prompts):
             return
         shown = dict(self._shown(samples))
@@ -46,7 +46,7 @@ class ShownSamples:
         for place, group in shown.items():
             row: Row = {} if self.group_size == 1 else {"group": group}
             row |= {"prompt": samples.prompts[place], "output": samples.outputs[place]}
-            row |= reward_columns(rewards, samples.components, place)
+            row |= {} if rewards is None else reward_columns(rewards, samples.components, place)
             self.rows.append({**row, "length": lengths[place], "finish_reason": samples.finish_reasons[place]})
 
     def log(self, **columns: Iterable[Any]) -> None:

@@ -27,6 +27,8 @@ def test_every_option_that_is_named_exists() -> None:
 def test_the_sentence() -> None:
     with pytest.raises(ConfigError, match=r"method.learning_rate: unknown key. Here this is optimizer.kwargs.lr."):
         PPOConfig(learning_rate=1e-5)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"method.tracker_kwargs: unknown key. Did you mean train.tracker_kwargs\?"):
+        PPOConfig(tracker_kwargs={})  # type: ignore[call-arg]
     base = default_ppo_config().to_dict()
     with pytest.raises(ConfigError, match=r"train.warmup_ratio: unknown key. Here this is scheduler.warmup, of which"):
         TRLConfig.from_dict({**base, "train": {**base["train"], "warmup_ratio": 0.1}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from tests.unit.cli_support import COMMAND, said
@@ -37,6 +38,17 @@ def test_the_dialogue_is_kept_until_an_empty_line(talking: Path) -> None:
 
 def test_a_dialogue_that_is_too_long_loses_its_beginning(talking: Path) -> None:
     assert len(talk(talking, "hello\n" * 6)) == 7  # each exchange has about 30 of the 64 positions
+
+
+def test_an_answer_has_half_of_a_short_context_by_default(talking: Path, caplog: pytest.LogCaptureFixture) -> None:
+    greedy = ["--temperature", "0"]
+    result = CliRunner().invoke(COMMAND, ["chat", str(talking), *greedy], input="hi\n")
+    assert result.exit_code == 0, result.output
+    assert "The model has 64 positions: at most 32 new tokens are written." in caplog.text
+    assert (
+        result.stdout
+        == CliRunner().invoke(COMMAND, ["chat", str(talking), *greedy, "--max-new-tokens", "32"], input="hi\n").stdout
+    )
 
 
 def test_a_model_without_a_template(talking: Path) -> None:

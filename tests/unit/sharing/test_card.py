@@ -70,6 +70,22 @@ def test_what_a_card_says(tmp_path: Path) -> None:
     assert "![reward/mean by optimizer step](training.svg)" in text and (tmp_path / "hf" / "training.svg").is_file()
 
 
+@pytest.mark.parametrize(
+    ("base", "title"),
+    [
+        ("owner/base", "base-ppo"),
+        ("examples/randomwalks/start.py:start", "start-ppo"),
+        ("trlx_like.testing:tiny_gpt2", "tiny_gpt2-ppo"),
+        ("GPT2Config {...} from Python", "run"),
+    ],
+)
+def test_a_card_without_a_name_is_called_after_what_the_model_is_made_of(base: str, title: str, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    config = yaml.safe_load((run / "config.yml").read_text())
+    (run / "config.yml").write_text(yaml.safe_dump({**config, "model": {"model_path": base}}))
+    assert f"\n# {title.replace('_', chr(92) + '_')}\n" in card_of(tmp_path / "hf", run)
+
+
 def test_nothing_in_a_run_acts_on_the_page(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", HOSTILE, run_name=HOSTILE, tags=[f"token {TOKEN}", HOSTILE])
     text = card_of(tmp_path / "hf", run)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,12 +20,16 @@ from trlx_like.sweep import running
 
 # A run whose reward at step s is s - |cliprange - 0.3| * 10 + seed / 10; 0.9 fails, and 0.5 waits for a file.
 PROGRAM = """\
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 given = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 seed, value = int(given["train.seed"]), float(given["method.cliprange"])
 folder = Path(json.loads(given["train.checkpoint_dir"]))
 folder.mkdir(exist_ok=True)
+def save(*_):
+    Path("saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
 with open("calls", "a") as calls:
     print(value, seed, os.environ.get("CUDA_VISIBLE_DEVICES"), file=calls)
 if value == 0.9:
@@ -88,6 +94,13 @@ def test_a_grid_with_seeds_and_a_trial_that_fails(here: Path) -> None:
     assert "begun with another options" in said(2, "sweep", "sweep.yml")
 
 
+def test_without_optuna_no_folder_is_made(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here, [0.3])
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert 'pip install "trlx-like[sweep]"' in said(2, "sweep", "sweep.yml")
+    assert not (here / "sweeps").exists()
+
+
 def test_all_fail(here: Path) -> None:
     write(here, [0.9])
     assert said(1, "sweep", "sweep.yml").startswith("No trial was finished. trial 0: seed 1: exit code 1: too wide")
@@ -103,16 +116,25 @@ def test_halving_stops_what_is_worse_and_spares_its_other_seeds(here: Path) -> N
     assert calls(here) == ["0.1 1", "0.2 1", "0.3 1", "0.3 2", "0.4 1"]
 
 
-def test_a_sweep_that_was_killed_goes_on(here: Path) -> None:
+def in_a_process() -> None:
+    sys.exit(run("sweep", "sweep.yml").exit_code)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)], ids=["killed", "stopped"])
+def test_a_sweep_that_was_killed_or_stopped_goes_on(number: int, code: int, here: Path) -> None:
+    """A signal that asks it to stop is passed on, and it ends after its runs have saved."""
     write(here, [0.3, 0.5])
-    process = multiprocessing.get_context("fork").Process(target=run, args=("sweep", "sweep.yml"))
+    process = multiprocessing.get_context("fork").Process(target=in_a_process)
     process.start()
     until = time.monotonic() + 100
     while not (here / "calls").exists() or len(calls(here)) < 3:
         assert time.monotonic() < until and process.is_alive()
         time.sleep(0.02)
-    process.kill()
-    process.join()
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    assert (here / "saved").exists() == (number == signal.SIGTERM)
     (here / "go").touch()
     assert "trial 1: reward/mean 2.15" in said(0, "sweep", "sweep.yml")
     assert calls(here) == ["0.3 1", "0.3 2", "0.5 1", "0.5 1", "0.5 2"]

@@ -6,7 +6,9 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
+import signal
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.cli_support import said
-from tests.unit.tracking.support import make_run, report, series
+from tests.unit.tracking.support import Page, make_run, report, series
 from trlx_like import records
 from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.errors import DataError
@@ -163,3 +165,23 @@ def test_it_is_written_again_while_a_run_goes_on(tmp_path: Path, monkeypatch: py
     assert not held.in_use() and "metrics/at3" in page.read_text()
     assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "report.html", "run_files.jsonl"]
     assert said(0, "report", "--watch", run) == f"{page}\n"  # nothing goes on: it is written once
+
+
+def test_watching_ends_with_an_interrupt(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}])
+    held = RunFiles(run)
+    held.open()
+    held.claim(["report.html", records.UNFINISHED])
+
+    def interrupt() -> None:
+        while not (run / "report.html").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)  # until it waits
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt, daemon=True)
+    waiting.start()
+    assert said(130, "report", "--watch", run) == ""
+    waiting.join()
+    held.close()
+    assert series(Page(run / "report.html")) and not (run / records.UNFINISHED).exists()

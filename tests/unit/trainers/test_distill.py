@@ -60,7 +60,9 @@ def test_a_reward_function_is_not_needed(tmp_path: Path) -> None:
     trainer = make("DistillTrainer", tmp_path, reward_fn=None, eval_prompts=["ab"], **{"train.total_steps": 2})
     trainer.learn()
     first = rows(tmp_path)[1]
-    assert first["rollout/score_mean"] == 0 and first["losses/total_loss"] > 0 and "reward/mean" not in first
+    assert first["rollout/samples"] > 0 and first["rollout/kept/fraction"] == 1 and first["losses/total_loss"] > 0
+    names = {name for file in ("metrics.jsonl", "samples.jsonl") for row in rows(tmp_path, file) for name in row}
+    assert "output" in names and not [name for name in names if "reward" in name or "score" in name]
 
 
 def test_a_teacher_is_needed(tmp_path: Path) -> None:
