@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -99,8 +100,7 @@ class Registry(Generic[T]):
         if key in self._entries:
             return self._entries[key].name
         for pattern, sentence in self._gone.items():
-            prefix, star, _ = pattern.lower().partition("*")
-            if name.lower().startswith(prefix) if star else name.lower() == prefix:
+            if fnmatch(name.lower(), pattern.lower()):
                 raise RegistryError(f"{self.kind} {name!r} is not available: {sentence}")
         close = nearest(name, [*self.names(), *self._aliases])
         guess = f" Did you mean {close}?" if close else ""

@@ -25,7 +25,7 @@ from trlx_like.config.resume import Applied
 from trlx_like.config.reward import RewardFnConfig
 from trlx_like.config.section import Section, copied
 from trlx_like.config.train import DataConfig, TrainConfig
-from trlx_like.config.yaml_source import YamlSource, dump, plain
+from trlx_like.config.yaml_source import YamlSource, as_yaml, plain
 from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.redact import redacted
 from trlx_like.registry import load_plugin, nearest
@@ -97,7 +97,7 @@ class TRLConfig(Section):
         An object given from Python (a loaded model, a function) is written as a note, and a secret as `<redacted>`.
         `load_yaml` refuses both by name.
         """
-        dump(self.recorded(), path)
+        Path(path).write_text(as_yaml(self.recorded()), encoding="utf-8")
 
     def recorded(self) -> dict[str, Any]:
         """Return the options as `to_dict` does, without secrets, to be written or shown.

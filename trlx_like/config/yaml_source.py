@@ -115,7 +115,7 @@ class YamlSource:
         parent[path[-1]] = None if node is None else self._value(node, path, "--set")
 
     def not_saved(self) -> Iterator[Problem]:
-        """Yield the values that stand for objects and secrets, which `dump` does not write."""
+        """Yield the values that stand for objects and secrets, which `as_yaml` does not write."""
         for path, value in leaves(self.values):
             if isinstance(value, str) and value.startswith("<object ") and value.endswith(">"):
                 yield Problem(path, f"{value} was given from Python and is not in this file; set {path[-1]} again.")
@@ -203,13 +203,8 @@ class YamlSource:
         self.problems.append(Problem(path, sentence))
 
 
-def dump(values: Mapping[str, Any], file: str | Path) -> None:
-    """Write values as YAML that reads back equal; an object becomes a note, which `not_saved` finds."""
-    Path(file).write_text(as_yaml(values), encoding="utf-8")
-
-
 def as_yaml(values: Mapping[str, Any]) -> str:
-    """Return values as YAML, which `dump` writes."""
+    """Return values as YAML that reads back equal; an object becomes a note, which `not_saved` finds."""
     text: str = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ class RewardModel:
         option: str = "RewardModel",
         **options: Any,
     ) -> None:
-        sizes = {"batch_size": batch_size, "max_length": max_length, "device": device, "option": option}
-        self._made_of = model, tokenizer, {**sizes, **options}
+        sizes: dict[str, Any] = {"batch_size": batch_size, "max_length": max_length, "device": device, "option": option}
+        self._made_of = partial(type(self), **sizes, **options), (model, tokenizer)
         lm = load_reward_model(model, trained=True, option=option, **options)
         self.network = RewardNetwork(lm).eval().requires_grad_(False)
         self.tokenizer = _own_tokenizer(lm.config.name_or_path, option) if tokenizer is None else tokenizer
@@ -74,7 +75,7 @@ class RewardModel:
 
     def __reduce__(self) -> Any:
         """Pickle the arguments, so that a worker process loads the folder again."""
-        return _made_again, self._made_of
+        return self._made_of
 
     @torch.no_grad()
     def __call__(
@@ -138,10 +139,6 @@ class RewardModel:
                 self.device = "cpu"
         self.network.to(self.device)
         return torch.device(self.device)
-
-
-def _made_again(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> RewardModel:
-    return RewardModel(model, tokenizer, **options)
 
 
 def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:

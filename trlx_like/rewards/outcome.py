@@ -39,10 +39,6 @@ class Fault:
 Outcome = Reward | Fault
 
 
-def _no_limit() -> Limit | None:
-    return None
-
-
 @dataclass
 class Call:
     """Hold one call of a function on some samples."""
@@ -52,7 +48,7 @@ class Call:
     metadata: Sequence[Mapping[str, Any]]
     lengths: Sequence[int] | None = None
     """Response tokens of each sample, the most rewards that it may have. 0: the reward must be a single number."""
-    begin: Callable[[], Limit | None] = _no_limit
+    begin: Callable[[], Limit | None] = lambda: None
     """Called when the function call begins; returns its time limit."""
 
     def __len__(self) -> int:

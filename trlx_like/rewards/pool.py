@@ -47,7 +47,11 @@ class Pool:
     ) -> None:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-        known = tokenizer if any(_takes_tokenizer(function) for function in functions) else None
+        known = (
+            tokenizer
+            if any(takes_all or "tokenizer" in names for names, _, takes_all in map(parameters, functions))
+            else None
+        )
         payload = Payload(packed(functions), _packed(known, "the tokenizer"), start_limit, memory, log)
         self._jobs: SimpleQueue[tuple[Outcomes, Job] | None] = SimpleQueue()
         self._workers = [Worker(payload) for _ in range(workers)]
@@ -115,8 +119,3 @@ def _packed(value: Any, name: str) -> bytes:
             "module or script, not as a lambda or within another function, or name it as module:function or "
             "file.py:function; or set reward.workers to 0."
         ) from error
-
-
-def _takes_tokenizer(function: Callable[..., Any]) -> bool:
-    names, _, everything = parameters(function)
-    return everything or "tokenizer" in names
