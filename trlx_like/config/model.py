@@ -53,35 +53,28 @@ def _tokenizer_source(value: Any) -> Any:
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """Text that may be given as a `Path`."""
 
+ModelSource = Annotated[
+    Any,
+    BeforeValidator(_as_text),
+    AfterValidator(_model_source),
+    Accepts("a folder", "a hub name", "a PretrainedConfig", "a loaded model"),
+    WithJsonSchema({"type": "string"}),
+]
+"""Where a model is, or the model itself."""
+
 
 class ModelConfig(Section):
     """Configure the model and its adapter: the section `model`."""
 
     section: ClassVar[str] = "model"
 
-    model_path: OfWeights[
-        Annotated[
-            Any,
-            BeforeValidator(_as_text),
-            AfterValidator(_model_source),
-            Accepts("a folder, a hub name, a PretrainedConfig or a loaded model"),
-            WithJsonSchema({"type": "string"}),
-        ]
-    ]
+    model_path: OfWeights[ModelSource]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
     model_arch_type: OfWeights[Literal["causal", "seq2seq", "diffusion"]] = "causal"
     """Kind of model: causal (decoder only), seq2seq (encoder and decoder) or diffusion (a diffusers pipeline)."""
     num_layers_unfrozen: OfWeights[int] = Field(default=-1, ge=-1)
     """Number of top layers to train, counted in the decoder; -1: the whole model, 0: only the trainer's heads."""
-    ref_model_path: OfReference[
-        Annotated[
-            Any,
-            BeforeValidator(_as_text),
-            AfterValidator(lambda value: None if value is None else _model_source(value)),
-            Accepts("a folder, a hub name, a PretrainedConfig, a loaded model or null"),
-            WithJsonSchema({"type": ["string", "null"]}),
-        ]
-    ] = None
+    ref_model_path: OfReference[ModelSource | None] = None
     """Folder or hub name of the reference that the KL compares with, or a loaded model; null: the model's own start."""
     peft_config: OfWeights[
         Annotated[

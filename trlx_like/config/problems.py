@@ -46,11 +46,11 @@ class InvalidConfig(ConfigError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-@dataclass(frozen=True)
 class Accepts:
-    """Describe in `Annotated[...]` the values that a field accepts, if its type does not say so."""
+    """Describe in `Annotated[...]` the kinds of values that a field accepts, if its type does not say so."""
 
-    words: str
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
 
 
 def shown(value: Any) -> str:
@@ -72,7 +72,7 @@ def expected(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def _alternatives(annotation: Any, metadata: list[Any]) -> list[str]:
-    says = [item.words for item in metadata if isinstance(item, Accepts)]
+    says = [kind for item in metadata if isinstance(item, Accepts) for kind in item.kinds]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if says:
         return says
