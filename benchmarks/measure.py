@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.peers.laps import peak_rss_mib
 from trlx_like.data import Experience
 from trlx_like.trainers.callbacks import Callback
 
@@ -38,12 +37,6 @@ def _learned(element: Experience) -> int:
     masks = {column.metadata["mask"] for column in fields(element) if "mask" in column.metadata} - {"prompt_mask"}
     held = [getattr(element, mask) for mask in masks]
     return sum(int(mask.sum()) for mask in held if mask is not None and mask.dtype == torch.bool)
-
-
-def peak_rss_mib() -> float:
-    """Return the largest resident memory of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(run: Callable[[Path, list[Callback]], Any]) -> dict[str, Any]:

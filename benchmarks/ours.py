@@ -1,0 +1,103 @@
+"""This project's side of `benchmarks.side_by_side`: the task of a file, lap by lap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import trlx_like
+from benchmarks.peers.laps import Laps, reward
+from trlx_like import TRLConfig
+from trlx_like.pipelines.prompts import PromptPipeline
+from trlx_like.samplers.engines import TransformersEngine
+from trlx_like.samplers.text import TextSampler
+from trlx_like.trainers.callbacks import Callback
+
+TRAINERS = {"ppo": "PPO", "grpo": "GRPO", "online_dpo": "OnlineDPO", "dpo": "DPO", "sft": "SFT", "reward": "Reward"}
+
+
+class Boundary(Callback):
+    """Begin a lap after each so many optimizer steps."""
+
+    def __init__(self, laps: Laps) -> None:
+        self.laps = laps
+
+    def on_train_begin(self, trainer: Any) -> None:
+        self.laps.phases = lambda: trainer.clock.cpu
+        self.laps.next()
+
+    def on_step(self, trainer: Any, metrics: Any) -> None:
+        if trainer.progress.step % self.laps.task["steps"] == 0:
+            self.laps.next()
+
+
+def score(outputs: Sequence[str]) -> list[float]:
+    return reward(outputs)
+
+
+def config(task: dict[str, Any]) -> TRLConfig:
+    """Make the configuration of a task; what it leaves out has the defaults of this project."""
+    sampled = {"gen_kwargs": {"max_new_tokens": task["response"], "temperature": 1.0}}
+    steps, rollouts = task["steps"] * task["laps"], task["prompts_a_lap"]
+    passes = task["steps"] * task["batch"] // max(1, rollouts)
+    methods: dict[str, dict[str, Any]] = {
+        "ppo": {"num_rollouts": rollouts, "chunk_size": rollouts, "ppo_epochs": passes, **sampled},
+        "grpo": {"num_prompts": rollouts, "chunk_size": rollouts, "num_generations": task["group"], **sampled},
+        "online_dpo": sampled,
+        "dpo": {"gen_kwargs": {"max_new_tokens": 1}, "precompute_ref_log_probs": False},
+        "sft": {"gen_kwargs": {"max_new_tokens": 1}},
+        "reward": {},
+    }
+    prefix = TRAINERS[task["work"]]
+    return TRLConfig.from_dict(
+        {
+            "model": {"model_path": task["model"], "num_layers_unfrozen": task["unfrozen"]},
+            "tokenizer": {"tokenizer_path": task["model"]},
+            "optimizer": {"name": "adamw", "kwargs": {"lr": task["lr"]}},
+            "method": {"name": f"{prefix}Config", **methods[task["work"]]},
+            "train": {
+                "trainer": f"{prefix}Trainer",
+                "total_steps": steps,
+                "epochs": steps,
+                "seq_length": task["prompt"] + task["response"],
+                "batch_size": task["batch"],
+                "eval_interval": steps + 1,
+                "checkpoint_interval": steps + 1,
+                "checkpoint_dir": f"{task['model']}/ours",
+            },
+        }
+    )
+
+
+def decode(laps: Laps) -> None:
+    """Sample what the cases of a task say, with the engine "transformers"."""
+    lm = AutoModelForCausalLM.from_pretrained(laps.task["model"]).eval()
+    words = AutoTokenizer.from_pretrained(laps.task["model"])
+    while True:
+        for case in laps.task["cases"]:
+            prompts = [text for text in case["prompts"] for _ in range(case["group"])]
+            batch = PromptPipeline(prompts, case["prompt"], words)
+            sampler = TextSampler(TransformersEngine(lm, words), words, batch_size=case["at_once"])
+            laps.next()
+            sampler.sample(
+                batch[range(len(batch))], {"max_new_tokens": case["response"], "eos_token_id": case["eos"]}, 1
+            )
+
+
+def main() -> None:
+    laps = Laps()
+    task = laps.task
+    if task["work"] == "decode":
+        decode(laps)
+    data: dict[str, Any] = {"preferences": task["pairs"]}
+    if task["work"] == "sft":
+        data = {"samples": [(prompt, chosen) for prompt, chosen, _ in task["pairs"]]}
+    elif task["prompts"]:
+        data = {"prompts": task["prompts"], "eval_prompts": task["prompts"][:1], "reward_fn": score}
+    trlx_like.train(config(task), callbacks=[Boundary(laps)], **data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What both sides of a comparison share: the task, the laps, and the counts of what was computed.
+
+A program is started with the file of its task and the number of a pipe. It says in lines of JSON on the pipe that it is
+ready, and then what each lap took; it begins a lap when it reads a line from its standard input. So two programs take
+turns, and only one of them computes. This file runs in the environments of the peers too, and imports torch alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+WARM_UP, COUNTED = 0, 1
+"""The first two laps of each case. Neither is timed; counting takes longer."""
+
+
+def reward(texts: Sequence[str]) -> list[float]:
+    """Return a reward per text: a number between 0 and 1 that costs nothing and is the same on both sides."""
+    return [zlib.crc32(text.encode()) / 2**32 for text in texts]
+
+
+def peak_rss_mib() -> float:
+    """Return the largest resident memory of this process so far, in MiB."""
+    try:  # of this program alone, where ru_maxrss begins with that of the program that started it
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 2**10
+    except (OSError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class Counts(TorchDispatchMode):
+    """Count what the blocks of GPT-2 compute while the mode is on, whoever calls them.
+
+    Tokens are those of whole passes: a pass through 2 of 12 blocks counts a sixth of them. Operations are those of
+    matrix products and of attention, by the formulas of `torch.utils.flop_counter`.
+
+    Args:
+        layers: Blocks of the model.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers, self.found = layers, Counter[str]()
+        self.trained = 0
+
+    def begin(self) -> Counts:
+        """Switch the mode on."""
+        self.hooks = [
+            torch.nn.modules.module.register_module_forward_hook(self._forward),
+            register_optimizer_step_post_hook(self._step),
+        ]
+        self.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def end(self) -> dict[str, float]:
+        """Switch the mode off, and return what was found by name."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for hook in self.hooks:
+            hook.remove()
+        return {
+            "forward passes": self.found["forward passes"],
+            "tokens forward": round(self.found["block tokens"] / self.layers, 1),
+            "tokens backward": round(self.found["block tokens back"] / self.layers, 1),
+            "optimizer steps": self.found["optimizer steps"],
+            "GFLOP": round(self.found["operations"] / 1e9, 3),
+            "trained weights": self.trained,
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:  # a composite operation arrives whole in inference mode
+                if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return parts
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.found["operations"] += formula(*args, **kwargs, out_val=result)
+        return result
+
+    def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        name = type(module).__name__
+        if name == "GPT2Model":
+            self.found["forward passes"] += 1
+        elif name == "GPT2Block":
+            states = output[0] if isinstance(output, tuple) else output  # [B, T, H]
+            self.found["block tokens"] += states.shape[0] * states.shape[1]
+            if states.requires_grad:
+                states.register_hook(self._backward)
+
+    def _backward(self, gradient: torch.Tensor) -> None:
+        self.found["block tokens back"] += gradient.shape[0] * gradient.shape[1]
+
+    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.found["optimizer steps"] += 1
+        groups = optimizer.param_groups
+        self.trained = sum(p.numel() for group in groups for p in group["params"] if p.grad is not None)
+
+
+class Laps:
+    """Run a program lap by lap, in turns with another one.
+
+    Args:
+        phases: Returns the CPU seconds that each phase has taken so far, if the program knows.
+    """
+
+    def __init__(self, phases: Callable[[], Mapping[str, float]] = dict) -> None:
+        self.task: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        self.replies = os.fdopen(int(sys.argv[2]), "w")
+        self.phases = phases
+        self.number, self.cases = -1, len(self.task.get("cases", [None]))
+        self.total = self.cases * self.task["laps"]
+        self.counts: Counts | None = None
+        self.begun, self.before = 0.0, dict[str, float]()
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+
+    def next(self) -> None:
+        """Report the lap that ends, wait until the next may begin, and begin it. After the last one, end."""
+        seconds = time.process_time()
+        if self.number < 0:
+            self._say({"ready": True})
+        else:
+            report: dict[str, Any] = {"seconds": seconds - self.begun, "phases": self._spent()}
+            if self.counts is not None:
+                report["counts"] = self.counts.end()
+            self._say({**report, "rss": peak_rss_mib()})
+        self.number += 1
+        if self.number == self.total:
+            os._exit(0)  # at once: what a trainer saves at its end is not compared
+        sys.stdin.readline()
+        self.counts = Counts(self.task["layers"]).begin() if self.number // self.cases == COUNTED else None
+        self.before, self.begun = dict(self.phases()), time.process_time()
+
+    def _spent(self) -> dict[str, float]:
+        return {name: seconds - self.before.get(name, 0.0) for name, seconds in self.phases().items()}
+
+    def _say(self, words: dict[str, Any]) -> None:
+        print(json.dumps(words), file=self.replies, flush=True)

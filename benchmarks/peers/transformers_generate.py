@@ -1,0 +1,35 @@
+"""Sampling with `generate()` of transformers, in the environment of this project."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.peers.laps import Laps
+
+
+def main() -> None:
+    laps = Laps()
+    model = AutoModelForCausalLM.from_pretrained(laps.task["model"])
+    words = AutoTokenizer.from_pretrained(laps.task["model"], padding_side="left")
+    while True:
+        for case in laps.task["cases"]:
+            ids = words([text for text in case["prompts"] for _ in range(case["group"])], return_tensors="pt")
+            laps.next()
+            for rows, mask in zip(
+                *(ids[name].split(case["at_once"]) for name in ("input_ids", "attention_mask")), strict=True
+            ):
+                with torch.no_grad():
+                    model.generate(
+                        rows,
+                        attention_mask=mask,
+                        do_sample=True,
+                        top_k=0,
+                        max_new_tokens=case["response"],
+                        eos_token_id=case["eos"],
+                        pad_token_id=words.pad_token_id,
+                    )
+
+
+if __name__ == "__main__":
+    main()

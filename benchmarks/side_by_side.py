@@ -1,0 +1,351 @@
+"""Measure this project beside another library on the same work, in turns: CPU seconds, memory, and what was computed.
+
+    python -m benchmarks.peers make                            # once: the environments of the peers
+    python -m benchmarks.side_by_side ppo --size 1.8M --repeats 2 --write
+    python -m benchmarks.side_by_side ppo --size 124M --unfrozen 2 --laps 3
+
+Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
+that other work on the machine slows both. A lap is a round (ppo, grpo, online_dpo), some optimizer steps (dpo, sft,
+reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not timed, each
+side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights, the reward
+costs nothing. `--write` puts the result into docs/speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.peers.__main__ import interpreter
+from benchmarks.peers.laps import COUNTED, WARM_UP
+from benchmarks.ppo import tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "speed.md"
+
+SIZES = {
+    "1.8M": {"layers": 6, "width": 144, "heads": 6, "vocabulary": 2000, "positions": 320},
+    "124M": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257, "positions": 1024},
+}
+PEERS = {
+    "ppo": ("TRL 0.11.4", "trl_0_11"),
+    **dict.fromkeys(("grpo", "online_dpo", "dpo", "sft", "reward"), ("TRL 1.16.0", "trl_1_16")),
+    "decode": (f"transformers {transformers.__version__}", "transformers_generate"),
+}
+# Of a lap: prompts (online) and their responses, tokens of a response, samples and number of the optimizer steps.
+SHAPES: dict[str, dict[str, dict[str, int]]] = {
+    "ppo": {
+        "1.8M": {"prompts_a_lap": 32, "response": 48, "batch": 8, "steps": 16},
+        "124M": {"prompts_a_lap": 8, "response": 48, "batch": 4, "steps": 8},
+    },
+    "grpo": {
+        "1.8M": {"prompts_a_lap": 4, "group": 8, "response": 48, "batch": 32, "steps": 1},
+        "124M": {"prompts_a_lap": 2, "group": 4, "response": 48, "batch": 8, "steps": 1},
+    },
+    "online_dpo": {
+        "1.8M": {"prompts_a_lap": 8, "response": 48, "batch": 8, "steps": 1},
+        "124M": {"prompts_a_lap": 4, "response": 48, "batch": 4, "steps": 1},
+    },
+    **{
+        work: {"1.8M": {"response": 30, "batch": 8, "steps": 8}, "124M": {"response": 30, "batch": 4, "steps": 2}}
+        for work in ("dpo", "sft", "reward")
+    },
+}
+PROMPT = 16
+# Of decoding: prompts, responses to each, tokens of a prompt and of a response, whether lengths vary, batch size.
+CASES: dict[str, list[tuple[str, int, int, int, int, bool, int]]] = {
+    "1.8M": [
+        ("1 prompt", 1, 1, 16, 48, False, 1),
+        ("32 prompts", 32, 1, 16, 48, False, 32),
+        ("128 prompts", 128, 1, 16, 48, False, 128),
+        ("64 prompts, lengths vary", 64, 1, 16, 48, True, 64),
+        ("128 prompts, lengths vary, 32 at a time", 128, 1, 16, 48, True, 32),
+        ("4 prompts of 256 tokens, 8 responses each", 4, 8, 256, 48, False, 32),
+    ],
+    "124M": [("8 prompts", 8, 1, 16, 16, False, 8), ("32 prompts", 32, 1, 16, 16, False, 32)],
+}
+NOTABLE = 0.03
+"""The least difference of a count, as a part of the larger one, that is printed."""
+
+
+def texts(rng: random.Random, count: int, words: int, vocabulary: int) -> list[str]:
+    """Draw texts of words, each of which is a token."""
+    return [" ".join(str(rng.randrange(vocabulary - 1)) for _ in range(words)) for _ in range(count)]
+
+
+def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
+    """Return what both sides are to do, without the folder of the model."""
+    rng, words = random.Random(0), SIZES[size]["vocabulary"]
+    made: dict[str, Any] = {"work": work, "layers": SIZES[size]["layers"], "unfrozen": unfrozen, "laps": laps}
+    if work == "decode":
+        # A sixteenth of the words end a response whose length is to vary, so that the mean is 16.
+        ends = list(range(0, words, 16))
+        made["cases"] = [
+            {
+                "name": name,
+                "prompts": texts(rng, count, before, words),
+                "group": group,
+                "prompt": before,
+                "response": longest,
+                "eos": ends if vary else None,
+                "at_once": at_once,
+            }
+            for name, count, group, before, longest, vary, at_once in CASES[size]
+        ]
+        return made
+    made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": [], "pairs": []}
+    made |= SHAPES[work][size]
+    if made["prompts_a_lap"]:
+        made["prompts"] = texts(rng, max(64, made["prompts_a_lap"] * laps), PROMPT, words)
+    else:
+        rows = made["batch"] * made["steps"] * laps
+        # The last token of a completion is the EOS, which both sides add.
+        columns = [texts(rng, rows, count, words) for count in (PROMPT, made["response"] - 1, made["response"] - 1)]
+        made["pairs"] = [
+            (prompt, f" {chosen}", f" {rejected}") for prompt, chosen, rejected in zip(*columns, strict=True)
+        ]
+    return made
+
+
+def save_model(size: str, folder: Path) -> None:
+    """Write a GPT-2 with random weights and without dropout, and its tokenizer."""
+    torch.manual_seed(0)
+    sizes, eos = SIZES[size], SIZES[size]["vocabulary"] - 1
+    names = {
+        "n_layer": "layers",
+        "n_embd": "width",
+        "n_head": "heads",
+        "vocab_size": "vocabulary",
+        "n_positions": "positions",
+    }
+    kept = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    ids = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": eos}
+    GPT2LMHeadModel(GPT2Config(**{ours: sizes[name] for ours, name in names.items()}, **kept, **ids)).save_pretrained(
+        folder
+    )
+    tokenizer(sizes["vocabulary"]).save_pretrained(folder)
+
+
+class Side:
+    """One of two processes, which computes only while `lap` waits for it.
+
+    Args:
+        name: For messages.
+        command: What to run, without its two arguments.
+        folder: Of the task, and of what the process prints.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        read, write = os.pipe()
+        calm = {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": str(ROOT),
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, str(folder / "task.json"), str(write)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[write],
+                env={**os.environ, **calm, "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+                cwd=folder,
+                text=True,
+            )
+        os.close(write)
+        self.replies = os.fdopen(read)
+        self.listen()
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def listen(self) -> dict[str, Any]:
+        """Return the next line that the process says."""
+        if not (line := self.replies.readline()):
+            raise SystemExit(f"{self.name} has ended. The last that it printed:\n{self.log.read_text()[-3000:]}")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def lap(self) -> dict[str, Any]:
+        """Let the process run a lap, and return what it says of it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.listen()
+
+
+def turns(work: str, size: str, unfrozen: int, laps: int) -> list[dict[str, Any]]:
+    """Run both sides once; return for each lap its case, whether it was timed, and what each side said."""
+    made = task(work, size, unfrozen, laps)
+    names = [case["name"] for case in made.get("cases", [{"name": ""}])]
+    _, program = PEERS[work]
+    python = sys.executable if work == "decode" else str(interpreter(program))
+    commands = {
+        "ours": [sys.executable, "-m", "benchmarks.ours"],
+        "peer": [python, "-m", f"benchmarks.peers.{program}"],
+    }
+    found = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        save_model(size, folder)
+        (folder / "task.json").write_text(json.dumps({**made, "model": str(folder)}), encoding="utf-8")
+        sides = {name: stack.enter_context(Side(name, command, folder)) for name, command in commands.items()}
+        for number in range(laps * len(names)):
+            order = list(sides) if number % 2 else list(sides)[::-1]
+            said = {name: sides[name].lap() for name in order}
+            lap = number // len(names)
+            found.append({"case": names[number % len(names)], "lap": lap, "load": os.getloadavg()[0], **said})
+    return found
+
+
+def unequal(counts: dict[str, dict[str, float]]) -> list[str]:
+    """Say which counts of the two sides differ notably, and which side has more."""
+    lines = []
+    for name, ours in counts["ours"].items():
+        peer = counts["peer"][name]
+        if abs(ours - peer) > NOTABLE * max(ours, peer):
+            more = "ours" if ours > peer else "the peer"
+            times = f"{max(ours, peer) / min(ours, peer):.2f} times" if min(ours, peer) else "all"
+            lines.append(f"{name}: {ours:,.6g} ours, {peer:,.6g} of the peer; {more} has {times} as many")
+    return lines
+
+
+def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of the laps of one case."""
+    timed = [lap for lap in laps if lap["lap"] not in (WARM_UP, COUNTED)]
+    seconds = {side: [lap[side]["seconds"] for lap in timed] for side in ("ours", "peer")}
+    ratios = [lap["peer"]["seconds"] / lap["ours"]["seconds"] for lap in timed]
+    phases = {name: sum(lap["ours"]["phases"].get(name, 0.0) for lap in timed) for name in timed[0]["ours"]["phases"]}
+    whole = sum(seconds["ours"])
+    return {
+        **{side: statistics.median(values) for side, values in seconds.items()},
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "laps": len(timed),
+        "load": statistics.mean(lap["load"] for lap in timed),
+        "rss": {side: max(lap[side]["rss"] for lap in laps) for side in ("ours", "peer")},
+        "counts": {
+            side: next(lap for lap in laps if lap["lap"] == COUNTED)[side]["counts"] for side in ("ours", "peer")
+        },
+        "phases": {name: spent / whole for name, spent in phases.items()},
+    }
+
+
+def shown(key: str, peer: str, found: dict[str, Any]) -> str:
+    """Return the text of a result for the terminal."""
+    rss = found["rss"]
+    lines = [
+        f"{key}: ours {found['ours']:.3f}, {peer} {found['peer']:.3f} CPU s a lap; {found['ratio']:.2f} times "
+        f"({found['least']:.2f} to {found['most']:.2f} in {found['laps']} pairs of laps, load {found['load']:.1f}); "
+        f"peak {rss['ours']:.0f} and {rss['peer']:.0f} MiB",
+    ]
+    if found["phases"]:
+        parts = sorted(found["phases"].items(), key=lambda item: -item[1])
+        lines.append("  our lap: " + ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts if part >= 0.005))
+    different = unequal(found["counts"])
+    lines += [f"  UNEQUAL WORK: {line}" for line in different] or ["  both sides compute the same, by all counts"]
+    return "\n".join(lines)
+
+
+def put_row(text: str, table: str, row: str) -> str:
+    """Put a row into a table of a page, in place of the row with the same first cell.
+
+    Args:
+        text: The page.
+        table: The first cell of the table's head.
+        row: The row.
+    """
+    lines = text.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {table} |"))
+    end = next((at for at in range(start, len(lines)) if not lines[at].startswith("|")), len(lines))
+    key = row.split("|")[1]
+    place = next((at for at in range(start + 2, end) if lines[at].split("|")[1] == key), None)
+    lines[end if place is None else place : end if place is None else place + 1] = [row]
+    return "\n".join(lines) + "\n"
+
+
+def write(key: str, peer: str, found: dict[str, Any], command: str) -> None:
+    """Put a result into the tables of docs/speed.md."""
+    rss = found["rss"]
+    both = found["counts"]
+    counts = [f"{ours:,.6g} / {both['peer'][name]:,.6g}" for name, ours in both["ours"].items()]
+    ratio = f"**{found['ratio']:.2f}** ({found['least']:.2f} to {found['most']:.2f})"
+    rows = {
+        "work": [peer, f"{found['ours']:.3f}", f"{found['peer']:.3f}", ratio, f"{rss['ours']:.0f} / {rss['peer']:.0f}"],
+        "what a lap computes": counts,
+        "measured": [time.strftime("%Y-%m-%d"), commit(), found["laps"], f"{found['load']:.1f}", f"`{command}`"],
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    for table, row in rows.items():
+        text = put_row(text, table, f"| {key} | {' | '.join(map(str, row))} |")
+    PAGE.write_text(re.sub(r"(?m)^Machine: .*$", f"Machine: {machine()}.", text), encoding="utf-8")
+
+
+def commit() -> str:
+    """Return the commit of the code that was measured, with a plus if what lies there differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "trlx_like", "benchmarks")
+    return git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
+
+
+def machine() -> str:
+    """Return the processor and the versions of both sides, in words."""
+    processor = platform.processor() or platform.machine()
+    if (file := Path("/proc/cpuinfo")).exists():
+        processor = re.findall(r"model name\s*: (.*)", file.read_text())[0]
+    versions = f"torch {torch.__version__}, ours with transformers {transformers.__version__}"
+    return f"{os.cpu_count()} CPUs ({processor}), one thread a side, {versions}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=PEERS)
+    parser.add_argument("--size", choices=SIZES, default="1.8M", help="weights of the model (default 1.8M)")
+    parser.add_argument("--unfrozen", type=int, default=-1, help="top blocks that are trained; -1: all (ppo only)")
+    parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
+    parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
+    parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
+    given = parser.parse_args()
+    if given.unfrozen != -1 and given.work != "ppo":
+        parser.error("--unfrozen is for ppo: the trainers of the other peers train all blocks")
+    laps = [lap for _ in range(given.repeats) for lap in turns(given.work, given.size, given.unfrozen, given.laps + 2)]
+    command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
+    for case in dict.fromkeys(lap["case"] for lap in laps):
+        top = f", {given.unfrozen} of {SIZES[given.size]['layers']} blocks" if given.unfrozen >= 0 else ""
+        key = f"{given.work} {given.size}{top}{case and f', {case}'}"
+        found = summary([lap for lap in laps if lap["case"] == case])
+        print(shown(key, PEERS[given.work][0], found))
+        if given.write:
+            write(key, PEERS[given.work][0], found, command)
+
+
+if __name__ == "__main__":
+    main()
