@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trlx_like.checkpoint.claim import RunFiles
 
 FINDINGS = 4
-"""Exit code of `audit` if a run shows signs of reward hacking, and of `ledger` if a row was not used once."""
+"""Exit code of `audit` if it finds something in a run, and of `ledger` if a row was not used once."""
 
 UNFINISHED = "report.html.new"
 """The page while it is written here; a run that goes on may write its own at the same time."""
@@ -73,9 +73,9 @@ def compare(
 
 
 def audit(run: RunArgument) -> None:
-    """Look for signs of reward hacking in a run.
+    """Look for signs of reward hacking in a run, and for causes why it does not learn.
 
-    Exits with 0 if there are none, and with 4 if there are some.
+    Exits with 0 if nothing is found, and with 4 otherwise.
     """
     from trlx_like.tracking import show_audit
 

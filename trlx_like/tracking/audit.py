@@ -1,4 +1,4 @@
-"""The audit of reward hacking: looks for signals that a reward rises for an unwanted reason.
+"""The audit: looks for signals that a reward rises for an unwanted reason, and for causes why it does not rise.
 
 It reads the metrics of every round, during the run (one warning for each signal) and afterwards (`trlx-like audit`, the
 report). A signal is not a proof: it says where to look.
@@ -16,6 +16,7 @@ from typing import Any
 
 from trlx_like.errors import DataError
 from trlx_like.tracking.base import RunInfo, Tracker
+from trlx_like.tracking.causes import CAUSES
 from trlx_like.tracking.folder import read_config, read_metrics
 from trlx_like.tracking.signals import SIGNALS, History, Reading, Row, advice
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 ROUNDS = 5
 """The number of rounds before anything is judged."""
+JUDGED = {**CAUSES, **SIGNALS}
+"""What is judged, by name: how it is measured, and possible remedies."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,20 @@ class Verdict:
 
 
 class Audit:
-    """Judge a run by all signals, updated round by round.
+    """Judge a run by all causes and signals, updated round by round.
 
     Args:
-        config: The configuration of the run as nested mappings. Its `reward.weights` weigh the reward functions, and
-            advice names only options that are in it.
+        config: The configuration of the run as nested mappings. Its `reward.weights` weigh the reward functions, its
+            `method` says how the KL weight acts, and advice names only options that are in it.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         config = config or {}
-        reward = config.get("reward")
+        reward, method = config.get("reward"), config.get("method")
         weights = reward.get("weights") if isinstance(reward, Mapping) else None
-        self.history = History([float(weight) for weight in weights] if isinstance(weights, list) else None)
-        self.verdicts = {name: Verdict(name, advice(remedies, config)) for name, (_, remedies) in SIGNALS.items()}
+        known = [float(weight) for weight in weights] if isinstance(weights, list) else None
+        self.history = History(known, method if isinstance(method, Mapping) else None)
+        self.verdicts = {name: Verdict(name, advice(remedies, config)) for name, (_, remedies) in JUDGED.items()}
 
     @property
     def rounds(self) -> int:
@@ -81,14 +85,15 @@ class Audit:
         """Take in the metrics of a step; return the signals that are found for the first time.
 
         Args:
-            metrics: What was logged. Steps without metrics of a rollout round are ignored.
+            metrics: What was logged. A step without metrics of a rollout round belongs to the round before it.
             step: The step at which it was logged.
         """
         if not any(name.startswith("rollout/") for name in metrics):
+            self.history.add_step(metrics)
             return []
         self.history.add(metrics)
         new = []
-        for name, (measure, _) in SIGNALS.items() if self.rounds >= ROUNDS else ():
+        for name, (measure, _) in JUDGED.items() if self.rounds >= ROUNDS else ():
             verdict, reading = self.verdicts[name], measure(self.history)
             if math.isnan(reading.value):  # the last rounds did not log it: keep the last reading
                 continue
@@ -100,7 +105,7 @@ class Audit:
 
 
 def audit_run(run_dir: Path, last_step: int | None = None) -> Audit:
-    """Audit a run folder for signs of reward hacking.
+    """Audit a run folder for causes why it does not learn, and for signs of reward hacking.
 
     Args:
         run_dir: The folder, with metrics.jsonl and, if there is one, config.yml.

@@ -1,7 +1,8 @@
 """The signals of reward hacking: how each is measured in the metrics of a run, its bound, and possible remedies.
 
 Each signal compares the mean of the last rounds with the first round, in units of the run itself, so that nothing has
-to be set for a task. docs/audit.md says which healthy and hacked runs the bounds come from.
+to be set for a task. docs/audit.md says which healthy and hacked runs the bounds come from. `causes.py` has the signals
+of a run that does not learn.
 """
 
 from __future__ import annotations
@@ -43,19 +44,30 @@ class History:
 
     Args:
         weights: `reward.weights`, in the order of the reward functions; None if all weigh the same.
+        method: The options of the method; empty if they are not known.
     """
 
-    def __init__(self, weights: Sequence[float] | None = None) -> None:
-        self.weights = weights
+    def __init__(self, weights: Sequence[float] | None = None, method: Mapping[str, Any] | None = None) -> None:
+        self.weights, self.method = weights, method or {}
         self.first: Row = {}
         self.last: list[Row] = []
+        self.steps: list[list[Row]] = []  # the rows of all steps of the last `WINDOW` rounds, and of the running one
         self.count = 0
+        self.travel = 0.0  # sum of the learning rates: with Adam, about the farthest that a weight can have moved
 
     def add(self, row: Row) -> None:
-        """Append the metrics of a round."""
+        """Append the metrics of a round, which are those of its first step too."""
         self.first = self.first or row
         self.last = [*self.last, row][-WINDOW:]
+        self.steps = [*self.steps, []][-WINDOW - 1 :]
         self.count += 1
+        self.add_step(row)
+
+    def add_step(self, row: Row) -> None:
+        """Append the metrics of a step of the running round."""
+        if self.steps:
+            self.steps[-1].append(row)
+            self.travel += row.get("learning_rate", math.nan)
 
     def start(self, name: str) -> float:
         """Return a metric of the first round; NaN if it was not logged."""
@@ -64,6 +76,21 @@ class History:
     def now(self, name: str) -> float:
         """Return the mean of a metric over the last rounds; NaN if one of them did not log it."""
         return sum(row.get(name, math.nan) for row in self.last) / max(len(self.last), 1)
+
+    def over_steps(self, name: str) -> float:
+        """Return the mean of a metric over all steps of the last complete rounds; NaN if one did not log it."""
+        values = [row.get(name, math.nan) for rows in self.steps[:-1] for row in rows]
+        return sum(values) / len(values) if values else math.nan
+
+    def gain(self) -> float:
+        """Return the change of the mean score since the first round, in standard errors of the difference."""
+        name, variance = "rollout/score_std", 0.0
+        for std, rounds in ((self.start(name), 1), (self.now(name), len(self.last))):
+            variance += std * std / (rounds * self.start("rollout/samples") or math.nan)
+        change = self.now("rollout/score_mean") - self.start("rollout/score_mean")
+        if variance == 0 and change:  # all scores of a round are the same
+            return math.copysign(math.inf, change)
+        return change / (math.sqrt(variance) or 1.0)
 
     def moved(self, name: str) -> str:
         return f"{name} went from {self.start(name):.3g} to {self.now(name):.3g}"

@@ -51,7 +51,7 @@ def audit_rows(rows: list[dict[str, Any]], **config: Any) -> Audit:
 
 def states(rows: list[dict[str, Any]], weights: list[float] | None = None) -> dict[str, str]:
     audit = audit_rows(rows, reward={"weights": weights})
-    return {name: verdict.state for name, verdict in audit.verdicts.items()}
+    return {name: audit.verdicts[name].state for name in SIGNALS}
 
 
 # What only just is no finding, and what only just is one. The first round is HEALTHY.

@@ -29,7 +29,7 @@ function showTiles() {
 function showAudit() {
   const { audit } = data;
   if (!audit) return;
-  const found = audit.found ? `${audit.found} ${audit.found === 1 ? "signal" : "signals"} of reward hacking` : "no signal of reward hacking";
+  const found = audit.found ? `${audit.found} ${audit.found === 1 ? "finding" : "findings"}` : "nothing found";
   const rows = audit.verdicts.map((one) => el("tr", one.found ? "found" : "", el("th", "", one.name), el("td", "", one.state), el("td", "", one.words, one.found ? el("p", "", `Try: ${one.advice}`) : "")));
   const folded = el("details", "", el("summary", "", "Audit", el("small", audit.found ? "bad" : "", ` ${found} in ${audit.rounds} rounds`)), el("table", "", ...rows));
   folded.open = audit.found > 0;
