@@ -40,7 +40,7 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
     if family in SEQ2SEQ_FAMILIES:
         return _seq2seq_config(family, layers, {"vocab_size": vocabulary, **ids, "decoder_start_token_id": 1, **extra})
     if family == "gpt2":
-        return tiny_gpt2(n_layer=layers, vocab_size=vocabulary, **extra)
+        return tiny_gpt2(**{"n_layer": layers, "vocab_size": vocabulary, **extra})
     sizes = {"num_hidden_layers": layers, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
     common = {"vocab_size": vocabulary, **sizes, **ids}
     if family in ("opt", "opt_projected"):

@@ -144,12 +144,13 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
     own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
     own |= {"keep_trunk": False}
-    changes: dict[str, Any] = {"train": own, "model": {"quantization": None}, "backend": {"kind": "ddp"}}
+    changes: dict[str, Any] = {"train": own, "model": {"quantization": None}}
     totals = {name: getattr(config.method, name, None) for name in ("num_rollouts", "num_prompts")}
     changes["method"] = {name: max(1, total // gpus) for name, total in totals.items() if total is not None}
     if getattr(config.method, "formatting_func", None) is not None:
         changes["method"]["formatting_func"] = None
     changed = config.evolve(**changes)
+    changed.backend = config.backend.undivided()
     for option in ("model_path", "ref_model_path"):
         setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))
     kind: Any = TRAINERS.get(train.trainer)
@@ -218,11 +219,14 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
 def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None:
     """Divide what fsdp or deepspeed holds over GPUs, and add the weights that it gathers.
 
-    While samples are generated and scored all weights are gathered. In a step these are what is outside of the blocks,
-    and the block that runs with the next one. DeepSpeed updates a copy of the weights, and gathers with ZeRO-3 only.
+    While samples are generated and scored all weights are gathered, or with `backend.rollout: layers` what is outside
+    of the blocks, and the block that runs. In a step it is that block with the next one. DeepSpeed updates a copy of
+    the weights, and gathers with ZeRO-3 only.
     """
     of_blocks = [_bytes(_tensors([block])) for block in blocks(model)]
     outside = _bytes(_tensors([model])) - sum(of_blocks)
+    references: list[nn.Module] = getattr(model, "reference_modules", list)()
+    of_references = [block for part in references for block in blocks(part)]
     backend = config.backend
     gathered = sum(of_blocks) if backend.shard == "gradients" else 2 * max(of_blocks, default=0)
     share = 1 / (min(gpus, 8) if backend.shard == "hybrid" else gpus)
@@ -242,8 +246,11 @@ def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> Non
         row["optimizer"] += round(updated) * (phase != "load")
         if shares["weights"] == 1.0:
             continue
-        if phase in ("generate", "reward"):
-            row.update({name: whole[name] - row[name] for name in ("weights", "heads", "reference")})
+        if phase in ("generate", "reward") and backend.rollout == "layers":
+            row["weights"] += outside + max(of_blocks, default=0)
+            row["reference"] += whole["reference"] - _bytes(_tensors(of_references))
+        elif phase in ("generate", "reward"):
+            row.update({name: whole[name] for name in ("weights", "heads", "reference")})
         elif phase == "forward/backward":
             row["weights"] += outside + gathered
         elif phase == "step":  # gradients are summed where they are made

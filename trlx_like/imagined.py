@@ -6,6 +6,7 @@ batch without padding: every mask is True everywhere, every number is 0 or 1.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -111,8 +112,12 @@ def imagined() -> Iterator[None]:
     # In inference mode operations arrive here whole, and what they consist of, such as reading a number, does not.
     faster = torch.inference_mode
     torch.inference_mode = lambda mode=True: torch.no_grad() if mode else faster(False)  # type: ignore
+    # Old cycles with tensors that are freed in the middle of an operation on these ones have crashed the process.
+    gc.collect()
+    gc.freeze()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Answers():  # type: ignore[no-untyped-call]
             yield
     finally:
+        gc.unfreeze()
         nn.Module._apply, torch.inference_mode = convert, faster  # type: ignore[method-assign, misc]

@@ -170,7 +170,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         chosen = list(range(min(prompts, len(pipeline))))
         batch = pipeline[chosen].repeated(group)
         trainer.model.eval()
-        with trainer.run.backend.whole():
+        with trainer.run.backend.sampling():
             trainer.sync_sampler()
             rows = seen_rows(trainer.sampler.sample(batch, trainer.experience_kwargs, 0))
         function, tokenizer = trainer.reward_fn, trainer.tokenizer

@@ -3,6 +3,7 @@
     python -m tests.distributed.matrix                  # all cases, on 2 processes: about 20 minutes of one core
     python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
     python -m tests.distributed.matrix --processes 4
+    python -m tests.distributed.matrix --kind layers    # fsdp that gathers one block at a time to sample
     python -m tests.distributed.matrix --kind zero3     # DeepSpeed, which has to be installed; zero1 and zero2 too
 
 It prints a table: the largest difference of a weight, of a moment of Adam and of a metric after six steps of AdamW. The
@@ -32,6 +33,7 @@ BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-4}
 KINDS: dict[str, dict[str, Any]] = {
     "ddp": {"backend.kind": "ddp", "backend.shard": "full"},
     "fsdp": {"backend.kind": "fsdp"},
+    "layers": {"backend.kind": "fsdp", "backend.rollout": "layers", "sampler.engine": "transformers"},
     "zero1": {"backend.kind": "deepspeed", "backend.shard": "optimizer"},
     "zero2": {"backend.kind": "deepspeed", "backend.shard": "gradients"},
     "zero3": {
@@ -83,7 +85,7 @@ def cases(only: str = "", kind: str = "fsdp") -> Iterator[tuple[str, str, dict[s
         for variant, changes in variants.items():
             label = f"{name} / {variant}"
             # The stages of ZeRO are the values of `backend.shard`.
-            if only in label and label not in REFUSED and (kind == "fsdp" or "backend.shard" not in changes):
+            if only in label and label not in REFUSED and (kind[:4] != "zero" or "backend.shard" not in changes):
                 yield label, name, {**changes, **SIX_STEPS}
 
 

@@ -65,7 +65,7 @@ def test_steps_are_those_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("label", "name", "changes"), matrix.cases(), ids=list(CASES))
+@pytest.mark.parametrize(("label", "name", "changes"), list(matrix.cases()), ids=list(CASES))
 def test_whole_runs_are_those_with_whole_weights(label: str, name: str, changes: dict[str, Any]) -> None:
     found = matrix.differences(name, changes)
     assert matrix.too_large(label, found) == [], found

@@ -223,7 +223,7 @@ def _from_fsdp(given: Mapping[str, Any]) -> dict[str, Any]:
     strategy = str(given.get("fsdp_sharding_strategy", given.get("fsdp_reshard_after_forward", "FULL_SHARD"))).upper()
     strategy = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(strategy, strategy)
     backend: dict[str, Any] = {**_SHARDS.get(strategy.replace("_ZERO2", ""), _SHARDS["FULL_SHARD"])}
-    if given.get("fsdp_offload_params"):
+    if given.get("fsdp_offload_params") and backend["kind"] == "fsdp":
         backend["offload"] = "all"
     if given.get("fsdp_activation_checkpointing"):
         backend["gradient_checkpointing"] = True
@@ -236,7 +236,7 @@ def _from_deepspeed(given: Mapping[str, Any], train: dict[str, Any], notes: list
         notes.append(f"dropped deepspeed_config_file: {given['deepspeed_config_file']} (it is not read)")
     backend: dict[str, Any] = {**_STAGES.get(int(given.get("zero_stage", 2)), _STAGES[3])}
     devices = {name: given.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
-    if "cpu" in devices.values():
+    if "cpu" in devices.values() and backend["kind"] == "deepspeed":
         backend["offload"] = "all" if devices["param"] == "cpu" else "optimizer"
     notes += [
         f"dropped offload_{name}_device: nvme (there is the CPU's memory)"

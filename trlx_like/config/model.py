@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.problems import Accepts, Problem
+from trlx_like.config.problems import Accepts, Problem, shown
 from trlx_like.config.resume import Applied, OfData, OfReference, OfWeights, OnResume
 from trlx_like.config.section import Section
 
@@ -195,6 +195,19 @@ class SamplerConfig(Section):
     """Number of responses to generate at once, per process; null: all of a chunk."""
 
 
+_DIVIDING = ("fsdp", "deepspeed")
+_NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("shard", "gradients"): _DIVIDING,
+    ("shard", "optimizer"): ("deepspeed",),
+    ("shard", "hybrid"): ("fsdp",),
+    ("offload", "optimizer"): ("deepspeed",),
+    ("offload", "all"): _DIVIDING,
+    ("reduce_dtype", "bfloat16"): _DIVIDING,
+    ("rollout", "layers"): ("fsdp",),
+}
+"""Values of `backend` that not all of our kinds follow, and the kinds that do."""
+
+
 class BackendConfig(Section):
     """Configure number formats, devices and threads: the section `backend`."""
 
@@ -208,6 +221,9 @@ class BackendConfig(Section):
     offload: Applied[Literal["none", "optimizer", "all"]] = "none"
     """What is kept in the CPU's memory; optimizer: with deepspeed, gradients and the optimizer's state; all: weights
     between their uses too."""
+    rollout: Applied[Literal["whole", "layers"]] = "whole"
+    """What is whole while a round is sampled and evaluated. whole: all weights; layers (fsdp): those of the block that
+    runs, and all outside of blocks, which takes less memory and more communication."""
     deepspeed_config: Applied[dict[str, Any]] = Field(default_factory=dict)
     """Further options of DeepSpeed as its JSON names them, such as `zero_optimization: {overlap_comm: true}`."""
     reduce_dtype: OfWeights[Literal["float32", "bfloat16"]] = "float32"
@@ -222,3 +238,20 @@ class BackendConfig(Section):
     """Number of CPU threads of each process; null: torch's default."""
     timeout: Applied[float | None] = Field(default=1800.0, gt=0)
     """Seconds without progress of one process after which all processes of a run are ended; null: never."""
+
+    def undivided(self) -> BackendConfig:
+        """Return a copy of kind ddp without the options that ddp does not follow."""
+        dropped = {"kind", "deepspeed_config", *(name for name, _ in _NEEDS)}
+        return BackendConfig(**{name: value for name, value in self.to_dict().items() if name not in dropped})
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yield options that `kind` would not follow; kinds of plugins may follow all."""
+        if self.kind not in ("ddp", *_DIVIDING):
+            return
+        needs = {name: kinds for (name, value), kinds in _NEEDS.items() if getattr(self, name) == value}
+        if self.deepspeed_config:
+            needs["deepspeed_config"] = ("deepspeed",)
+        for name, kinds in needs.items():
+            if self.kind not in kinds:
+                sentence = f"{shown(getattr(self, name))} needs backend.kind: {' or '.join(kinds)}; it is {self.kind}."
+                yield Problem(("backend", name), sentence)

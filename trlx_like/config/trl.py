@@ -151,6 +151,10 @@ class TRLConfig(Section):
                 f"{shown(self.train.stop_kl)} needs policy/kl, which {self.train.trainer} does not measure with this "
                 "configuration; leave it out.",
             )
+        if self.backend.rollout == "layers" and self.sampler.engine == "copy":
+            yield Problem(
+                ("backend", "rollout"), "'layers' saves memory that sampler.engine: copy takes; leave one out."
+            )
         generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts
         for key in ("gen_kwargs", "gen_experience_kwargs"):
             options = getattr(self.method, key, None)

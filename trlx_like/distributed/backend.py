@@ -1,7 +1,7 @@
 """How the weights of a run are held by its processes: the protocol `Backend`, and the registry of its kinds.
 
-Trainers, losses and samplers do not know about it. The loop samples and evaluates inside `whole`, where modules are
-plain modules with all their weights on every process, and steps run through the other methods.
+Trainers, losses and samplers do not know about it. The loop samples and evaluates inside `sampling`, where modules are
+plain modules, and steps run through the other methods.
 """
 
 from __future__ import annotations
@@ -100,8 +100,13 @@ class Backend(Protocol):
     def whole(self) -> AbstractContextManager[None]:
         """Put all weights into their places for a `with` block, in which modules are plain modules.
 
-        It is the only way to sample: processes may run the model differently often in it. Inside another such block it
-        does nothing. Weights must not be changed in it.
+        Inside another such block it does nothing. Weights must not be changed in it.
+        """
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Make the model ready for a `with` block in which processes may run it differently often.
+
+        It is `whole`, unless `backend.rollout` is "layers": then a block's weights are whole while it runs.
         """
 
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +121,14 @@ class DividedBackend(ABC):
         optimizer.zero_grad(set_to_none=True)
         for parameter in self._parts:
             parameter.grad = None
+
+    @abstractmethod
+    def whole(self) -> AbstractContextManager[None]:
+        """Gather all weights, and make the modules plain ones, for a `with` block."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Gather all weights."""
+        return self.whole()
 
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the module's state dict, with one tensor gathered at a time."""

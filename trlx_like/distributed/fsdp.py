@@ -2,7 +2,8 @@
 
 The unit is the transformer block: its weights are gathered when it runs, and freed after it. Everything else, such as
 embeddings, heads and the same parts of a reference, is one more unit, the root. While a round is sampled and evaluated,
-all weights are gathered (`whole`), so that processes may sample differently long.
+all weights are gathered (`whole`), or with `backend.rollout: layers` the root and the block that runs (`layers.py`), so
+that processes may sample differently long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.distributed import torch_fsdp
 from trlx_like.distributed.backend import Backend, blocks
 from trlx_like.distributed.divided import DividedBackend, refuse_replacing, refuse_undividable
+from trlx_like.distributed.layers import Layers
 from trlx_like.distributed.replicated import ReplicatedBackend
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
@@ -50,6 +52,7 @@ class ShardedBackend(DividedBackend):
         self._units: list[FSDPModule] = []
         self._before: torch_fsdp.Attributes = {}
         self._unreadable: Exception | None = None
+        self._divided_now = False  # in `sampling`, with all weights but those that run
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Divide the model, and the modules beside it as part of it, block by block."""
@@ -136,20 +139,42 @@ class ShardedBackend(DividedBackend):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Gather all weights, and make the modules plain ones, for a `with` block."""
+        if self._divided_now:
+            raise RuntimeError("backend.rollout (layers): weights are divided while a round is sampled or evaluated.")
+        with self._plain(self._units):
+            yield
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Gather what `backend.rollout` says, and make the modules plain ones, for a `with` block."""
+        if self.config.backend.rollout == "whole" or self._whole or not self._units:
+            with self._plain(self._units):
+                yield
+            return
+        self._divided_now = True
+        root, *blocks = self._units
+        try:
+            with self._plain([root]), Layers(self.world, blocks).gathered_to_run():
+                yield
+        finally:
+            self._divided_now = False
+
+    @contextmanager
+    def _plain(self, gathered: Sequence[FSDPModule]) -> Iterator[None]:
         if self._whole or not self._units:
             yield
             return
         with self.world.meeting():
-            for unit in self._units:
-                unit.unshard()
+            for unit in gathered:
+                torch_fsdp.gather(unit)
         self._whole = True
         try:
             with torch_fsdp.plain(self._units, self._before):
                 yield
         finally:
             self._whole = False
-            for unit in self._units:
-                unit.reshard()
+            for unit in gathered:
+                torch_fsdp.divide(unit)
 
 
 def make_sharded(world: World, config: TRLConfig) -> Backend:
@@ -159,11 +184,6 @@ def make_sharded(world: World, config: TRLConfig) -> Backend:
         ConfigError: For options that cannot be followed when weights are divided, on one process too.
     """
     refuse_undividable(config)
-    for option, value in {"shard": "optimizer", "offload": "optimizer"}.items():
-        if getattr(config.backend, option) == value:
-            raise ConfigError(f"backend.{option} ({value}) needs backend.kind: deepspeed; this one is fsdp.")
-    if config.backend.deepspeed_config:
-        raise ConfigError("backend.deepspeed_config is for backend.kind: deepspeed; this one is fsdp.")
     if world.size > 1:
         return ShardedBackend(world, config)
     if config.backend.offload != "none":

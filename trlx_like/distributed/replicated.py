@@ -118,6 +118,8 @@ class ReplicatedBackend:
         """Do nothing: weights are whole."""
         return nullcontext()
 
+    sampling = whole
+
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the module's state dict."""
         yield from module.state_dict().items()

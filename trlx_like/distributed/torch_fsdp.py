@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 Attributes = Mapping[nn.Module, set[str]]
 """Attributes that FSDP has given to modules."""
@@ -38,6 +40,21 @@ def begin_backward(model: nn.Module, loss: Tensor) -> None:
     Otherwise the gradients of heads that are called after the forward pass would not be summed.
     """
     loss.register_hook(model._get_fsdp_state()._pre_backward)  # type: ignore[operator]
+
+
+def gather(unit: FSDPModule) -> None:
+    """Gather the weights of a unit, which may be a `plain` module at present. Every process calls it."""
+    with torch.inference_mode(False), torch.no_grad():  # their memory is used in training too
+        for group in _get_module_fsdp_state(unit)._fsdp_param_groups:  # type: ignore[union-attr, arg-type]
+            group.lazy_init()
+            group.unshard()
+            group.wait_for_unshard()
+
+
+def divide(unit: FSDPModule) -> None:
+    """Free the gathered weights of a unit, which may be a `plain` module at present."""
+    for group in _get_module_fsdp_state(unit)._fsdp_param_groups:  # type: ignore[union-attr, arg-type]
+        group.reshard()
 
 
 def attributes(modules: Sequence[nn.Module]) -> dict[nn.Module, set[str]]:

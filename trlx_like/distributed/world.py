@@ -49,6 +49,7 @@ class World:
         size: Number of processes.
         main: Whether this process has rank 0.
         waiting: Whether this process is in a collective operation, where it waits for the others.
+        before_meeting: Called before each collective operation, if a backend has something to end before.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -57,10 +58,13 @@ class World:
         self.size: int = accelerator.num_processes
         self.main: bool = self.rank == 0
         self.waiting = False
+        self.before_meeting: Callable[[], None] | None = None
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
         """Mark a `with` block as a collective operation."""
+        if self.before_meeting is not None:
+            self.before_meeting()
         self.waiting = True
         try:
             yield

@@ -197,8 +197,6 @@ def make_zero(world: World, config: TRLConfig) -> Backend:
     """
     refuse_undividable(config)
     backend = config.backend
-    if backend.shard not in STAGES:
-        raise ConfigError(f"backend.shard ({backend.shard}) needs backend.kind: fsdp; this one is {backend.kind}.")
     if backend.offload == "all" and backend.shard != "full":
         raise ConfigError(
             f"backend.offload (all) needs backend.shard: full, as every process uses all weights with "

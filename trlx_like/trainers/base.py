@@ -217,7 +217,7 @@ class BaseRLTrainer(Verbs[E]):
             self.store.clear()
             self.rollouts.begin()
             self.model.eval()
-            with self.run.backend.whole():
+            with self.run.backend.sampling():
                 made = self.make_experience()
             self._pending = {**self.rollouts.metrics(), **made}
         except (Exception, Interrupted) as error:
@@ -257,7 +257,7 @@ class BaseRLTrainer(Verbs[E]):
         self.run.folder.saving.settle()
         self.model.eval()
         seed = self.config.train.seed + 7919 * self.progress.step + self.world.rank
-        with isolated_rng(seed), self.clock("evaluate"), torch.no_grad(), self.run.backend.whole():
+        with isolated_rng(seed), self.clock("evaluate"), torch.no_grad(), self.run.backend.sampling():
             metrics = self.evaluate()
         if metrics:
             before = self.progress.best

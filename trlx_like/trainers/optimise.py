@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -260,7 +261,7 @@ class Optimisation:
             return {}
         sums = MetricSums(self._statistics)
         for part, weight in self.run.backend.microbatches(parts, totals.parts):
-            with self.run.forward("forward"):
+            with nullcontext() if weight else isolated_rng(self.run.config.train.seed), self.run.forward("forward"):
                 found = self.statistics(part.to(self.run.device))
             if weight:
                 sums.add(LossOutput({}, found), totals.main)

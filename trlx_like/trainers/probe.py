@@ -35,7 +35,7 @@ def probe(trainer: Any) -> None:
     before, seed = trainer.state.snapshot(), trainer.config.train.seed
     try:
         with isolated_rng(seed):
-            with trainer.run.backend.whole(), torch.no_grad():
+            with trainer.run.backend.sampling(), torch.no_grad():
                 trainer.model.eval()
                 if not trainer.offline and isinstance(trainer.sampler, TextSampler):
                     generate_longest(trainer)

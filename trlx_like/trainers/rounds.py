@@ -92,7 +92,7 @@ class RoundsByHand(TextTrainer[E]):
             )
         self.store.clear()
         self.model.eval()
-        with self.run.backend.whole():
+        with self.run.backend.sampling():
             made = make()
         of_round = self._pending = {**self.rollouts.metrics(), **made}
         self.rollouts.begin()

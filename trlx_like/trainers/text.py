@@ -294,7 +294,7 @@ class TextTrainer(BaseRLTrainer[E]):
         Returns:
             A list of the token ids [R] of the response to each query; a tensor [1, R] for one query alone.
         """
-        with self.run.backend.whole():
+        with self.run.backend.sampling():
             self.sync_sampler()
             version = self.progress.step if hasattr(self, "step") else None  # for a step on the responses
             return self.by_hand.generate(queries, {**self.experience_kwargs, **gen_kwargs}, version)
@@ -306,7 +306,7 @@ class TextTrainer(BaseRLTrainer[E]):
         If an option has a list of values to sweep over, the first value is used.
         """
         first = {name: values[0] for name, values in swept(self.method.gen_kwargs).items()}
-        with self.run.backend.whole():
+        with self.run.backend.sampling():
             self.sync_sampler()
             return self.by_hand.generate(queries, {**self.method.gen_kwargs, **first, **gen_kwargs})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -68,3 +69,27 @@ def test_a_real_config_and_dtype_are_written_as_words(tmp_path: Path) -> None:
     written = yaml.safe_load((tmp_path / "x.yml").read_text())["model"]
     assert written["model_path"] == "<object GPT2Config>"
     assert written["model_extra_configs"] == {"format": "bfloat16", "path": "a", "size": [1, 2]}
+
+
+def test_options_that_a_backend_would_not_follow_are_refused() -> None:
+    refused = [
+        ("shard", "gradients", "ddp", "fsdp or deepspeed"),
+        ("shard", "optimizer", "fsdp", "deepspeed"),
+        ("shard", "hybrid", "deepspeed", "fsdp"),
+        ("offload", "optimizer", "fsdp", "deepspeed"),
+        ("offload", "all", "ddp", "fsdp or deepspeed"),
+        ("reduce_dtype", "bfloat16", "ddp", "fsdp or deepspeed"),
+        ("rollout", "layers", "deepspeed", "fsdp"),
+        ("deepspeed_config", {"zero_optimization": {}}, "fsdp", "deepspeed"),
+    ]
+    for option, value, kind, right in refused:
+        given: dict[str, Any] = {"kind": kind, option: value}
+        words = sentence_of(lambda: default_sft_config().evolve(backend=given))  # noqa: B023
+        assert f"backend.{option}: " in words and f"needs backend.kind: {right}; it is {kind}." in words, words
+        default_sft_config().evolve(backend={"kind": right.split()[0], option: value})
+        default_sft_config().evolve(backend={"kind": "of_a_plugin", option: value})
+
+
+def test_a_copy_of_all_weights_does_not_go_with_rollouts_by_layers() -> None:
+    given: dict[str, Any] = {"backend": {"kind": "fsdp", "rollout": "layers"}, "sampler": {"engine": "copy"}}
+    assert "backend.rollout: 'layers' saves" in sentence_of(lambda: default_ppo_config().evolve(**given))

@@ -12,6 +12,7 @@ from torch import Tensor
 from trlx_like.functional.counter import integers, keys, normals, orders, random_stream, stream, uniforms
 
 WORD = 1 << 64
+STEP = 0x9E3779B97F4A7C15
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -23,8 +24,20 @@ def twin(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def unmixed(bits: int) -> int:
+    """The integer whose `twin` is the given one."""
+    for by, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        bits = (bits ^ (bits >> by) ^ (bits >> 2 * by)) % WORD
+        bits = bits * pow(factor, -1, WORD) % WORD
+    return bits
+
+
+def signed(bits: int) -> int:
+    return (bits + 2**63) % WORD - 2**63
+
+
 def word(key: int, position: int) -> int:
-    return twin(key + (position + 1) * 0x9E3779B97F4A7C15)
+    return twin(key + (position + 1) * STEP)
 
 
 def test_golden() -> None:
@@ -56,6 +69,36 @@ def test_a_sample_draws_the_same_alone_and_in_any_batch(of: int, numbers: list[i
         for draw in (uniforms, normals, orders):
             assert torch.equal(draw(alone, count)[0], draw(together, count)[row])
     assert torch.equal(uniforms(together, count, 3), uniforms(together, count + 3)[:, 3:])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(INT64, max_size=4), st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
+def test_streams_and_keys_are_mixed_as_written(numbers: list[int], samples: list[int]) -> None:
+    state = 0
+    for number in numbers:
+        state = twin((state ^ number % WORD) + STEP)
+    assert stream(*numbers) == signed(state)
+    assert keys(stream(*numbers), samples).tolist() == [signed(word(state, sample)) for sample in samples]
+
+
+def test_the_smallest_signed_integer_is_a_stream() -> None:
+    assert twin(unmixed(12345)) == 12345
+    assert stream(unmixed(2**63) - STEP) == -(2**63)
+
+
+def test_normal_numbers_of_chosen_words() -> None:
+    """Of words with u = .5 / 2^32 (the largest number), 1.5 / 2^32, and middling ones, by the formula in float64."""
+    words = [5 << 30, (1 << 32) + (1 << 31), 0x9ABCDEF012345678, 0x7000000080000001]
+    for at_first in words:
+        key = (unmixed(at_first) - STEP) % WORD
+        both = [at_first, word(key, 1)]
+        radii = [math.sqrt(-2 * math.log(((bits >> 32) + 0.5) / 2**32)) for bits in both]
+        angles = [2 * math.pi * (bits % 2**32) / 2**32 for bits in both]
+        cosines = [radius * math.cos(angle) for radius, angle in zip(radii, angles, strict=True)]
+        sines = [radius * math.sin(angle) for radius, angle in zip(radii, angles, strict=True)]
+        got = normals(torch.tensor([signed(key)]), 4)
+        assert got[0].tolist() == pytest.approx([*cosines, *sines], abs=3e-6)
+        assert normals(torch.tensor([signed(key)]), 3)[0].tolist() == got[0, :3].tolist()
 
 
 def chi_square(counts: Tensor) -> float:

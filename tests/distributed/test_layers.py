@@ -1,0 +1,73 @@
+"""Sampling block by block (`backend.rollout: layers`): the same run, in less memory."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.recipes import make
+from tests.distributed import matrix
+from tests.distributed.ranks import on_ranks
+from tests.distributed.test_fsdp import CASES, live_bytes, references
+from tests.tiny import tiny_config
+from trlx_like.estimate import estimate
+
+
+def sampling(folder: Path, rollout: str) -> Any:
+    model = {"model.model_path": tiny_config(n_embd=96, n_layer=6, n_head=4)}
+    return make(
+        "PPOTrainer", folder, **{**matrix.SIX_STEPS, **model, "backend.kind": "fsdp", "backend.rollout": rollout}
+    )
+
+
+def held_in_sampling(rank: int, folder: Path, rollout: str) -> tuple[int, int]:
+    """Bytes of all blocks of the policy and its reference, and the most that were held while one of them ran."""
+    gc.collect()
+    gc.freeze()
+    before, most = live_bytes(), 0
+    trainer = sampling(folder, rollout)
+
+    def look(*_: Any) -> None:
+        nonlocal most
+        gc.collect()  # or tensors in cycles that nobody needs would count
+        most = max(most, live_bytes() - before)
+
+    named = [part for top in (trainer.model, *references(trainer.model)) for part in top.modules()]
+    blocks = [part for part in dict.fromkeys(named) if type(part).__name__ == "FSDPGPT2Block"]
+    for block in (blocks[5], blocks[-1]):
+        block.mlp.register_forward_hook(look)
+    with trainer.run.backend.sampling():
+        trainer.make_experience()
+    return sum(4 * weight.numel() for block in blocks for weight in block.parameters()), most
+
+
+def test_blocks_are_whole_while_they_run_alone(tmp_path: Path) -> None:
+    """With `rollout: layers` a process holds half of the blocks and the one that runs, of 12 here. As estimated."""
+    found = {}
+    for rollout in ("layers", "whole"):
+        (blocks, found[rollout]), _ = on_ranks(held_in_sampling, tmp_path / rollout, rollout)
+        row = estimate(sampling(tmp_path / f"{rollout} alone", rollout).config, gpus=2).table["generate"]
+        expected = row.total() - row["optimizer"] - row["copies"]  # these are made by the first step
+        assert found[rollout] == pytest.approx(expected, rel=0.1)
+    assert found["whole"] - found["layers"] > 0.8 * blocks * 11 / 12
+
+
+@pytest.mark.parametrize("case", ["PPOTrainer / ragged", "ILQLTrainer / plain"])
+def test_sampling_block_by_block_makes_the_same_run(case: str) -> None:
+    """On processes that run the model differently often; `matrix --kind layers` tries all."""
+    name, changes = CASES[case]
+    found = matrix.differences(name, changes, kind="layers")
+    assert matrix.too_large(case, found) == [], found
+
+
+def saved_while_sampling(rank: int, folder: Path) -> None:
+    trainer = make("SFTTrainer", folder, **{"backend.kind": "fsdp", "backend.rollout": "layers"})
+    with trainer.run.backend.sampling(), pytest.raises(RuntimeError, match=r"backend\.rollout \(layers\)"):
+        trainer.save_pretrained(folder / "model")
+
+
+def test_nothing_is_exported_while_weights_are_divided(tmp_path: Path) -> None:
+    on_ranks(saved_while_sampling, tmp_path)
