@@ -19,7 +19,8 @@ from trlx_like.api import make_trainer
 from trlx_like.checkpoint.beside import Beside
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
-from trlx_like.estimate import estimate, make_rehearsal
+from trlx_like.estimate import estimate
+from trlx_like.rehearsal import make_rehearsal
 from trlx_like.samplers.generation import generation_config
 from trlx_like.savings import smallest_change
 

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "tracking/folder": "tests/unit/tracking/test_report.py",
     "tracking/signals": "tests/unit/tracking/test_audit.py",
     "tracking/values": "tests/unit/tracking/test_base.py",
+    "rehearsal": "tests/unit/test_estimate.py",
     "savings": "tests/unit/test_estimate.py",
     "sharing/commands": "tests/unit/sharing/test_export.py",
     "testing/attributes": "tests/contract/test_attributes.py",
