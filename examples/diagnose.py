@@ -31,7 +31,7 @@ from examples.randomwalks.exact import END, Floats, States, ilql_fixed_point
 from examples.randomwalks.task import DEFAULT_SEED, GOAL, TOKENS, RandomWalks
 from trlx_like import AutoModelForCausalLMWithValueHead
 from trlx_like.functional.q_learning import guided_logits
-from trlx_like.models import HEADS_FILE
+from trlx_like.models.saved_heads import HEADS_FILE
 from trlx_like.samplers.guided import load_ilql_heads
 
 TOP_K = 10  # of configs/ilql_randomwalks.yml

@@ -17,9 +17,10 @@ _SHARED = {
     "api": "train",
     "config": "TRLConfig ModelConfig TokenizerConfig OptimizerConfig SchedulerConfig TrainConfig DataConfig "
     "SamplerConfig BackendConfig RewardFnConfig MethodConfig register_method register_trainer",
-    "models": "AutoModelForCausalLMWithValueHead AutoModelForSeq2SeqLMWithValueHead PreTrainedModelWrapper "
-    "create_reference_model",
     "models.diffusion_families": "register_diffusion_family",
+    "models.reference": "create_reference_model",
+    "models.value_head": "AutoModelForCausalLMWithValueHead AutoModelForSeq2SeqLMWithValueHead",
+    "models.wrapper": "PreTrainedModelWrapper",
     "pipelines.prompts": "register_datapipeline",
     "rewards.judges": "WinRate register_judge",
     "rewards.models": "RewardModel",

@@ -26,11 +26,11 @@ from trlx_like.config.methods.reward import RewardConfig as RewardConfig
 from trlx_like.config.methods.rft import RFTConfig as RFTConfig
 from trlx_like.config.methods.rloo import RLOOConfig as RLOOConfig
 from trlx_like.config.methods.sft import SFTConfig as SFTConfig
-from trlx_like.models import AutoModelForCausalLMWithValueHead as AutoModelForCausalLMWithValueHead
-from trlx_like.models import AutoModelForSeq2SeqLMWithValueHead as AutoModelForSeq2SeqLMWithValueHead
-from trlx_like.models import PreTrainedModelWrapper as PreTrainedModelWrapper
-from trlx_like.models import create_reference_model as create_reference_model
 from trlx_like.models.diffusion_families import register_diffusion_family as register_diffusion_family
+from trlx_like.models.reference import create_reference_model as create_reference_model
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead as AutoModelForCausalLMWithValueHead
+from trlx_like.models.value_head import AutoModelForSeq2SeqLMWithValueHead as AutoModelForSeq2SeqLMWithValueHead
+from trlx_like.models.wrapper import PreTrainedModelWrapper as PreTrainedModelWrapper
 from trlx_like.pipelines.prompts import register_datapipeline as register_datapipeline
 from trlx_like.rewards.judges import WinRate as WinRate
 from trlx_like.rewards.judges import register_judge as register_judge

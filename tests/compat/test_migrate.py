@@ -19,7 +19,7 @@ from trlx_like import AutoModelForCausalLMWithILQLHeads, AutoModelForCausalLMWit
 from trlx_like.cli import app
 from trlx_like.compat.migrate import migrate
 from trlx_like.errors import ConfigError
-from trlx_like.models import load_model
+from trlx_like.models.loading import load_model
 from trlx_like.sweep.spec import Range, read_sweep
 
 

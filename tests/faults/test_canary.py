@@ -20,7 +20,7 @@ from tests.tiny import tiny_config
 from trlx_like.cli import app
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
-from trlx_like.models import mismerged_weights
+from trlx_like.models.merging import mismerged_weights
 from trlx_like.samplers.canary import some_of
 from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.plain_copy import CopyEngine

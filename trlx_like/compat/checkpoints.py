@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from trlx_like.errors import ConfigError
-from trlx_like.models import HEADS_FILE, no_progress_bars, read_heads
 from trlx_like.models.loading import check_complete
-from trlx_like.models.saved_heads import read_weights
+from trlx_like.models.saved_heads import HEADS_FILE, read_heads, read_weights
+from trlx_like.models.sources import no_progress_bars
 
 _LM = "base_model."
 _HEADS = {"v_head.": "WithValueHead", "ilql_heads.": "WithILQLHeads"}

@@ -19,13 +19,10 @@ from trlx_like.checkpoint import seed_everything as set_seed
 from trlx_like.config import TRLConfig
 from trlx_like.config.elsewhere import ELSEWHERE
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.models import (
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-    PreTrainedModelWrapper,
-    create_reference_model,
-)
 from trlx_like.models.layout import blocks
+from trlx_like.models.reference import create_reference_model
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from trlx_like.models.wrapper import PreTrainedModelWrapper
 from trlx_like.optim import OPTIMIZERS
 from trlx_like.presets import default_ppo_config
 from trlx_like.rewards.arguments import metadata_columns

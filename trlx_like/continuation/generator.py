@@ -13,7 +13,8 @@ import torch
 
 from trlx_like.config import ModelConfig, TokenizerConfig, TRLConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import arch_type, load_model, load_tokenizer
+from trlx_like.models.loading import arch_type, load_model
+from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.pipelines.sources import load_rows

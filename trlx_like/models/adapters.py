@@ -335,9 +335,5 @@ def _swapped_while_running(layer: nn.Module, values: list[tuple[_Place, Tensor]]
     def leave(*_: Any) -> None:
         running.pop().__exit__(None, None, None)
 
-    handles = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
-    try:
+    with layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.dropout import evaluating
 
 TOKENS = 4
 """Length of the two texts that are compared. They differ in their last token."""
@@ -29,12 +30,8 @@ def require_causal(lm: PreTrainedModel, option: str) -> None:
     ids = torch.arange(TOKENS, device=lm.device)[None] % vocabulary  # [1, T]
     other = ids.clone()
     other[0, -1] = vocabulary - 1 if vocabulary - 1 != int(ids[0, -1]) else 0
-    was_training = lm.training
-    lm.eval()
-    try:
+    with evaluating(lm):
         first, second = (lm(input_ids=text, use_cache=False).logits[0, :-1].float() for text in (ids, other))
-    finally:
-        lm.train(was_training)
     difference, largest = float((first - second).abs().max()), float(first.abs().max())
     if difference > 16 * torch.finfo(lm.dtype).eps * largest:
         raise ConfigError(

@@ -43,19 +43,21 @@ class Family(ABC):
         self.pipeline = pipeline
         self.size = size  # (height, width) of images, in pixels
 
-    @abstractmethod
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
-        """Encode prompts.
+        """Encode prompts, by default with the pipeline's own `encode_prompt`.
 
         Args:
             prompts: The prompts.
             negatives: Their negative prompts; None is the pipeline's own.
-            options: `device` and `do_classifier_free_guidance` of the pipeline's `encode_prompt`.
+            options: `device` and `do_classifier_free_guidance`, and others of the pipeline's `encode_prompt`.
 
         Returns:
             Four tensors as `encode_prompt` of SDXL returns them: embeddings, negative embeddings, pooled embeddings,
             negative pooled embeddings. Each [B, ...], or None.
         """
+        texts = {"prompt": prompts, "negative_prompt": negatives}
+        found: tuple[Tensor | None, ...] = self.pipeline.encode_prompt(**texts, num_images_per_prompt=1, **options)
+        return found
 
     @abstractmethod
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
@@ -72,19 +74,13 @@ class Family(ABC):
             The model's output. [B, *x]
         """
 
-    def _encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
-        """Call the pipeline's own `encode_prompt`."""
-        texts = {"prompt": prompts, "negative_prompt": negatives}
-        found: tuple[Tensor | None, ...] = self.pipeline.encode_prompt(**texts, num_images_per_prompt=1, **options)
-        return found
-
 
 class StableDiffusion(Family):
     """Stable Diffusion 1.x and 2.x."""
 
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
         """Encode prompts, see `Family.encode`. There are no pooled embeddings."""
-        return *self._encode(prompts, negatives, **options), None, None
+        return *super().encode(prompts, negatives, **options), None, None
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the UNet, see `Family.predict`."""
@@ -96,10 +92,6 @@ class StableDiffusionXL(Family):
     """Stable Diffusion XL, whose UNet also gets the size of the image and pooled embeddings of the prompt."""
 
     upcast_vae = True
-
-    def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
-        """Encode prompts, see `Family.encode`."""
-        return self._encode(prompts, negatives, **options)
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the UNet for an uncropped image of the wanted size, see `Family.predict`."""
@@ -119,7 +111,7 @@ class StableDiffusion3(Family):
 
     def encode(self, prompts: list[str], negatives: list[str] | None, **options: Any) -> tuple[Tensor | None, ...]:
         """Encode prompts with all three text encoders, see `Family.encode`."""
-        return self._encode(prompts, negatives, prompt_2=None, prompt_3=None, **options)
+        return super().encode(prompts, negatives, prompt_2=None, prompt_3=None, **options)
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the transformer, see `Family.predict`."""

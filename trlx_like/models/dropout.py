@@ -1,8 +1,9 @@
-"""Dropout in a model: finding and removing it."""
+"""Dropout in a model: finding it, removing it, and switching it off for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,3 +28,14 @@ def disable_dropout(model: torch.nn.Module) -> None:
     """Set all dropout probabilities of a model to 0, so that sampling and training use the same distribution."""
     for module, name in _probabilities(model):
         setattr(module, name, 0.0)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for the duration of a block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

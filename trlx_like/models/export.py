@@ -1,4 +1,4 @@
-"""Export of a policy: a folder that plain transformers can load, with the trained heads in a file of their own."""
+"""Saving of models and policies: folders that plain transformers can load, with heads in a file of their own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
-from trlx_like.models.loading import save_model
+from trlx_like.errors import ConfigError
+from trlx_like.models.merging import has_adapter, merged
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.saved_heads import HEADS_FILE
+from trlx_like.models.sources import no_progress_bars
 
 CARD = "README.md"
 MARK = "<!-- Written by trlx_like. Without this line it is yours, and is never replaced. -->"
@@ -45,3 +48,42 @@ def save_policy(policy: LanguagePolicy, tokenizer: Any, directory: Path, *, merg
         f"`trlx_like.{name}With{heads_class}.from_pretrained` loads both.\n",
         encoding="utf-8",
     )
+
+
+def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
+    """Save a model for transformers to load; of a model with an adapter, the adapter alone in peft's format.
+
+    Args:
+        lm: The model.
+        directory: The folder.
+        merge: Save the whole model with its adapter merged. This also happens if the adapter's folder could not name
+            its
+            model: because that has random weights or was given in memory.
+
+    Raises:
+        ConfigError: See `check_folder`.
+    """
+    check_folder(lm, directory, merge)
+    with no_progress_bars():
+        (lm if _alone(lm, merge) or not has_adapter(lm) else merged(lm)).save_pretrained(directory)
+
+
+def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
+    """Raise ConfigError if a folder holds the other kind, adapter or whole model, as both would be loaded together.
+
+    Args:
+        lm: The model that will be saved.
+        directory: The folder.
+        merge: As in `save_model`.
+    """
+    alone = _alone(lm, merge)
+    if (directory / ("config.json" if alone else "adapter_config.json")).exists():
+        kinds = ("an adapter", "a whole model")
+        raise ConfigError(
+            f"{directory} holds {kinds[alone]}, which would be mixed with {kinds[not alone]}; name another folder."
+        )
+
+
+def _alone(lm: PreTrainedModel, merge: bool) -> bool:
+    """Return True if the adapter is saved without its model."""
+    return has_adapter(lm) and not merge and bool(lm.peft_config["default"].base_model_name_or_path)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.dropout import evaluating
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V]."""
@@ -101,11 +102,8 @@ def last_hidden(lm: PreTrainedModel) -> Iterator[list[Tensor]]:
         newest[:] = [output.last_hidden_state]
 
     decoder: nn.Module = lm.get_decoder()
-    handle = decoder.register_forward_hook(keep)
-    try:
+    with decoder.register_forward_hook(keep):
         yield newest
-    finally:
-        handle.remove()
 
 
 def blocks(lm: PreTrainedModel) -> nn.ModuleList:
@@ -238,12 +236,8 @@ def recorded(block: nn.Module) -> Iterator[dict[str, Any]]:
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         record["values"] = len(output) if isinstance(output, tuple) else None
 
-    handles = [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
-    try:
+    with block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave):
         yield record
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def run_base(
@@ -309,11 +303,8 @@ def keeps_packed_apart(lm: PreTrainedModel) -> bool:
         True if packing is safe.
     """
     index = torch.arange(min(8, lm.config.get_text_config().vocab_size), device=lm.device).repeat(2)[None]
-    was_training = lm.training
-    lm.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(lm):
         first, second = run_base(lm, {"input_ids": index, "position_ids": index})[0].float().chunk(2, dim=1)
-    lm.train(was_training)
     # Rounding errors are far below this bound, and mixed samples far above, even with random weights.
     return bool((first - second).norm() < 1e-3 * first.norm())
 

@@ -1,4 +1,4 @@
-"""Loads models that `model.model_path` names, checks them without their weights, and saves models."""
+"""Loads models that `model.model_path` names, and checks them without their weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trlx_like.models.formats import (
     require_adapter,
 )
 from trlx_like.models.layout import check_has_lm_head
-from trlx_like.models.merging import has_adapter, merged
+from trlx_like.models.merging import has_adapter
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
 from trlx_like.models.unread import lowest_blocks, read_buffers, reads_weights, unread_weights, why_read
 
@@ -133,21 +133,42 @@ def _loaded(path: Any, config: ModelConfig, option: str, quantized: bool = True,
     """Load a model, or make one of a configuration; `more` goes to `from_pretrained`."""
     extra = {**UNTRUSTED, **load_options(config, path, quantized), **more}
     kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
-    lm: PreTrainedModel
     try:
         if isinstance(path, PretrainedConfig):
-            _check_kind(path, config, _shown(path))
-            lm = kind.from_config(path, **extra)
+            found = path
         else:
             check_place(str(path), option)
-            _check_kind(_read_config(str(path), extra, option), config, _shown(path))
-            with no_progress_bars():
-                lm, found = kind.from_pretrained(
-                    str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
-                )
-            check_complete(found, f"{option} ({_shown(path)})", extra.get("ignore_mismatched_sizes", False))
+            found = _read_config(str(path), extra, option)
+        _check_kind(found, config, _shown(path))
+        return read_model(kind, path, option, extra)
     except UNLOADABLE as error:
         raise cannot_load(option, _shown(path), error, "model.model_extra_configs") from error
+
+
+def read_model(
+    kind: Any, path: Any, option: str, extra: Mapping[str, Any], new: tuple[str, ...] = ()
+) -> PreTrainedModel:
+    """Read a model by its class, or make one of a configuration with random weights.
+
+    Args:
+        kind: The class of transformers, such as `AutoModelForCausalLM`.
+        path: A folder or hub name, or a `PretrainedConfig`.
+        option: The name of the option in errors.
+        extra: Arguments of `from_pretrained` or `from_config`.
+        new: As for `check_complete`.
+
+    Raises:
+        ConfigError: If the files do not have all weights.
+    """
+    lm: PreTrainedModel
+    if isinstance(path, PretrainedConfig):
+        lm = kind.from_config(path, **extra)
+        return lm
+    with no_progress_bars():
+        lm, found = kind.from_pretrained(
+            str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
+        )
+    check_complete(found, f"{option} ({_shown(path)})", extra.get("ignore_mismatched_sizes", False), new)
     return lm
 
 
@@ -175,27 +196,45 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
     Raises:
         ConfigError: As `load_model`, for what can be known without the weights.
     """
-    path = unwrapped(path)
-    if isinstance(path, PreTrainedModel | PretrainedConfig):
-        found: PretrainedConfig = path.config if isinstance(path, PreTrainedModel) else path
+    path, extra, local = unwrapped(path), {**UNTRUSTED, **config.model_extra_configs}, {"local_files_only": True}
+    found = within_reach(path, option, {**extra, **local})
+    if isinstance(found, PretrainedConfig):
         _check_kind(found, config, _shown(path))
+    if not isinstance(found, str):
         return found
-    if not isinstance(path, str) or is_python_name(path):
-        return None
-    check_place(path, option)
-    extra = {**UNTRUSTED, **config.model_extra_configs}
-    if not Path(path).is_dir():
-        try:
-            AutoConfig.from_pretrained(path, **{**extra, "local_files_only": True})
-        except UNLOADABLE:
-            return None
-    local = {"local_files_only": True}
     if base_of(path) is None and not _quantized(path, extra):  # layers of bitsandbytes take no headers
         return _loaded(path, config, option, quantized=False, device_map="meta", **local).config
     try:
         return _read_config(path, {**extra, **local}, option)
     except UNLOADABLE as error:
         raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
+
+
+def within_reach(path: Any, option: str, extra: Mapping[str, Any]) -> PretrainedConfig | str | None:
+    """Find out what is known of a model without a network.
+
+    Args:
+        path: As in `load_model`.
+        option: The name of the option in errors.
+        extra: Arguments of `from_pretrained`.
+
+    Returns:
+        The configuration of a model in memory, or the path of one whose files are on this machine; None otherwise.
+
+    Raises:
+        ConfigError: If files of the model are damaged.
+    """
+    if isinstance(path, PreTrainedModel | PretrainedConfig):
+        return path.config if isinstance(path, PreTrainedModel) else path
+    if not isinstance(path, str) or is_python_name(path):
+        return None
+    check_place(path, option)
+    if not Path(path).is_dir():
+        try:
+            AutoConfig.from_pretrained(path, **extra)
+        except UNLOADABLE:
+            return None
+    return path
 
 
 def _quantized(path: str, extra: Mapping[str, Any]) -> bool:
@@ -255,45 +294,6 @@ def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:
             if type(part) is NewGELUActivation:
                 setattr(module, name, torch.nn.GELU(approximate="tanh"))
     return lm
-
-
-def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
-    """Save a model for transformers to load; of a model with an adapter, the adapter alone in peft's format.
-
-    Args:
-        lm: The model.
-        directory: The folder.
-        merge: Save the whole model with its adapter merged. This also happens if the adapter's folder could not name
-            its
-            model: because that has random weights or was given in memory.
-
-    Raises:
-        ConfigError: See `check_folder`.
-    """
-    check_folder(lm, directory, merge)
-    with no_progress_bars():
-        (lm if _alone(lm, merge) or not has_adapter(lm) else merged(lm)).save_pretrained(directory)
-
-
-def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
-    """Raise ConfigError if a folder holds the other kind, adapter or whole model, as both would be loaded together.
-
-    Args:
-        lm: The model that will be saved.
-        directory: The folder.
-        merge: As in `save_model`.
-    """
-    alone = _alone(lm, merge)
-    if (directory / ("config.json" if alone else "adapter_config.json")).exists():
-        kinds = ("an adapter", "a whole model")
-        raise ConfigError(
-            f"{directory} holds {kinds[alone]}, which would be mixed with {kinds[not alone]}; name another folder."
-        )
-
-
-def _alone(lm: PreTrainedModel, merge: bool) -> bool:
-    """Return True if the adapter is saved without its model."""
-    return has_adapter(lm) and not merge and bool(lm.peft_config["default"].base_model_name_or_path)
 
 
 def arch_type(path: str) -> Literal["causal", "seq2seq"]:

@@ -40,8 +40,5 @@ def noisy_embeddings(lm: PreTrainedModel, batch: Completion, alpha: float, strea
         rows = zip(key, limit, strict=True)
         return embedded + torch.stack([((2 * uniforms(of, width) - 1) * a).to(embedded.dtype) for of, a in rows])
 
-    handle = lm.get_input_embeddings().register_forward_hook(add)
-    try:
+    with lm.get_input_embeddings().register_forward_hook(add):
         yield
-    finally:
-        handle.remove()

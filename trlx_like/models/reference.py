@@ -19,12 +19,17 @@ from trlx_like.models.merging import has_adapter
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
-class Reference(Protocol):
-    """Define the interface of a reference, which computes hidden states and logits of the frozen model."""
+class Reference:
+    """Compute hidden states and logits of the frozen model.
 
-    @property
-    def head(self) -> Head:
-        """Return the reference's language model head."""
+    This class uses the language model of the policy itself, if only heads are trained. Others derive from it.
+    """
+
+    head: Head
+    """The reference's language model head."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self.head = lm_head(lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         """Compute the reference's last hidden states.
@@ -37,20 +42,23 @@ class Reference(Protocol):
         Returns:
             The hidden states. [B, T, H]
         """
+        return last
 
     def modules(self) -> list[nn.Module]:
         """Return the modules with the reference's own parameters, without those that it shares with the policy."""
+        return []
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the reference's own parameters, each with the policy's parameter that it was copied from."""
+        yield from ()
 
 
-class FrozenCopy:
+class FrozenCopy(Reference):
     """Use a complete second model as the reference, if all layers are trained or it is another checkpoint."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm.eval().requires_grad_(False)
-        self.head = lm_head(self.lm)
+        super().__init__(self.lm)
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         """Compute the last hidden states with the second model. [B, T, H]"""
@@ -65,7 +73,7 @@ class FrozenCopy:
         return _by_name(self.lm, lm)
 
 
-class FrozenTop:
+class FrozenTop(Reference):
     """Use a frozen copy of only the trained top blocks as the reference (hydra).
 
     The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output.
@@ -95,25 +103,6 @@ class FrozenTop:
             yield from _by_name(self.output, lm.get_output_embeddings())
 
 
-class FrozenPolicy:
-    """Use the policy itself as the reference, when only heads and no weights of the language model are trained."""
-
-    def __init__(self, lm: PreTrainedModel) -> None:
-        self.head = lm_head(lm)
-
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
-        """Return the policy's own hidden states."""
-        return last
-
-    def modules(self) -> list[nn.Module]:
-        """Return an empty list."""
-        return []
-
-    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield nothing: this reference has no weights of its own."""
-        yield from ()
-
-
 def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Pair parameters by name; raise ConfigError if the policy has none of that name and shape."""
     theirs = dict(policy.named_parameters())
@@ -127,7 +116,7 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
         yield parameter, twin
 
 
-class FrozenAdapter:
+class FrozenAdapter(Reference):
     """Use the policy with the initial weights of its adapter as the reference, without a second copy of the model.
 
     For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
@@ -138,13 +127,14 @@ class FrozenAdapter:
         self.lm = lm
         self.weights = AdapterWeights(lm)
         self._head = lm_head(lm)
+        self.head = self._with_first_weights
 
     def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
         """Compute the last hidden states with the adapter's first weights in place. [B, T, H]"""
         with self.weights.in_place():
             return run_base(self.lm, inputs)[0]
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def _with_first_weights(self, hidden: Tensor) -> Tensor:
         """Compute logits with the initial weights of the adapter."""
         with self.weights.in_place():
             return self._head(hidden)
@@ -175,7 +165,7 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     if has_adapter(lm):
         return FrozenAdapter(lm)
     if num_layers_unfrozen == 0:
-        return FrozenPolicy(lm)
+        return Reference(lm)
     if num_layers_unfrozen < 0:
         return FrozenCopy(create_reference_model(lm))
     return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))

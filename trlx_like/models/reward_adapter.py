@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import needed
+from trlx_like.models.dropout import evaluating
 from trlx_like.models.reward_model import states_at_end
 
 HEAD = "score"
@@ -63,14 +64,12 @@ class RewardAdapter(nn.Module):
     def _active(self, lm: PreTrainedModel) -> Iterator[None]:
         """Activate the reward adapter, without dropout, within a block. Everything is restored after it."""
         trained = [(parameter, parameter.requires_grad) for parameter in lm.parameters()]
-        was_training = lm.training
-        lm.eval()
         lm.set_adapter(self.name)
         try:
-            yield
+            with evaluating(lm):
+                yield
         finally:
             lm.set_adapter(self.policy)
-            lm.train(was_training)
             for parameter, was_trained in trained:  # peft makes the weights of an activated adapter trainable
                 parameter.requires_grad_(was_trained)
 

@@ -34,8 +34,8 @@ from trlx_like.models.formats import (
     require_adapter,
 )
 from trlx_like.models.layout import blocks, run_base
-from trlx_like.models.loading import check_complete, fuse_gelu
-from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
+from trlx_like.models.loading import MODEL, fuse_gelu, read_model, within_reach
+from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place
 from trlx_like.models.top_blocks import freeze_below
 
 CLASSIFIER = "ForSequenceClassification"
@@ -113,7 +113,7 @@ def load_reward_model(
     path: Any,
     *,
     trained: bool = False,
-    option: str = "model.model_path",
+    option: str = MODEL,
     config: ModelConfig | None = None,
     **extra: Any,
 ) -> Any:
@@ -141,11 +141,10 @@ def load_reward_model(
         headers |= load_options(config, path, quantized=False)
         extra = {**load_options(config, path), **extra}
     try:
-        with no_progress_bars():
-            if isinstance(path, str) and Path(path).is_dir():
-                # By its headers first, before memory is filled with what turns out to be random.
-                _load(path, trained, option, {**headers, "device_map": "meta"})
-            model = _load(path, trained, option, {**headers, **extra})
+        if isinstance(path, str) and Path(path).is_dir():
+            # By its headers first, before memory is filled with what turns out to be random.
+            _load(path, trained, option, {**headers, "device_map": "meta"})
+        model = _load(path, trained, option, {**headers, **extra})
     except UNLOADABLE as error:
         raise _unloadable(option, path, error) from error
     if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
@@ -176,49 +175,31 @@ def inspect_reward_model(options: ModelConfig) -> PretrainedConfig | None:
         ConfigError: As `load_reward_model`, for what can be known without the weights.
     """
     path = options.model_path
-    if isinstance(path, PreTrainedModel | PretrainedConfig):
-        found: PretrainedConfig = path.config if isinstance(path, PreTrainedModel) else path
-        return found
-    if not isinstance(path, str) or is_python_name(path):
-        return None
-    check_place(path, "model.model_path")
     extra = {**UNTRUSTED, **load_options(options, path, quantized=False), "local_files_only": True}
-    if not Path(path).is_dir():
-        try:
-            AutoConfig.from_pretrained(path, **extra)
-        except UNLOADABLE:
-            return None
-    config: PretrainedConfig = load_reward_model(path, **extra, device_map="meta").config
-    return config
+    found = within_reach(path, MODEL, extra)
+    return load_reward_model(path, **extra, device_map="meta").config if isinstance(found, str) else found
 
 
 def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTrainedModel:
     """Load the classifier, or make one with random weights."""
-    model: PreTrainedModel
     if isinstance(path, PreTrainedModel):
         return path
     if isinstance(path, PretrainedConfig):
-        config = copy.deepcopy(path)
-        config.num_labels = 1
-        model = AutoModelForSequenceClassification.from_config(config, **extra)
-        return model
-    check_place(str(path), option)
-    if trained:
-        check_reward_model(str(path), option)
+        path = copy.deepcopy(path)
+        path.num_labels = 1
     else:
-        extra = {"num_labels": 1, **extra}
-    model, found = AutoModelForSequenceClassification.from_pretrained(
-        str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
-    )
-    place, new = f"{option} ({str(path)!r})", () if trained else HEADS
-    check_complete(found, place, extra.get("ignore_mismatched_sizes", False), new)
-    return model
+        check_place(str(path), option)
+        if trained:
+            check_reward_model(str(path), option)
+        else:
+            extra = {"num_labels": 1, **extra}
+    return read_model(AutoModelForSequenceClassification, path, option, extra, () if trained else HEADS)
 
 
 def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
     """Make the error for a path that cannot be loaded."""
     shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
-    extra = "model.model_extra_configs" if option == "model.model_path" else ""
+    extra = "model.model_extra_configs" if option == MODEL else ""
     return cannot_load(option, shown, error, extra, " as a reward model")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trlx_like.models.dropout import evaluating
 from trlx_like.models.layout import (
     BlockInputs,
     base_model,
@@ -87,13 +88,10 @@ class Trunk:
         mask = torch.ones_like(ids)
         mask[0, :3] = 0
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
-        was_training = self.lm.training
-        self.lm.eval()
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self.lm):
             whole, entering = run_base(self.lm, inputs, [self.lowest])
             states = entering[self.lowest].hidden * mask[:, :, None]
             above = self(states, inputs)[0]
-        self.lm.train(was_training)
         difference = (whole - above)[mask.bool()].float().norm()
         # Rounding is far below this bound, and what a block misses is far above, even with random weights.
         return bool(difference < 1e-3 * whole.float().norm())

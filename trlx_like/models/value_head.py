@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+from abc import abstractmethod
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,7 +84,9 @@ class _WithValueHead(PreTrainedModelWrapper):
         try:
             self.v_head.load_state_dict(value)
         except RuntimeError as error:
-            raise ConfigError(f"{file} has a value head that does not fit {self._name()}: {error}") from error
+            raise ConfigError(
+                f"{file} has a value head that does not fit {type(self.pretrained_model).__name__}: {error}"
+            ) from error
 
     def add_and_load_reward_modeling_adapter(
         self,
@@ -106,24 +109,70 @@ class _WithValueHead(PreTrainedModelWrapper):
         """
         self.reward_adapter = RewardAdapter(self.pretrained_model, str(adapter_model_id), adapter_name, token)
 
-    def _reward(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Score sequences with the reward adapter. [B, 1, L]"""
-        if self.reward_adapter is None:
-            raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
-        scores: Tensor = self.reward_adapter(self.pretrained_model, inputs, mask.bool())
-        return scores[:, None]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        past_key_values: Any = None,
+        return_past_key_values: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Compute logits, the loss of labels, and values; of an encoder-decoder, at the tokens of the decoder.
 
-    def _outputs(self, return_past_key_values: bool, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Run the language model; return logits, loss and values, and the cache if it is asked for."""
-        cached = return_past_key_values or inputs.get("past_key_values") is not None
-        given = {name: value for name, value in inputs.items() if value is not None}
+        Args:
+            input_ids: Token ids, of an encoder-decoder those that the encoder reads; None with `inputs_embeds`. [B, T]
+            attention_mask: 1 on real tokens, those in the cache included; None is no padding. [B, T]
+            past_key_values: A cache of the tokens before.
+            return_past_key_values: Return the cache as well.
+            kwargs: Further arguments of the model's forward, such as `labels` and `inputs_embeds`. Without
+                `position_ids` padding does not shift positions. An encoder-decoder takes `decoder_input_ids` [B, R],
+                which begin with the decoder's start token and may be left out with `labels`,
+                `decoder_attention_mask` [B, R] (None is no padding) and `encoder_outputs`.
+
+        Returns:
+            Logits in float32 [B, T, V], the loss (None without `labels`), values [B, T], and the cache if asked for.
+            With a decoder, T is the number of its tokens.
+        """
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "past_key_values": past_key_values, **kwargs}
+        inputs = self._completed({name: value for name, value in given.items() if value is not None})
+        cached = return_past_key_values or past_key_values is not None
         with last_hidden(self.pretrained_model) as states:
-            out = self.pretrained_model(**{"use_cache": cached, **given}, return_dict=True)
+            out = self.pretrained_model(**{"use_cache": cached, **inputs}, return_dict=True)
         outputs = out.logits.float(), out.loss, self.v_head(states[0])
         return (*outputs, out.past_key_values) if return_past_key_values else outputs
 
-    def _name(self) -> str:
-        return type(self.pretrained_model).__name__
+    def compute_reward_score(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **decoder: Tensor
+    ) -> Tensor:
+        """Score sequences with the reward adapter, without gradient and dropout.
+
+        Afterwards the policy's adapter is active again.
+
+        Args:
+            input_ids: Token ids, of an encoder-decoder those that the encoder reads. [B, T]
+            attention_mask: 1 on real tokens, with padding on either side; None is no padding. [B, T]
+            decoder: Of an encoder-decoder, the response as `decoder_input_ids`, beginning with the decoder's start
+                token, and if it is padded `decoder_attention_mask`. [B, R]
+
+        Returns:
+            The scores at the last real token, of the response if there is a decoder, one per label of the head:
+            `scores[:, -1, 0]` are the rewards. TRL returns [B, T, L], the scores of all tokens. [B, 1, L]
+
+        Raises:
+            ConfigError: If no reward adapter was loaded.
+        """
+        if self.reward_adapter is None:
+            raise ConfigError("compute_reward_score: there is no reward adapter; add_and_load_reward_modeling_adapter.")
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        inputs = self._completed({"input_ids": input_ids, "attention_mask": mask, **decoder})
+        real = inputs.get("decoder_attention_mask", mask).bool()
+        scores: Tensor = self.reward_adapter(self.pretrained_model, inputs, real)
+        return scores[:, None]
+
+    @abstractmethod
+    def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Add to the arguments of the model's forward what follows from the others."""
 
 
 class AutoModelForCausalLMWithValueHead(_WithValueHead):
@@ -142,54 +191,13 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
 
     kind = AutoModelForCausalLM
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        past_key_values: Any = None,
-        return_past_key_values: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
-        """Compute logits, the loss of labels, and values.
-
-        Args:
-            input_ids: Token ids; None with `inputs_embeds`. [B, T]
-            attention_mask: 1 on real tokens, those in the cache included; None is no padding. [B, T]
-            past_key_values: A cache of the tokens before.
-            return_past_key_values: Return the cache as well.
-            kwargs: Further arguments of the model's forward, such as `labels`, `inputs_embeds` and `position_ids`.
-                Without `position_ids` padding does not shift positions.
-
-        Returns:
-            Logits in float32 [B, T, V], the loss (None without `labels`), values [B, T], and the cache if asked for.
-        """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "past_key_values": past_key_values}
-        takes_positions = "position_ids" in inspect.signature(self.pretrained_model.forward).parameters
-        if attention_mask is not None and attention_mask.dim() == 2 and takes_positions:
-            length = (kwargs["inputs_embeds"] if input_ids is None else input_ids).shape[1]
-            inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -length:]
-        return self._outputs(return_past_key_values, {**inputs, **kwargs})
-
-    def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Score sequences with the reward adapter, without gradient and dropout.
-
-        Afterwards the policy's adapter is active again.
-
-        Args:
-            input_ids: Token ids. [B, T]
-            attention_mask: 1 on real tokens, with padding on either side; None is no padding. [B, T]
-
-        Returns:
-            The scores at the last real token, one per label of the head: `scores[:, -1, 0]` are the rewards. TRL
-            returns [B, T, L], the scores of all tokens. [B, 1, L]
-
-        Raises:
-            ConfigError: If no reward adapter was loaded.
-        """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        return self._reward({"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}, mask)
+    def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Add position ids that padding does not shift, if the model takes any."""
+        mask = inputs.get("attention_mask")
+        if mask is None or mask.dim() != 2 or "position_ids" not in signature(self.pretrained_model.forward).parameters:
+            return inputs
+        length = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"].shape[1]
+        return {"position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -length:], **inputs}
 
 
 class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
@@ -208,68 +216,8 @@ class AutoModelForSeq2SeqLMWithValueHead(_WithValueHead):
 
     kind = AutoModelForSeq2SeqLM
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        return_past_key_values: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
-        """Compute logits, the loss of labels, and values at the decoder's tokens.
-
-        Args:
-            input_ids: Token ids that the encoder reads. [B, P]
-            attention_mask: 1 on real tokens of the encoder; None is no padding. [B, P]
-            decoder_input_ids: The decoder's tokens, beginning with its start token; with `labels` they may be left out,
-                and are made of those. [B, R]
-            decoder_attention_mask: 1 on real tokens of the decoder; None is no padding. [B, R]
-            past_key_values: A cache of the tokens before.
-            return_past_key_values: Return the cache as well.
-            kwargs: Further arguments of the model's forward, such as `labels`, `encoder_outputs` and `inputs_embeds`.
-
-        Returns:
-            Logits in float32 [B, R, V], the loss (None without `labels`), values [B, R], and the cache if asked for.
-        """
-        if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
-            decoder_attention_mask = torch.ones_like(decoder_input_ids)  # some families take the start for padding
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": decoder_attention_mask,
-            "past_key_values": past_key_values,
-        }
-        return self._outputs(return_past_key_values, {**inputs, **kwargs})
-
-    def compute_reward_score(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Score responses with the reward adapter, without gradient and dropout.
-
-        Afterwards the policy's adapter is active again.
-
-        Args:
-            input_ids: Token ids that the encoder reads. [B, P]
-            attention_mask: 1 on real tokens of the encoder; None is no padding. [B, P]
-            decoder_input_ids: The response, beginning with the decoder's start token. [B, R]
-            decoder_attention_mask: 1 on real tokens of the decoder; None is no padding. [B, R]
-
-        Returns:
-            The scores at the last real token of the response, one per label of the head. [B, 1, L]
-
-        Raises:
-            ConfigError: If no reward adapter was loaded.
-        """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        real = torch.ones_like(decoder_input_ids) if decoder_attention_mask is None else decoder_attention_mask
-        decoder = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": real}
-        return self._reward({"input_ids": input_ids, "attention_mask": mask, **decoder}, real)
+    def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Add a mask of the decoder's tokens, because some families take the start for padding."""
+        if "decoder_input_ids" not in inputs or "past_key_values" in inputs:
+            return inputs
+        return {"decoder_attention_mask": torch.ones_like(inputs["decoder_input_ids"]), **inputs}

@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
+from trlx_like.config import TRLConfig
 from trlx_like.errors import DataError
-from trlx_like.pipelines.chat import encode_answer, template_options
+from trlx_like.pipelines.chat import common_options, encode_answer, template_options
 from trlx_like.pipelines.forms import as_preference
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import checked_rows, is_messages
@@ -67,6 +68,24 @@ class SamePreferences:
                 f"{self.name}: the resumed run had {state['pairs']} pairs, which are not the {self.state['pairs']} "
                 "given now. Pass the same pairs, or start a new run from its hf_model."
             )
+
+
+def configured_preferences(
+    config: TRLConfig, rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, name: str
+) -> list[Preference]:
+    """Encode preferences as the configuration of a run says. The other arguments are those of `encode_preferences`."""
+    method: Any = config.method
+    return encode_preferences(
+        rows,
+        tokenizer,
+        max_length=config.train.seq_length,
+        max_prompt_length=method.max_prompt_length,
+        truncation=method.truncation_mode,
+        too_long=method.too_long,
+        seq2seq=config.model.model_arch_type == "seq2seq",
+        template=common_options(config.tokenizer.chat_template_kwargs),
+        name=name,
+    )
 
 
 def encode_preferences(

@@ -17,7 +17,7 @@ from trlx_like.data import Sampled
 from trlx_like.distributed import World
 from trlx_like.errors import SamplerError
 from trlx_like.functional.policy_gradient import probability_ratio
-from trlx_like.models import LanguagePolicy
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers.canary import Canary, some_of, tolerance
 from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.text import TextSamples

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trlx_like.data import Completion, Sampled
 from trlx_like.functional.digest import Digest, digest
-from trlx_like.models import mismerged_weights, plain_weights
+from trlx_like.models.merging import mismerged_weights, plain_weights
 from trlx_like.samplers.engines import Engine
 
 TOKENS, ENOUGH = 256, 64

@@ -27,6 +27,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.functional.choices import by_row
 from trlx_like.functional.counter import keys as make_keys, random_stream
 from trlx_like.functional.digest import Digest
+from trlx_like.models.dropout import evaluating
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.decode import Decoding, needs_generate
@@ -197,6 +198,11 @@ class TransformersEngine:
         """Return None: there is no second set of weights to compare."""
         return None
 
+    def refills(self, config: GenerationConfig) -> bool:
+        """Return whether new prompts take the place of finished rows, see `Engine`."""
+        return needs_generate(self.lm, config) is None
+
+    @torch.no_grad()
     def generate(
         self,
         prompt: Tensor,
@@ -207,30 +213,11 @@ class TransformersEngine:
         keys: Tensor | None = None,
         choices: bool = False,
         at_once: int | None = None,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> Sampled:
-        """Generate one response per prompt, see `Engine.generate`; keys None draws them with torch's generator."""
-        return self.generate_with([], prompt, prompt_mask, config, stop, keys, choices, at_once)
-
-    def refills(self, config: GenerationConfig) -> bool:
-        """Return whether new prompts take the place of finished rows, see `Engine`."""
-        return needs_generate(self.lm, config) is None
-
-    @torch.no_grad()
-    def generate_with(
-        self,
-        processors: Sequence[LogitsProcessor],
-        prompt: Tensor,
-        prompt_mask: Tensor,
-        config: GenerationConfig,
-        stop: list[str],
-        keys: Tensor | None = None,
-        choices: bool = False,
-        at_once: int | None = None,
-    ) -> Sampled:
-        """Generate like `generate`, with further logits processors.
+        """Generate one response per prompt.
 
         Args:
-            processors: Applied after the table of allowed tokens, so that forbidden tokens stay forbidden.
             prompt: As in `Engine.generate`. [B, P]
             prompt_mask: As in `Engine.generate`. [B, P] bool
             config: As in `Engine.generate`.
@@ -239,6 +226,8 @@ class TransformersEngine:
                 [B] int64
             choices: Whether to tell which tokens could be drawn.
             at_once: The most prompts in a batch, if the engine `refills` it; None is all.
+            processors: Further logits processors, applied after the table of allowed tokens, so that forbidden tokens
+                stay forbidden.
 
         Returns:
             As `Engine.generate`.
@@ -298,14 +287,12 @@ def _neutral(lm: PreTrainedModel) -> Iterator[None]:
     of ones, and some families then take the padding of finished rows for unmasked input.
     """
     config = lm.config.get_text_config()
-    was_training, defaults, pad = lm.training, lm.generation_config, config.pad_token_id
-    lm.eval()
+    defaults, pad = lm.generation_config, config.pad_token_id
     lm.generation_config, config.pad_token_id = GenerationConfig(), None
     # The last states of all prompts lie apart in memory; for such rows torch copies a head in 16 bits for each of them.
     close = lm.get_output_embeddings().register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
     try:
-        yield
+        with close, evaluating(lm):
+            yield
     finally:
-        close.remove()
         lm.generation_config, config.pad_token_id = defaults, pad
-        lm.train(was_training)

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -23,19 +22,16 @@ from transformers import (
 
 from trlx_like.data import Sampled
 from trlx_like.functional.q_learning import guided_logits
-from trlx_like.models import (
-    HEADS_FILE,
-    ILQLHeads,
-    PreTrainedModelWrapper,
-    hidden_size,
-    last_hidden,
-    vocabulary_size,
-)
+from trlx_like.models.heads import ILQLHeads
+from trlx_like.models.layout import hidden_size, last_hidden, vocabulary_size
+from trlx_like.models.saved_heads import HEADS_FILE
+from trlx_like.models.wrapper import PreTrainedModelWrapper
 from trlx_like.samplers.engines import TransformersEngine
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = "heads.ilql."
+"""Beginning of the names of ILQL heads in a heads file."""
 
 
 class AdvantageGuide(LogitsProcessor):
@@ -104,21 +100,10 @@ class GuidedEngine(TransformersEngine):
         super().__init__(lm, tokenizer, allowed)
         self.heads = heads
 
-    def generate(
-        self,
-        prompt: Tensor,
-        prompt_mask: Tensor,
-        config: GenerationConfig,
-        stop: list[str],
-        *,
-        keys: Tensor | None = None,
-        choices: bool = False,
-        at_once: int | None = None,
-        beta: float = 0.0,
-    ) -> Sampled:
+    def generate(self, *args: Any, beta: float = 0.0, **options: Any) -> Sampled:
         """Generate one response per prompt, see `TransformersEngine.generate`. beta: the weight of the advantage."""
         with guidance(self.lm, self.heads, beta) as guide:
-            return self.generate_with(guide, prompt, prompt_mask, config, stop, keys, choices, at_once)
+            return super().generate(*args, processors=guide, **options)
 
 
 class _WithILQLHeads(PreTrainedModelWrapper):
@@ -230,9 +215,6 @@ def _at(hidden: Tensor, places: Tensor | None) -> Tensor:
     if places is None:
         return hidden
     return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-
-
-"""Beginning of the names of ILQL heads in a heads file."""
 
 
 def load_ilql_heads(path: str | Path) -> ILQLHeads | None:

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
 from trlx_like.functional.digest import Digest, digest
-from trlx_like.models import create_reference_model, has_adapter, merged
+from trlx_like.models.merging import has_adapter, merged
+from trlx_like.models.reference import create_reference_model
 from trlx_like.samplers.engines import TransformersEngine, register_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -65,9 +66,9 @@ class CopyEngine(TransformersEngine):
                 self.lm.to(weight.device)  # type: ignore[arg-type]
             held[name].copy_(weight)
 
-    def generate_with(self, *args: Any, **options: Any) -> Sampled:
+    def generate(self, *args: Any, **options: Any) -> Sampled:
         """Generate as the engine "transformers", and note the version of the weights."""
-        sampled = super().generate_with(*args, **options)
+        sampled = super().generate(*args, **options)
         sampled.version = torch.full(sampled.response.shape[:1], self.version, device=sampled.response.device)
         return sampled
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -62,20 +62,14 @@ class TextSamples:
     def __getitem__(self, rows: Sequence[int]) -> TextSamples:
         """Select responses by their numbers, which may repeat."""
 
-        def pick(values: list[Any]) -> list[Any]:
-            return [values[row] for row in rows]
+        def pick(column: Any) -> Any:
+            if isinstance(column, dict):
+                return {name: pick(values) for name, values in column.items()}
+            if isinstance(column, list):
+                return [column[row] for row in rows]
+            return None if column is None else column[list(rows)]
 
-        return TextSamples(
-            self.completion[list(rows)],
-            pick(self.prompts),
-            pick(self.outputs),
-            pick(self.samples),
-            pick(self.finish_reasons),
-            pick(self.metadata),
-            {name: pick(column) for name, column in self.components.items()},
-            None if self.sampling_logprobs is None else self.sampling_logprobs[list(rows)],
-            None if self.version is None else self.version[list(rows)],
-        )
+        return TextSamples(**pick(vars(self)))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return, for each response, a dictionary of what a reward function may see.
@@ -88,6 +82,7 @@ class TextSamples:
         return [dict(zip(names, row, strict=True)) for row in columns]
 
 
+@dataclass(eq=False)
 class TextSampler:
     """Generate responses to batches of prompts with an engine.
 
@@ -101,22 +96,13 @@ class TextSampler:
         device: Where the engine expects prompts.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        stop_sequences: Sequence[str] = (),
-        separator: str | None = None,
-        batch_size: int | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.stop = list(stop_sequences)
-        self.separator = separator
-        self.batch_size = batch_size
-        self.device = device
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    _: KW_ONLY
+    stop_sequences: Sequence[str] = ()
+    separator: str | None = None
+    batch_size: int | None = None
+    device: torch.device | str = "cpu"
 
     def sample(
         self, prompts: PromptBatch, options: Mapping[str, Any], stream: int | None = None, *, choices: bool = False
@@ -161,7 +147,7 @@ class TextSampler:
         own = {**own, "keys": key} if getattr(self.engine, "keyed", False) else own
         with torch.random.fork_rng([ids.device] if ids.device.type == "cuda" else []):
             torch.manual_seed(int(key[0]))  # for beams, and for engines that have no keys
-            return self.engine.generate(ids, mask, config, self.stop, **own)
+            return self.engine.generate(ids, mask, config, list(self.stop_sequences), **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
         """Decode prompts and responses for people and reward functions. Training uses the ids, never this text.
@@ -200,8 +186,10 @@ class TextSampler:
         last: Tensor = completion.response.gather(1, lengths[:, None] - 1).squeeze(1)
         ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype)).tolist()
         rows = zip(completion.response, completion.mask, strict=True)
-        texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows] if self.stop else [""] * len(lengths)
-        stopped = [any(string in text for string in self.stop) for text in texts]
+        texts = (
+            [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows] if self.stop_sequences else [""] * len(lengths)
+        )
+        stopped = [any(string in text for string in self.stop_sequences) for text in texts]
         return ["eos" if eos else "stop" if stop else "length" for eos, stop in zip(ended, stopped, strict=True)]
 
     def _text(self, ids: list[int]) -> str:
@@ -210,5 +198,5 @@ class TextSampler:
 
     def _cut(self, output: str) -> str:
         """Cut a text before its first stop sequence."""
-        found = [at for at in (output.find(s) for s in self.stop) if at >= 0]
+        found = [at for at in (output.find(s) for s in self.stop_sequences) if at >= 0]
         return output[: min(found)] if found else output

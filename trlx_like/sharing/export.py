@@ -74,8 +74,8 @@ def export_run(
 def _merge(source: Path, to: Path) -> None:
     """Save the model of an adapter's folder with the adapter merged."""
     from trlx_like.config import ModelConfig
-    from trlx_like.models import arch_type, load_model
-    from trlx_like.models.loading import save_model
+    from trlx_like.models.export import save_model
+    from trlx_like.models.loading import arch_type, load_model
 
     kind = arch_type(str(source))
     save_model(load_model(str(source), ModelConfig(model_path=str(source), model_arch_type=kind)), to, merge=True)

@@ -27,9 +27,10 @@ from trlx_like.functional.diffusion import gaussian_kl
 from trlx_like.functional.group_advantages import group_centered, group_ties, scaled
 from trlx_like.functional.policy_gradient import clipped_surrogate, ratio_metrics
 from trlx_like.functional.prompt_statistics import PromptStatistics, normalized
-from trlx_like.models import Fingerprint, has_adapter
 from trlx_like.models.diffusion import DiffusionModel
 from trlx_like.models.diffusion_families import inspect_pipeline, load_pipeline
+from trlx_like.models.merging import has_adapter
+from trlx_like.models.reference import Fingerprint
 from trlx_like.pipelines.captions import CaptionFunction, Captions, read_captions
 from trlx_like.pipelines.prompts import PromptStream
 from trlx_like.rewards.runner import Scores
@@ -59,8 +60,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         """Read the prompts, before a model is loaded. `trlx-like check` calls it with one prompt."""
         self._refuse_text_options(tokenizer)
         given = self.data.get("prompts")
-        if given is not None and not callable(given):
-            read_captions(given)
+        self.captions = None if given is None or callable(given) else read_captions(given)
         self.eval_prompts = self._eval_prompts(given)
 
     def inspect_models(self) -> None:
@@ -70,8 +70,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
     def build(self, tokenizer: Any = None) -> None:
         self.read_inputs(tokenizer)
         method, seed = self.method, self.config.train.seed
-        given = self.data.get("prompts")
-        listed = None if given is None or callable(given) else read_captions(given)
+        given, listed = self.data.get("prompts"), self.captions
         with isolated_rng(seed):  # a path may name a function that trains a model first
             pipeline = load_pipeline(self.config.model)
         self.model = DiffusionModel(pipeline, (method.height, method.width))

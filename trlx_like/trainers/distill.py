@@ -18,7 +18,7 @@ from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.functional.kl import forward_kl, full_kl, generalized_jsd
 from trlx_like.functional.masked import masked_sum
-from trlx_like.models import inspect_model
+from trlx_like.models.loading import inspect_model
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer
 from trlx_like.trainers.samples import ShownSamples
@@ -39,7 +39,6 @@ class DistillTrainer(OnlineTextTrainer[Completion]):
         self.check_vocabularies(inspect_model(model.model_path, model), teacher)
 
     def build(self, tokenizer: Any = None) -> None:
-        self.keep_dropout = not self.method.disable_dropout
         super().build(tokenizer)
         self.add_reference()
         teacher: Any = self.model.reference_modules()[0]

@@ -7,7 +7,7 @@ docs/algorithms/dpo.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,10 +18,10 @@ from trlx_like.checkpoint import fields
 from trlx_like.config.methods.dpo import SORTED, DPOConfig
 from trlx_like.data import PreferenceExperience, RolloutStore
 from trlx_like.errors import ConfigError
-from trlx_like.functional.sequences import length_desensitized, policy_weights, sequence_sums
-from trlx_like.models import load_model
+from trlx_like.functional.sequences import policy_weights, sequence_sums
+from trlx_like.models.loading import load_model
 from trlx_like.models.policy import PolicyOutput
-from trlx_like.pipelines.preferences import Preference, SamePreferences, encode_preferences
+from trlx_like.pipelines.preferences import Preference, SamePreferences, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.text import TextSampler
@@ -45,7 +45,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def build(self, tokenizer: Any = None) -> None:
         self._check_sorting()
-        self.keep_dropout = not self.method.disable_dropout
         super().build(tokenizer)
         self.eval_store = RolloutStore(PreferenceExperience)
         if self.method.precomputes:
@@ -63,9 +62,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         self.state.register("dpo", fields(self, "reference_texts"))
 
     def read_data(self) -> None:
-        self.preferences = self._encoded(self.data["preferences"], "preferences")
+        encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
+        self.preferences = encoded(self.data["preferences"], name="preferences")
         held_out = named_sets(self.data.get("eval_preferences"), "eval_preferences")
-        self.eval_preferences = {name: self._encoded(rows, place) for name, place, rows in held_out}
+        self.eval_preferences = {name: encoded(rows, name=place) for name, place, rows in held_out}
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.experience(self.preferences))
@@ -108,27 +108,14 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def pairs(self, batch: PreferenceExperience, out: PolicyOutput) -> Pairs:
         """Sum the log-probabilities of each completion under policy and reference."""
-        chosen, rejected = batch.sides(out.logprobs)
-        ref_chosen, ref_rejected = batch.ref_chosen, batch.ref_rejected
         if out.ref_logprobs is not None:
-            ref_chosen, ref_rejected = batch.sides(out.ref_logprobs)
-        elif ref_chosen is None or ref_rejected is None:
-            ref_chosen, ref_rejected = torch.zeros_like(chosen), torch.zeros_like(rejected)
-        masks = batch.scored
-        lengths = masks[0].sum(dim=1), masks[1].sum(dim=1)
-        shared = torch.minimum(*lengths)
+            reference = batch.sides(out.ref_logprobs)
+        elif batch.ref_chosen is not None and batch.ref_rejected is not None:
+            reference = batch.ref_chosen, batch.ref_rejected
+        else:
+            reference = batch.sides(torch.zeros_like(out.logprobs))
         alpha = 1.0 if self.method.ld_alpha is None else self.method.ld_alpha
-
-        def total(logprobs: Tensor, mask: Tensor) -> Tensor:
-            return length_desensitized(logprobs, mask, shared, alpha)
-
-        return Pairs(
-            total(chosen, masks[0]),
-            total(rejected, masks[1]),
-            total(ref_chosen, masks[0]),
-            total(ref_rejected, masks[1]),
-            *lengths,
-        )
+        return Pairs.of(batch.sides(out.logprobs), reference, batch.scored, alpha)
 
     def pair_weights(self, batch: PreferenceExperience, out: PolicyOutput) -> Tensor:
         """Weight each pair by how likely the policy is to sample both of its completions (WPO). [B]"""
@@ -215,19 +202,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             return self.sampler
         lm = load_model(path, self.config.model).to(self.device).eval()  # type: ignore[arg-type]
         return self.sampler_of(self.engine_for(lm))
-
-    def _encoded(self, rows: Sequence[Any], name: str) -> list[Preference]:
-        return encode_preferences(
-            rows,
-            self.tokenizer,
-            max_length=self.config.train.seq_length,
-            max_prompt_length=self.method.max_prompt_length,
-            truncation=self.method.truncation_mode,
-            too_long=self.method.too_long,
-            seq2seq=self.seq2seq,
-            template=self.chat_options,
-            name=name,
-        )
 
     def _check_sorting(self) -> None:
         """Raise ConfigError for a loss that sorts the whole batch if there are several processes."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from trlx_like.config.methods.dpo import DPOConfig
@@ -23,6 +25,7 @@ from trlx_like.functional.preference import (
     sorted_margin,
     sppo_hard_loss,
 )
+from trlx_like.functional.sequences import length_desensitized
 
 
 @dataclass
@@ -35,6 +38,31 @@ class Pairs:
     ref_rejected: Tensor
     chosen_tokens: Tensor
     rejected_tokens: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        policy: tuple[Tensor, Tensor],
+        reference: tuple[Tensor, Tensor],
+        masks: tuple[Tensor, Tensor],
+        alpha: float = 1.0,
+    ) -> Self:
+        """Sum log-probabilities over the tokens of each completion.
+
+        Args:
+            policy: Log-probabilities of the tokens of the chosen [B, C] and of the rejected [B, J] completions.
+            reference: The same under the reference.
+            masks: True on the tokens that count.
+            alpha: The weight of the extra tokens of the longer completion of a pair, see `length_desensitized`.
+        """
+        lengths = masks[0].sum(dim=1), masks[1].sum(dim=1)
+        shared = torch.minimum(*lengths)
+
+        def totals(sides: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            chosen, rejected = (length_desensitized(*side, shared, alpha) for side in zip(sides, masks, strict=True))
+            return chosen, rejected
+
+        return cls(*totals(policy), *totals(reference), *lengths)
 
     @property
     def ratios(self) -> tuple[Tensor, Tensor]:

@@ -154,7 +154,9 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
     def record(self, responses: list[Sampled]) -> GroupExperience:
         """Compute log-probabilities of responses under policy and reference; keep the order. The list may be empty."""
         if not responses:
-            return self._nothing()
+            empty = GroupExperience.filled(0, 1, 1)
+            empty.ref_logprobs = empty.old_logprobs if self.method.beta else None
+            return empty
         recorded: dict[int, GroupExperience] = {}
         batch, size = Sampled.collate(responses), self.run.microbatch_size
         if not self.observes:
@@ -241,11 +243,6 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             metrics["policy/kl"] = self.world.statistics(sequence_sums(divergence, mask), mask.any(dim=1)).mean
             metrics["policy/kl_per_token"] = self.world.statistics(divergence, mask).mean
         return metrics
-
-    def _nothing(self) -> GroupExperience:
-        """Make a batch without rows."""
-        ids, mask, numbers = (torch.zeros(0, 1, dtype=kind) for kind in (torch.int64, torch.bool, torch.float32))
-        return GroupExperience(ids, mask, ids, mask, **_recorded(numbers, numbers if self.method.beta else None))
 
 
 def _recorded(logprobs: Tensor, ref_logprobs: Tensor | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,15 +27,6 @@ NONFINITE_FILE = "nonfinite_steps.jsonl"
 UPDATE = "the weights or the optimizer's state after the step"
 LONGEST_TEXT = 500
 """Most characters of a text that the record and messages show."""
-
-
-@dataclass
-class Before:
-    """Hold the state before an optimiser step: copies of tensors, and the optimiser's states and parameter groups."""
-
-    tensors: list[Tensor]
-    states: dict[Any, dict[str, Any]]
-    groups: list[dict[str, Any]]
 
 
 class Guard:
@@ -76,19 +66,18 @@ class Guard:
         Raises:
             NonFiniteError: If they are not finite, and `train.undo_nonfinite_updates` is off.
         """
-        undo = self.run.config.train.undo_nonfinite_updates
-        before = self._keep() if undo else None
+        undo = self._keep() if self.run.config.train.undo_nonfinite_updates else None
         make()
         if not self.run.world.max(int(not _all_finite(self._changed()))):
             return None
         parameter = self._bad_parameter()  # every process calls it
-        if before is None:
+        if undo is None:
             raise NonFiniteError(
                 f"Step {self.run.progress.step + 1} made {parameter or 'the state of the optimizer'} NaN or infinite, "
                 "and train.undo_nonfinite_updates is false, so it cannot be undone. Continue from the newest "
                 "checkpoint with a smaller optimizer.kwargs.lr."
             )
-        self._undo(before)
+        undo()
         return parameter or ""
 
     def _changed(self) -> list[Tensor]:
@@ -98,22 +87,24 @@ class Guard:
         return [*trained, *(value for value in state if isinstance(value, Tensor))]
 
     @torch.no_grad()
-    def _keep(self) -> Before:
-        """Copy what the step may change, into the same memory at every step."""
+    def _keep(self) -> Callable[[], None]:
+        """Copy what the step may change, into the same memory at every step; return what undoes the step."""
         tensors = self._changed()
         if [copy.shape for copy in self._copies] != [tensor.shape for tensor in tensors]:
             self._copies = [torch.empty_like(tensor) for tensor in tensors]
         torch._foreach_copy_(self._copies, tensors)
         states = {parameter: dict(values) for parameter, values in self.optimizer.state.items()}
-        return Before(tensors, states, [dict(group) for group in self.optimizer.param_groups])
+        groups = [dict(group) for group in self.optimizer.param_groups]
 
-    @torch.no_grad()
-    def _undo(self, before: Before) -> None:
-        torch._foreach_copy_(before.tensors, self._copies)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(before.states)
-        for group, values in zip(self.optimizer.param_groups, before.groups, strict=True):
-            group.update(values)
+        @torch.no_grad()
+        def undo() -> None:
+            torch._foreach_copy_(tensors, self._copies)
+            self.optimizer.state.clear()
+            self.optimizer.state.update(states)
+            for group, values in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(values)
+
+        return undo
 
     def drop(
         self,

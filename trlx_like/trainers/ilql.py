@@ -27,7 +27,7 @@ from trlx_like.functional.q_learning import (
     td_loss,
 )
 from trlx_like.functional.q_values import action_values, action_values_and_conservative_loss
-from trlx_like.models import ILQLHeads
+from trlx_like.models.heads import ILQLHeads
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.returns import check_rewards, standardized
 from trlx_like.pipelines.truncation import Truncation

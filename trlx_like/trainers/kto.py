@@ -53,7 +53,6 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
     method: KTOConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        self.keep_dropout = not self.method.disable_dropout
         super().build(tokenizer)
         self.add_reference()
 

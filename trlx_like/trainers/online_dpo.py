@@ -55,7 +55,6 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     method: OnlineDPOConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        self.keep_dropout = not self.method.disable_dropout
         self.judge = make_judge(self.data["judge"]) if "judge" in self.data else None
         if self.judge is not None:
             self.judged = GroupReward(self.judge, self.method.n_generations_per_prompt)
@@ -142,7 +141,8 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
 
     def loss_of(self, batch: JudgedPair, out: PolicyOutput) -> LossOutput:
         """Compute the loss of pairs from the policy's output on them."""
-        pairs = _sums(batch, out)
+        assert out.ref_logprobs is not None
+        pairs = Pairs.of(batch.sides(out.logprobs), batch.sides(out.ref_logprobs), batch.scored)
         chosen, rejected = pairs.ratios
         margin = chosen - rejected
         sigmoid = self.method.loss_type == "sigmoid"
@@ -216,12 +216,3 @@ def _pair(best: Completion, worst: Completion, scores: list[float], finished: li
         finished=torch.tensor(finished),
         place=best.place,
     )
-
-
-def _sums(batch: JudgedPair, out: PolicyOutput) -> Pairs:
-    """Sum the log-probabilities of each response under policy and reference."""
-    assert out.ref_logprobs is not None
-    masks = batch.chosen_mask, batch.rejected_mask
-    policy = [sequence_sums(*side) for side in zip(batch.sides(out.logprobs), masks, strict=True)]
-    reference = [sequence_sums(*side) for side in zip(batch.sides(out.ref_logprobs), masks, strict=True)]
-    return Pairs(*policy, *reference, *(mask.sum(dim=1) for mask in masks))

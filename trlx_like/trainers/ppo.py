@@ -28,7 +28,8 @@ from trlx_like.functional.policy_gradient import (
 )
 from trlx_like.functional.returns import gae
 from trlx_like.functional.reward_scaling import RewardScaling
-from trlx_like.models import PolicyOutput, ValueHead
+from trlx_like.models.heads import ValueHead
+from trlx_like.models.policy import PolicyOutput
 from trlx_like.rewards.call import Reward
 from trlx_like.samplers.generation import generation_config
 from trlx_like.samplers.text import TextSamples
@@ -165,8 +166,8 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
             The metrics of the round, over all processes.
         """
         method, world = self.method, self.world
-        # A process without any still takes part in the statistics, with one row that is all padding.
-        batch = PPOExperience.collate(elements) if elements else _padding()
+        # A process without any still takes part in the statistics.
+        batch = PPOExperience.collate(elements) if elements else PPOExperience.filled(0, 1, 1)
         mask = batch.scored
         given = world.statistics(batch.scores.sum(dim=1), mask.any(dim=1))
         moments = {"count": given.count, "mean": given.mean, "m2": given.m2, "std": given.std}
@@ -179,7 +180,7 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         if method.whiten_advantages:
             batch.advantages = self._whitened(batch.advantages, mask)
         batch.advantages, correction = self.corrected(batch)
-        self.push_to_store(batch.split() if elements else [])
+        self.push_to_store(batch.split())
         metrics = {**self._experience_metrics(batch, rewards), **correction}
         if method.target is not None:
             kl, responses = metrics["policy/kl"], int(given.count)
@@ -312,9 +313,3 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
             "returns/std": statistics(batch.returns, mask).std,
             "policy/kl_coef": self.kl_coef,
         }
-
-
-def _padding() -> PPOExperience:
-    """Make a batch of one row without a real token."""
-    ids, mask, zeros = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1)
-    return PPOExperience(ids, mask, ids, mask, **dict.fromkeys(_COMPUTED, zeros), scores=zeros)

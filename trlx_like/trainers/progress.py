@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +34,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields by name, for a checkpoint."""
-        lists = {"used": list(self.used), "losses": list(self.losses)}
-        return {**vars(self), "tracker": dict(self.tracker), **lists}
+        return copy.deepcopy(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the fields from a checkpoint."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,10 @@ from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
-from trlx_like.models import (
-    check_fit,
-    checkpoint_activations,
-    disable_dropout,
-    has_adapter,
-    load_tokenizer,
-    save_model,
-)
+from trlx_like.models.dropout import disable_dropout
+from trlx_like.models.export import save_model
+from trlx_like.models.loading import checkpoint_activations
+from trlx_like.models.merging import has_adapter
 from trlx_like.models.reward_model import (
     RewardNetwork,
     add_reward_adapter,
@@ -35,8 +32,9 @@ from trlx_like.models.reward_model import (
     load_reward_model,
     with_own_pad_token,
 )
-from trlx_like.pipelines.chat import common_options
-from trlx_like.pipelines.preferences import Preference, encode_preferences
+from trlx_like.models.sources import check_fit
+from trlx_like.models.tokenizer import load_tokenizer
+from trlx_like.pipelines.preferences import Preference, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
@@ -75,11 +73,12 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         """Load the tokenizer and encode the pairs, before a model is loaded. `trlx-like check` calls it with one."""
         self._check()
         self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
-        preferences = self._encoded(self.data["preferences"], "preferences")
+        encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
+        preferences = encoded(self.data["preferences"], name="preferences")
         self.truncation = Truncation.of((pair.lost for pair in preferences), len(self.data["preferences"]))
         self.pairs = [_pair(preference) for preference in preferences]
         self.eval_pairs = {
-            name: [_pair(preference) for preference in self._encoded(rows, place)]
+            name: [_pair(preference) for preference in encoded(rows, name=place)]
             for name, place, rows in named_sets(self.data.get("eval_preferences"), "eval_preferences")
         }
 
@@ -137,19 +136,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         """
         save_model(self.model.lm, directory, merged is not False)
         self.tokenizer.save_pretrained(directory)
-
-    def _encoded(self, rows: Sequence[Any], name: str) -> list[Preference]:
-        method = self.method
-        return encode_preferences(
-            rows,
-            self.tokenizer,
-            max_length=self.config.train.seq_length,
-            max_prompt_length=method.max_prompt_length,
-            truncation=method.truncation_mode,
-            too_long=method.too_long,
-            template=common_options(self.config.tokenizer.chat_template_kwargs),
-            name=name,
-        )
 
     def _check(self) -> None:
         """Raise ConfigError for functions that score generated text."""

@@ -18,8 +18,10 @@ from trlx_like.data import Completion, padded
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
-from trlx_like.models import LanguagePolicy, keeps_packed_apart, lowest_blocks
+from trlx_like.models.layout import keeps_packed_apart
 from trlx_like.models.neftune import noisy_embeddings
+from trlx_like.models.policy import LanguagePolicy
+from trlx_like.models.unread import lowest_blocks
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.formatting import formatted
 from trlx_like.pipelines.packing import fill_blocks, fit_best

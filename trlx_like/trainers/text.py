@@ -16,24 +16,15 @@ from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Completion, Experience
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.models import (
-    Fingerprint,
-    LanguagePolicy,
-    PolicyOutput,
-    check_fit,
-    check_folder,
-    checkpoint_activations,
-    disable_dropout,
-    has_adapter,
-    hidden_size,
-    inspect_model,
-    load_model,
-    load_tokenizer,
-    load_trained_model,
-    plain_weights,
-    vocabulary_size,
-)
-from trlx_like.models.export import save_policy
+from trlx_like.models.dropout import disable_dropout
+from trlx_like.models.export import check_folder, save_policy
+from trlx_like.models.layout import hidden_size, vocabulary_size
+from trlx_like.models.loading import checkpoint_activations, inspect_model, load_model, load_trained_model
+from trlx_like.models.merging import has_adapter, plain_weights
+from trlx_like.models.policy import LanguagePolicy, PolicyOutput
+from trlx_like.models.reference import Fingerprint
+from trlx_like.models.sources import check_fit
+from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.rows import joined_sets
@@ -55,7 +46,10 @@ class TextTrainer(BaseRLTrainer[E]):
 
     model: LanguagePolicy
     keep_dropout = False
-    """Whether dropout stays on in training. A loss that compares with the policy at sampling time needs it off."""
+    """Whether dropout stays on in training, for methods without an option `disable_dropout`.
+
+    A loss that compares with the policy at sampling time needs it off.
+    """
     heads_kind = "ValueHead"
     """Ending of the class that loads an exported model with its heads: `AutoModelForCausalLMWith<heads_kind>`."""
 
@@ -83,7 +77,7 @@ class TextTrainer(BaseRLTrainer[E]):
         if has_adapter(lm):  # the model beside it is not in checkpoints
             self.world.place(lm)
             self.state.register("base", Fingerprint([lm], "what the adapter is for", self.world))
-        if not self.keep_dropout:
+        if getattr(self.method, "disable_dropout", not self.keep_dropout):
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)

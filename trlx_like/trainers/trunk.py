@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from trlx_like.data.experience import IDS, Experience
-from trlx_like.models import LanguagePolicy, has_dropout
+from trlx_like.models.dropout import has_dropout
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.trainers.context import Run
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,10 @@ from transformers import PreTrainedModel
 
 from tests.tiny import tiny_lm
 from trlx_like.data import Completion
-from trlx_like.models import LanguagePolicy, ValueHead, disable_dropout, hidden_size
+from trlx_like.models.dropout import disable_dropout
+from trlx_like.models.heads import ValueHead
+from trlx_like.models.layout import hidden_size
+from trlx_like.models.policy import LanguagePolicy
 
 VOCABULARY = 32
 LENGTHS = ((3, 4), (5, 2), (1, 6))

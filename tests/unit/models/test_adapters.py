@@ -24,8 +24,10 @@ from tests.unit.models.support import (
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.functional.kl import full_kl
-from trlx_like.models import LanguagePolicy, load_model, load_trained_model, save_model
 from trlx_like.models.adapters import add_adapter, read_adapter
+from trlx_like.models.export import save_model
+from trlx_like.models.loading import load_model, load_trained_model
+from trlx_like.models.policy import LanguagePolicy
 
 LINEAR = {"target_modules": "all-linear"}
 LORA: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 64}

@@ -15,9 +15,9 @@ from transformers.pytorch_utils import Conv1D
 from tests.tiny import save_tiny, tiny_config, tiny_lm
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import load_model, load_trained_model, merged, mismerged_weights, plain_weights
 from trlx_like.models.formats import check_formats, is_quantized, plain_layer
-from trlx_like.models.loading import check_model
+from trlx_like.models.loading import check_model, load_model, load_trained_model
+from trlx_like.models.merging import merged, mismerged_weights, plain_weights
 from trlx_like.models.reward_model import load_reward_model
 
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "init_lora_weights": False}

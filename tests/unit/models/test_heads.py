@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.unit.models.support import linear
-from trlx_like.models import ValueHead
+from trlx_like.models.heads import ValueHead
 
 
 def test_values_golden() -> None:

@@ -11,8 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_config, tiny_lm
 from tests.unit.models.support import sharp_lm
 from trlx_like.errors import ConfigError
-from trlx_like.models import LanguagePolicy, hidden_size
-from trlx_like.models.layout import decoder_start
+from trlx_like.models.layout import decoder_start, hidden_size
+from trlx_like.models.policy import LanguagePolicy
 
 
 @pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)

@@ -17,8 +17,11 @@ from transformers.utils import logging as transformers_logging
 from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import arch_type, disable_dropout, load_model, load_tokenizer, no_progress_bars
+from trlx_like.models.dropout import disable_dropout
+from trlx_like.models.loading import arch_type, load_model
 from trlx_like.models.reward_model import load_reward_model
+from trlx_like.models.sources import no_progress_bars
+from trlx_like.models.tokenizer import load_tokenizer
 
 # Every rate that a family knows.
 DROPOUTS: dict[str, dict[str, float]] = {

@@ -12,9 +12,10 @@ from tests.unit.models.support import (
     batch_of_ids,
 )
 from tests.unit.models.test_adapters import KINDS, adapted, every_kind, move
-from trlx_like.models import LanguagePolicy, save_model
 from trlx_like.models.adapters import add_adapter
+from trlx_like.models.export import save_model
 from trlx_like.models.merging import merged, mismerged_weights, plain_weights
+from trlx_like.models.policy import LanguagePolicy
 
 
 @every_kind

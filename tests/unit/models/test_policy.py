@@ -25,8 +25,8 @@ from tests.unit.models.support import (
 )
 from trlx_like.data import Completion
 from trlx_like.functional.kl import full_kl
-from trlx_like.models import LanguagePolicy, PolicyOutput
 from trlx_like.models.layout import blocks
+from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 
 
 def close(one: Tensor, other: Tensor) -> None:

@@ -14,13 +14,9 @@ from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids,
 from tests.unit.models.test_top_blocks import LAYERS
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.kl import full_kl
-from trlx_like.models import (
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-    Fingerprint,
-    LanguagePolicy,
-    create_reference_model,
-)
+from trlx_like.models.policy import LanguagePolicy
+from trlx_like.models.reference import Fingerprint, create_reference_model
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 
 UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
 

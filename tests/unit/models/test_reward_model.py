@@ -19,8 +19,9 @@ from transformers import (
 from tests.tiny import FAMILIES, ODD_FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import disable_dropout, load_tokenizer
+from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
+from trlx_like.models.tokenizer import load_tokenizer
 
 ROWS = [[5, 6, 7, 8, 0], [9, 3], [4, 0], [1, 5, 1], [7] * 9]
 """Ids, with EOS (0) and the pad id (1) among the real ones."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from tests.tiny import tiny_lm
 from trlx_like import AutoModelForCausalLMWithValueHead
 from trlx_like.errors import ConfigError
-from trlx_like.models import HEADS_FILE
-from trlx_like.models.saved_heads import read_heads
+from trlx_like.models.saved_heads import HEADS_FILE, read_heads
 
 HIDDEN = torch.linspace(-1, 1, 48).reshape(3, 16)
 

@@ -14,15 +14,12 @@ from tests.tiny import SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
-from trlx_like.models import (
-    AutoModelForCausalLMWithValueHead,
-    AutoModelForSeq2SeqLMWithValueHead,
-    LanguagePolicy,
-    disable_dropout,
-)
+from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.heads import SummaryHead
 from trlx_like.models.layout import lm_head, run_base
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.top_blocks import TopBlocks
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 
 families = pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny import LETTERS, save_tiny, tiny_config, tiny_tokenizer
 from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models import load_tokenizer
+from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.presets import PRESETS
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
-from trlx_like.models import LanguagePolicy
 from trlx_like.models.layout import blocks
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.top_blocks import TopBlocks
 
 LAYERS = 3

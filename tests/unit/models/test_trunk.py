@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion
-from trlx_like.models import LanguagePolicy
 from trlx_like.models.adapters import add_adapter
 from trlx_like.models.layout import blocks
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.trunk import Trunk, make_trunk
 
 

@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 from tests.tiny import FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, linear, sharp_lm, valued_policy
 from trlx_like.errors import ConfigError
-from trlx_like.models import HEADS_FILE, AutoModelForCausalLMWithValueHead, ValueHead
+from trlx_like.models.heads import ValueHead
+from trlx_like.models.saved_heads import HEADS_FILE
+from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "opt_projected"])

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from tests.tiny import save_tiny, tiny_config, tiny_lm
 from trlx_like import AutoModelForCausalLMWithILQLHeads, AutoModelForCausalLMWithValueHead, PreTrainedModelWrapper
 from trlx_like.errors import ConfigError
-from trlx_like.models import HEADS_FILE, has_adapter
+from trlx_like.models.merging import has_adapter
+from trlx_like.models.saved_heads import HEADS_FILE
 
 LORA = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
 IDS = torch.tensor([[3, 4, 5]])

@@ -12,7 +12,8 @@ from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import gradients, sharp_lm
 from tests.unit.pipelines.test_tokens import with_bos
 from trlx_like.errors import DataError
-from trlx_like.models import LanguagePolicy, keeps_packed_apart
+from trlx_like.models.layout import keeps_packed_apart
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.packing import fit_best
 from trlx_like.trainers.sft import SFTExperience, _element

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from tests.tiny import tiny_lm, tiny_tokenizer
 from trlx_like.config import TokenizerConfig
 from trlx_like.data import Completion
-from trlx_like.models import load_tokenizer
+from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.prompts import PromptBatch, PromptPipeline
 from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler

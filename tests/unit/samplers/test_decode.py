@@ -21,7 +21,7 @@ from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, sampler, spelled, table
 from trlx_like.data import Completion
-from trlx_like.models import LanguagePolicy
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers.decode import needs_generate
 from trlx_like.samplers.engines import AllowedTokens
 from trlx_like.samplers.generation import generation_config

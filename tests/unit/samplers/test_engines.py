@@ -13,7 +13,7 @@ from tests.tiny import FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, loaded_tokenizer, prompts, sampler, spelled, table, transformers_messages
 from trlx_like.functional.draw import draw
-from trlx_like.models import LanguagePolicy
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers import drawing
 from trlx_like.samplers.engines import ENGINES, TransformersEngine
 

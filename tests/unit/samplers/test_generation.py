@@ -13,7 +13,7 @@ from tests.unit.samplers.scripted import prompts, sampler, transformers_messages
 from trlx_like.config import NEUTRAL, OnlineTextMethodConfig, TextMethodConfig
 from trlx_like.config.generation import FORBIDDING, REFUSED, TYPES
 from trlx_like.errors import ConfigError
-from trlx_like.models import LanguagePolicy
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers.generation import eos_ids, generation_config
 
 

@@ -16,8 +16,9 @@ from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, spelled, table
 from trlx_like.data import Completion
 from trlx_like.functional import draw as drawing
-from trlx_like.models import HEADS_FILE, ILQLHeads, hidden_size, vocabulary_size
-from trlx_like.models.layout import decoder_start, run_base, use_eager_attention_if_biased
+from trlx_like.models.heads import ILQLHeads
+from trlx_like.models.layout import decoder_start, hidden_size, run_base, use_eager_attention_if_biased, vocabulary_size
+from trlx_like.models.saved_heads import HEADS_FILE
 from trlx_like.samplers.guided import (
     AutoModelForCausalLMWithILQLHeads,
     AutoModelForSeq2SeqLMWithILQLHeads,

@@ -13,7 +13,7 @@ from tests.tiny import tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import prompts, sampler, spelled, table
 from trlx_like.data import Completion
-from trlx_like.models import LanguagePolicy
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.text import TextSampler
 
