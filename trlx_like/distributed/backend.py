@@ -1,4 +1,4 @@
-"""How the weights of a run are held by its processes: the protocol `Backend`, and the registry of its kinds.
+"""How the weights of a run are held by its processes: the class `Backend`, and the registry of its kinds.
 
 Trainers, losses and samplers do not know about it. The loop samples and evaluates inside `sampling`, where modules are
 plain modules, and steps run through the other methods.
@@ -6,10 +6,12 @@ plain modules, and steps run through the other methods.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,11 +34,16 @@ Value = Callable[[Tensor, Tensor], Tensor]
 """Computes the new value of a weight from its present value and the weight that it follows, number by number."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Define the interface of a backend. The class is registered with `@register_backend("my_backend")`.
 
     It is made once in each process, as `MyBackend(world, config)`, and raises ConfigError for what it cannot do. Every
-    process calls every method, in the same order, except for `own`.
+    process calls every method, in the same order, except for `own`. What a method does by default is right where every
+    process holds all weights.
+
+    Args:
+        world: The processes of the run.
+        config: The complete configuration.
 
     Attributes:
         sharded: Whether processes hold different parts of the weights. Then a backward pass of one process waits for
@@ -44,9 +51,13 @@ class Backend(Protocol):
         reads_files: Whether `prepare` reads weights that are `Unread`, so that models are loaded without them.
     """
 
-    sharded: bool
-    reads_files: bool
+    sharded = False
+    reads_files = False
 
+    def __init__(self, world: World, config: TRLConfig) -> None:
+        self.world, self.config = world, config
+
+    @abstractmethod
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device with the same weights on all processes, and divide them if it shards.
 
@@ -58,15 +69,17 @@ class Backend(Protocol):
                 device already, with the same weights on all processes.
         """
 
+    @abstractmethod
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters for the optimizer: what this process updates of the model's trained weights."""
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return this process's part of a weight or gradient as a plain tensor that shares its memory."""
+        return tensor
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the gradient of what this process updates of a weight, summed over processes; None without one."""
-        ...
+        return parameter.grad
 
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Weight this process's micro-batches, and add some of weight 0 if all processes must have equally many.
@@ -75,6 +88,7 @@ class Backend(Protocol):
             parts: The micro-batches of this process.
             counts: Their number on every process.
         """
+        return [(part, 1.0) for part in parts]
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of one micro-batch.
@@ -82,7 +96,9 @@ class Backend(Protocol):
         Args:
             loss: The sum over the micro-batch, divided by the units of the global batch. []
         """
+        self.world.accelerator.backward(loss)
 
+    @abstractmethod
     def finish(self) -> Tensor:
         """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
 
@@ -93,25 +109,32 @@ class Backend(Protocol):
             optimizer: The optimizer of `trained`, as accelerate wraps it.
             accepted: False drops the gradients without a step.
         """
+        if accepted:
+            optimizer.step()
 
     def clear(self, optimizer: Any) -> None:
         """Free all gradients."""
+        optimizer.zero_grad(set_to_none=True)
 
     def whole(self) -> AbstractContextManager[None]:
         """Put all weights into their places for a `with` block, in which modules are plain modules.
 
         Inside another such block it does nothing. Weights must not be changed in it.
         """
+        return nullcontext()
 
     def sampling(self) -> AbstractContextManager[None]:
         """Make the model ready for a `with` block in which processes may run it differently often.
 
         It is `whole`, unless `backend.rollout` is "layers": then a block's weights are whole while it runs.
         """
+        return self.whole()
 
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the entries of a module's state dict as whole tensors, one at a time on every process."""
+        yield from module.state_dict().items()
 
+    @torch.no_grad()
     def write(self, pairs: Iterable[tuple[Tensor, Tensor]], value: Value) -> None:
         """Change weights in place, outside of the optimizer. The only place where weights are written to.
 
@@ -119,9 +142,12 @@ class Backend(Protocol):
             pairs: Weights to change, each with a weight of the same shape that it follows.
             value: Computes the new value.
         """
+        for weight, followed in pairs:
+            weight.copy_(value(weight, followed))
 
     def stateful(self, item: Any) -> Any:
         """Wrap a module or optimizer for checkpoints, which any number of processes of any backend can read."""
+        return item
 
     def parts(self, item: nn.Module | Optimizer) -> Any:
         """Return the state dict of a module or optimizer with `functional.parts.Part` in place of divided tensors.
@@ -129,6 +155,7 @@ class Backend(Protocol):
         For checkpoints to which every process writes its own part. Tensors that every process holds are plain; the
         main process writes them.
         """
+        return item.state_dict()
 
     def restore(self, item: nn.Module | Optimizer, state: Any) -> None:
         """Load a state dict: what `parts` returned on any number of processes, with each `Part` read for this process.
@@ -141,6 +168,7 @@ class Backend(Protocol):
         Raises:
             ValueError: If it has other entries or shapes.
         """
+        item.load_state_dict(state)
 
 
 def make_backend(world: World, config: TRLConfig) -> Backend:

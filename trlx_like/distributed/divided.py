@@ -7,16 +7,15 @@ alone.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed as dist, nn
 
 from trlx_like.config import TRLConfig
-from trlx_like.distributed.backend import Value
+from trlx_like.distributed.backend import Backend, Value
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
 from trlx_like.distributed.replicated import clip
 from trlx_like.distributed.world import World
@@ -32,20 +31,16 @@ ELEMENTWISE = (
 """Optimizers that treat every number of a weight alone."""
 
 
-class DividedBackend(ABC):
-    """Divide weights over processes. The methods are described in `Backend`.
+class DividedBackend(Backend):
+    """Divide weights over at least two processes. The methods are described in `Backend`.
 
     A subclass divides them, and fills `backward`, `whole`, `gradient`, `_part` and `own`.
-
-    Args:
-        world: The processes of the run, at least two.
-        config: The complete configuration.
     """
 
-    sharded, reads_files = True, False
+    sharded = True
 
     def __init__(self, world: World, config: TRLConfig) -> None:
-        self.world, self.config = world, config
+        super().__init__(world, config)
         self.group: dist.ProcessGroup | None = None  # None: all processes
         self._parts: dict[Tensor, Part] = {}  # of each trained weight what this process updates, in the model's order
         self._own: list[nn.Parameter] = []  # the values of these parts, with gradients
@@ -57,10 +52,6 @@ class DividedBackend(ABC):
         self._parts = {parameter: self._updated(parameter) for parameter in wanted}
         self._own = [nn.Parameter(part.values) for part in self._parts.values()]
         return self._own
-
-    @abstractmethod
-    def own(self, tensor: Tensor) -> Tensor:
-        """Return the memory that holds this process's numbers of a weight or gradient."""
 
     def _seen(self, weight: Tensor) -> Tensor:
         """Return the memory from which modules get this process's numbers of a weight."""
@@ -75,10 +66,6 @@ class DividedBackend(ABC):
         part = self._part(parameter)
         assert part is not None, "a trained weight is not divided"
         return part
-
-    @abstractmethod
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the gradient of what this process updates of a weight, summed over processes; None without one."""
 
     def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
         """Add micro-batches of weight 0, as many as the process with the most of them has more.
@@ -111,24 +98,11 @@ class DividedBackend(ABC):
         clip(self._own, self.config.train.max_grad_norm, norm)
         return norm
 
-    def step(self, optimizer: Any, accepted: bool) -> None:
-        """Make an optimizer step on this process's part of the weights."""
-        if accepted:
-            optimizer.step()
-
     def clear(self, optimizer: Any) -> None:
         """Free all gradients."""
-        optimizer.zero_grad(set_to_none=True)
+        super().clear(optimizer)
         for parameter in self._parts:
             parameter.grad = None
-
-    @abstractmethod
-    def whole(self) -> AbstractContextManager[None]:
-        """Gather all weights, and make the modules plain ones, for a `with` block."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Gather all weights."""
-        return self.whole()
 
     def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the module's state dict, with one tensor gathered at a time."""

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from trlx_like.distributed.backend import Backend
 from trlx_like.functional.parts import Part, Saved
-
-
-class Dividing(Protocol):
-    """What `DividedState` needs of a backend."""
-
-    def parts(self, item: Any) -> Any:
-        """Return the state dict with `Part`s."""
-
-    def restore(self, item: Any, state: Any) -> None:
-        """Load a state dict with whole tensors, `Part`s or saved tensors."""
 
 
 class DividedState:
@@ -34,7 +25,7 @@ class DividedState:
 
     reads_parts = True
 
-    def __init__(self, backend: Dividing, item: Any) -> None:
+    def __init__(self, backend: Backend, item: Any) -> None:
         self.backend, self.item = backend, item
 
     def state_dict(self) -> Any:

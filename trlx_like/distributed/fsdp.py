@@ -34,10 +34,6 @@ from trlx_like.functional.parts import Part, Unread, flat_range
 class ShardedBackend(DividedBackend):
     """Divide all weights over processes. The methods are described in `Backend`.
 
-    Args:
-        world: The processes of the run, at least two.
-        config: The complete configuration.
-
     Raises:
         ConfigError: If "hybrid" does not fit the processes.
     """

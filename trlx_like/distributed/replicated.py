@@ -8,21 +8,15 @@ different lengths cannot promise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
 
-from trlx_like.config import TRLConfig
-from trlx_like.distributed.backend import Value
-from trlx_like.distributed.world import World
+from trlx_like.distributed.backend import Backend
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
@@ -37,20 +31,10 @@ def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num(nan=0.0))
 
 
-class ReplicatedBackend:
-    """Hold all weights on every process. The methods are described in `Backend`.
+class ReplicatedBackend(Backend):
+    """Hold all weights on every process. The methods are described in `Backend`."""
 
-    Args:
-        world: The processes of the run.
-        config: The complete configuration.
-    """
-
-    sharded, reads_files = False, False
-
-    def __init__(self, world: World, config: TRLConfig) -> None:
-        self.world = world
-        self.max_norm = config.train.max_grad_norm
-        self.parameters: list[nn.Parameter] = []
+    parameters: Sequence[nn.Parameter] = ()
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
@@ -59,23 +43,7 @@ class ReplicatedBackend:
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of the model that require a gradient."""
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return self.parameters
-
-    def own(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself."""
-        return tensor
-
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the gradient of a weight."""
-        return parameter.grad
-
-    def microbatches(self, parts: Sequence[T], counts: Sequence[int]) -> list[tuple[T, float]]:
-        """Give every micro-batch the weight 1: processes may have different numbers of them."""
-        return [(part, 1.0) for part in parts]
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one micro-batch."""
-        self.world.accelerator.backward(loss)
+        return list(self.parameters)
 
     def finish(self) -> Tensor:
         """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
@@ -88,15 +56,14 @@ class ReplicatedBackend:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         self.world.accelerator.unscale_gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
-        clip(self.parameters, self.max_norm, norm)
+        clip(self.parameters, self.config.train.max_grad_norm, norm)
         return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
         """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
         scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            if accepted:
-                optimizer.step()
+            super().step(optimizer, accepted)
         elif accepted:
             scale = scaler.get_scale()
             optimizer.step()
@@ -109,38 +76,6 @@ class ReplicatedBackend:
                 )
         else:
             scaler.update()  # or the next gradients could not be unscaled
-
-    def clear(self, optimizer: AcceleratedOptimizer) -> None:
-        """Free all gradients."""
-        optimizer.zero_grad(set_to_none=True)
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Do nothing: weights are whole."""
-        return nullcontext()
-
-    sampling = whole
-
-    def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the module's state dict."""
-        yield from module.state_dict().items()
-
-    @torch.no_grad()
-    def write(self, pairs: Iterable[tuple[Tensor, Tensor]], value: Value) -> None:
-        """Change weights in place."""
-        for weight, followed in pairs:
-            weight.copy_(value(weight, followed))
-
-    def stateful(self, item: Any) -> Any:
-        """Return the item itself."""
-        return item
-
-    def parts(self, item: Any) -> Any:
-        """Return the state dict, in which no tensor is divided."""
-        return item.state_dict()
-
-    def restore(self, item: Any, state: Any) -> None:
-        """Load a state dict."""
-        item.load_state_dict(state)
 
     def _exchange(self) -> None:
         """Sum gradients over processes; one that lacks a gradient (no data, or unused parameter) adds zero."""
