@@ -31,12 +31,21 @@ class Stateful(Protocol):
         """Restore what `state_dict` returned."""
 
 
-@dataclass(frozen=True)
 class Fields:
-    """Hold attributes of an object as an item for `TrainState.register`. Make it with `fields`."""
+    """Wrap plain attributes of an object as one item for `TrainState.register`.
 
-    owner: Any
-    names: tuple[str, ...]
+    Args:
+        owner: The object.
+        names: Its attributes: numbers, None, text, tensors, and dicts and lists of them.
+
+    Raises:
+        CheckpointError: For an attribute that the object does not have yet.
+    """
+
+    def __init__(self, owner: Any, *names: str) -> None:
+        self.owner, self.names = owner, names
+        if missing := [name for name in names if not hasattr(owner, name)]:
+            raise CheckpointError(f"{type(owner).__name__} has no {', '.join(missing)} to save yet: set it first.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes by name."""
@@ -59,23 +68,7 @@ class Fields:
             setattr(self.owner, name, value.to(present.device) if moved else value)
 
 
-def fields(obj: Any, *names: str) -> Fields:
-    """Wrap plain attributes of an object as one item for `TrainState.register`.
-
-    Args:
-        obj: The object.
-        names: Its attributes: numbers, None, text, tensors, and dicts and lists of them.
-
-    Returns:
-        The item.
-
-    Raises:
-        CheckpointError: For an attribute that the object does not have yet.
-    """
-    missing = [name for name in names if not hasattr(obj, name)]
-    if missing:
-        raise CheckpointError(f"{type(obj).__name__} has no {', '.join(missing)} to save yet: set it first.")
-    return Fields(obj, names)
+fields = Fields
 
 
 @dataclass(frozen=True)

@@ -84,20 +84,22 @@ def check_place(path: str, option: str) -> None:
             raise ConfigError(f"{option} ({path!r}): {file.relative_to(folder)} cannot be read: {why}.") from error
 
 
-def check_fit(config: PretrainedConfig, seq_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_fit(config: PretrainedConfig | None, seq_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model has the positions and the tokens that it will be given.
 
     Tokens beyond the model's that only a special token stands for are accepted, because text does not become them: some
     families share a tokenizer between models with images and without.
 
     Args:
-        config: The configuration of the model.
+        config: The configuration of the model; None if it is not known.
         seq_length: `train.seq_length`.
         tokenizer: The tokenizer.
 
     Raises:
         ConfigError: If sequences can be longer than the positions, or the tokenizer has tokens that the model lacks.
     """
+    if config is None:
+        return
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     if positions is not None and seq_length > positions:

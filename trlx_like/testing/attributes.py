@@ -58,9 +58,10 @@ def contents(trainer: Any) -> dict[str, Any]:
         if isinstance(kept.item, nn.Module):
             saved |= {id(part) for part in (*kept.item.modules(), *kept.item.parameters(), *kept.item.buffers())}
     ours = {"trlx_like", *(kind.__module__.split(".")[0] for kind in type(trainer).__mro__[:-1])}
-    # Every part holds the run, which is looked at once.
+    # Every part holds the run, or a part of it, which is looked at once.
+    of_run = {id(part) for part in (trainer.run, *vars(trainer.run).values())}
     return {
-        **dict(_walk(trainer, "", saved | {id(trainer.run)}, names, ours)),
+        **dict(_walk(trainer, "", saved | of_run, names, ours)),
         **dict(_walk(trainer.run, ".run", saved, names, ours)),
     }
 

@@ -82,8 +82,7 @@ class BaseRLTrainer(Verbs[E]):
     ) -> None:
         refuse_removed_hooks(type(self))
         require_method(type(self).__name__, config, self.method_class)
-        self.config = config
-        self.method: Any = config.method
+        self.config, self.method = config, config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
         self.logit_mask = logit_mask
@@ -94,7 +93,9 @@ class BaseRLTrainer(Verbs[E]):
         if self.offline:
             require(config, self.needs, {"reward_fn": reward_fn, **self.data})
         given = {"reward_fn": reward_fn, "metric_fn": metric_fn, **self.data}
-        self.run = Run(config, type(self).__name__, given)
+        run = self.run = Run(config, type(self).__name__, given)
+        self.accelerator, self.device, self.world = run.accelerator, run.device, run.world
+        self.clock, self.progress, self.state = run.clock, run.progress, run.state
         self.store: RolloutStore[E] = RolloutStore(self.experience_class)
         self.scoring = Scoring(self.run, reward_fn)
         self.rollouts = Rollouts(self.run, self.scoring)
@@ -222,8 +223,7 @@ class BaseRLTrainer(Verbs[E]):
             self._pending = {**self.rollouts.metrics(), **made}
         except (Exception, Interrupted) as error:
             self.state.restore(before)
-            together = self.world.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError))
-            if together:
+            if self.world.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError)):  # on all processes
                 self._save_before_end()
             raise
         if progress.in_round:  # resumed: offline experience is made again, and has been accounted for

@@ -78,10 +78,6 @@ class ByHand:
         self.sampled |= {_key(element): element.to("cpu") for element in elements if element.choices is not None}
         return [element.response for element in elements]
 
-    def decode(self, ids: Sequence[Tensor]) -> list[str]:
-        """Decode each sequence of token ids [R] to text, without special tokens."""
-        return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
-
     def completions(self, queries: Sequence[Query], responses: Sequence[Tensor], *, cut: bool = False) -> Completion:
         """Collate queries and their responses into one padded batch.
 

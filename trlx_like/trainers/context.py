@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from trlx_like.checkpoint import TrainState, isolated_rng, seed_everything
 from trlx_like.config import TRLConfig
@@ -126,7 +125,8 @@ class Run:
     def held(self) -> Iterator[None]:
         """Hold the run folder for this run in a `with` block, after resuming it as the configuration says."""
         with self.folder.held():
-            self.folder.resume(self.state)
+            if self.config.train.resume_from_checkpoint is not None:
+                self.folder.load(self.config.train.resume_from_checkpoint, self.state)
             self.folder.begin(self.progress.step)
             yield
 
@@ -161,39 +161,3 @@ class Run:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = sorted(names, key=lambda column: column in LAST_COLUMNS)
         self.tracker.log_table(name, columns, [[row.get(column) for column in columns] for row in rows], step)
-
-
-class OfRun:
-    """Offer the parts of `self.run` under short names, which plugins and callbacks use."""
-
-    run: Run
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The `accelerate.Accelerator` of this process."""
-        return self.run.accelerator
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.run.device
-
-    @property
-    def world(self) -> World:
-        """The processes of the run, with the collective operations between them."""
-        return self.run.world
-
-    @property
-    def clock(self) -> Clock:
-        """Measures the seconds spent in each phase."""
-        return self.run.clock
-
-    @property
-    def progress(self) -> Progress:
-        """How many steps and rounds are done."""
-        return self.run.progress
-
-    @property
-    def state(self) -> TrainState:
-        """Everything that a checkpoint holds."""
-        return self.run.state

@@ -10,6 +10,7 @@ from torch import Tensor
 from trlx_like.config.generation import forbidding
 from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, DataError
+from trlx_like.functional.masked import whiten
 from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
@@ -201,6 +202,11 @@ class OnlineTextTrainer(TextTrainer[E]):
             "policy/rollout_ratio_capped": self.world.statistics((ratio > cap).to(ratio), batch.mask).mean,
         }
         return batch.advantages * ratio.clamp(max=cap), metrics
+
+    def whitened(self, values: Tensor, mask: Tensor, center: bool = True) -> Tensor:
+        """Whiten values [B, R] over the masked tokens of all processes; without `center` their mean stays."""
+        spread = self.world.statistics(values, mask)
+        return whiten(values, mask, values.new_tensor(spread.mean), values.new_tensor(spread.var), center)
 
     def _sampled(self, size: int, given: Sequence[Use] | None) -> TextSamples | None:
         """Sample responses to this process's share of `size` prompts; None if the share is empty."""

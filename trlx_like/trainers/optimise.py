@@ -105,16 +105,14 @@ class MetricSums:
 
     def add(self, output: LossOutput, main: str) -> None:
         """Add the loss and the metrics of one micro-batch."""
-        entries: list[tuple[str, Tensor, str]] = [
-            *(("losses/total_loss", total, unit) for unit, total in output.sums(main).items()),
-            *(
-                (name, *(value if isinstance(value, tuple) else (value, main)))
-                for name, value in output.metrics.items()
-            ),
-        ]
-        for name, value, unit in entries:
-            value, before = value.detach().double().reshape(()), self._sums.get((name, unit))
-            self._sums[name, unit] = value if before is None else COMBINE.get(unit, torch.add)(before, value)
+        for unit, total in output.sums(main).items():
+            self._add("losses/total_loss", total, unit)
+        for name, metric in output.metrics.items():
+            self._add(name, *(metric if isinstance(metric, tuple) else (metric, main)))
+
+    def _add(self, name: str, value: Tensor, unit: str) -> None:
+        value, before = value.detach().double().reshape(()), self._sums.get((name, unit))
+        self._sums[name, unit] = value if before is None else COMBINE.get(unit, torch.add)(before, value)
 
     def means(self, run: Run, totals: Totals, *others: Tensor) -> tuple[Metrics, list[float]]:
         """Divide the sums of all processes by the number of their units.

@@ -19,7 +19,7 @@ from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.data import Completion, padded
 from trlx_like.errors import DataError
 from trlx_like.functional.kl import adaptive_kl_coef, full_kl, kl_k3, kl_penalty
-from trlx_like.functional.masked import masked_sum, whiten
+from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import (
     clipped_surrogate,
     clipped_value_loss,
@@ -175,10 +175,10 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         if method.kl_in == "reward":
             rewards = rewards - self.kl_coef * batch.kl
         if method.whiten_rewards:
-            rewards = self._whitened(rewards, mask, center=False)
+            rewards = self.whitened(rewards, mask, center=False)
         batch.advantages, batch.returns = gae(rewards, batch.old_values, mask, method.gamma, method.lam)
         if method.whiten_advantages:
-            batch.advantages = self._whitened(batch.advantages, mask)
+            batch.advantages = self.whitened(batch.advantages, mask)
         batch.advantages, correction = self.corrected(batch)
         self.push_to_store(batch.split())
         metrics = {**self._experience_metrics(batch, rewards), **correction}
@@ -290,11 +290,6 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         # KL(policy || reference); that of k3 would be the gradient of KL(reference || policy).
         in_loss = kind == "kl" and self.method.kl_in == "loss"
         return kl_penalty(out.logprobs, out.ref_logprobs, "mse" if in_loss else kind)
-
-    def _whitened(self, values: Tensor, mask: Tensor, center: bool = True) -> Tensor:
-        """Whiten values [B, R] over the tokens of all processes."""
-        spread = self.world.statistics(values, mask)
-        return whiten(values, mask, values.new_tensor(spread.mean), values.new_tensor(spread.var), center)
 
     def _experience_metrics(self, batch: PPOExperience, rewards: Tensor) -> Metrics:
         """Compute the metrics of the responses that are trained on, over all processes."""

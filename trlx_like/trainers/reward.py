@@ -71,7 +71,9 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def read_inputs(self, tokenizer: Any = None) -> None:
         """Load the tokenizer and encode the pairs, before a model is loaded. `trlx-like check` calls it with one."""
-        self._check()
+        for argument in ("reward_fn", "metric_fn"):
+            if getattr(self, argument) is not None:
+                raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
         self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
         encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
         preferences = encoded(self.data["preferences"], name="preferences")
@@ -84,9 +86,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def inspect_models(self) -> None:
         """Check the model by the headers of its files; weights are not read."""
-        found = inspect_reward_model(self.config.model)
-        if found is not None:
-            check_fit(found, self.config.train.seq_length, self.tokenizer)
+        check_fit(inspect_reward_model(self.config.model), self.config.train.seq_length, self.tokenizer)
 
     def build(self, tokenizer: Any = None) -> None:
         self.read_inputs(tokenizer)
@@ -136,12 +136,6 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         """
         save_model(self.model.lm, directory, merged is not False)
         self.tokenizer.save_pretrained(directory)
-
-    def _check(self) -> None:
-        """Raise ConfigError for functions that score generated text."""
-        for argument in ("reward_fn", "metric_fn"):
-            if getattr(self, argument) is not None:
-                raise ConfigError(f"{argument}: RewardTrainer generates no text to score; pass eval_preferences.")
 
 
 def _pair(preference: Preference) -> PreferencePair:

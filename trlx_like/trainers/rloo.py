@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trlx_like.config.methods.rloo import RLOOConfig
 from trlx_like.functional.group_advantages import leave_one_out
-from trlx_like.functional.masked import whiten
 from trlx_like.functional.returns import discounted_returns
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
@@ -42,6 +41,4 @@ class RLOOTrainer(GroupTrainer):
         rewards = -self.penalty(batch)
         last = batch.mask.sum(dim=1, keepdim=True).clamp(min=1) - 1
         rewards = rewards.scatter_add(1, last, scores[:, None].to(rewards))
-        returns = discounted_returns(rewards, batch.mask, 1.0)
-        spread = self.world.statistics(returns, batch.mask)
-        return whiten(returns, batch.mask, returns.new_tensor(spread.mean), returns.new_tensor(spread.var))
+        return self.whitened(discounted_returns(rewards, batch.mask, 1.0), batch.mask)

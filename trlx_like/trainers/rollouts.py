@@ -237,17 +237,12 @@ class Rollouts:
                     texts[0],
                 )
 
-    def _file(self) -> Path | None:
-        """Return the file for this process's samples of the round; None if samples are not written."""
-        folder = self.run.config.train.rollout_logging_dir
-        name = f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
-        return None if folder is None else Path(folder) / name
-
     def _write(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:
-        """Append samples to the round's file, one JSON object per line."""
-        file = self._file()
-        if file is None:
+        """Append samples to the round's file, one JSON object per line, if `train.rollout_logging_dir` is set."""
+        folder = self.run.config.train.rollout_logging_dir
+        if folder is None:
             return
+        file = Path(folder) / f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         first = len(self.samples) == len(rewards)  # a resumed run makes its round again
         with writing(file), file.open("w" if first else "a", encoding="utf-8") as lines:

@@ -82,7 +82,12 @@ class RoundsByHand(TextTrainer[E]):
             ConfigError: If training is complete (`train.total_steps` or `train.epochs` is reached), or the run was only
                 resumed now.
         """
-        self._check_unfinished()
+        if self.finished:
+            done, rounds, train = self.progress.step, self.progress.round, self.config.train
+            raise ConfigError(
+                f"step: training is complete after {done} steps (train.total_steps: {train.total_steps}) "
+                f"and {rounds} rounds (train.epochs: {train.epochs}); end the loop when trainer.finished."
+            )
         before = self.progress.step
         self.begin()
         if self.progress.step != before:
@@ -105,14 +110,6 @@ class RoundsByHand(TextTrainer[E]):
         names = dict.fromkeys(name for of_step in steps for name in of_step)  # a step that was dropped lacks some
         columns = {name: [of_step[name] for of_step in steps if name in of_step] for name in names}
         return {**of_round, **{name: sum(column) / len(column) for name, column in columns.items()}}
-
-    def _check_unfinished(self) -> None:
-        if self.finished:
-            done, rounds, train = self.progress.step, self.progress.round, self.config.train
-            raise ConfigError(
-                f"step: training is complete after {done} steps (train.total_steps: {train.total_steps}) "
-                f"and {rounds} rounds (train.epochs: {train.epochs}); end the loop when trainer.finished."
-            )
 
     @property
     def dataloader(self) -> Iterator[dict[str, list[Any]]]:

@@ -117,12 +117,6 @@ class RunFolder:
             owns=self.files.owns if directory is None else None,
         )
 
-    def resume(self, state: TrainState) -> None:
-        """Restore the state as `train.resume_from_checkpoint` says, if it is set."""
-        wanted = self.config.train.resume_from_checkpoint
-        if wanted is not None:
-            self.load(wanted, state)
-
     def load(self, wanted: str | Path, state: TrainState) -> None:
         """Restore the state from a checkpoint. All processes load the one that the main process finds.
 

@@ -101,8 +101,10 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         }
 
     def make_experience(self) -> Metrics:
-        dialogues = self.dialogues
-        rows = self._packed() if self.method.packing else [[dialogue] for dialogue in dialogues]
+        dialogues, rows = self.dialogues, [[dialogue] for dialogue in self.dialogues]
+        if self.method.packing:  # into rows of `train.seq_length` tokens
+            fill = fill_blocks if self.method.packing == "blocks" else fit_best
+            rows = fill(dialogues, self.config.train.seq_length)
         elements = [_element(row, bool(self.method.packing), self.seq2seq) for row in rows]
         self.push_to_store(elements, whole=True)
         trained = sum(float(element.target.sum()) for element in elements)
@@ -130,21 +132,13 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         return self.evaluate_prompts() | metrics | perplexities
 
     def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> list[Dialogue]:
-        samples = self._formatted(rows)
-        return encode_dialogues(
-            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
-        )
-
-    def _packed(self) -> list[list[Dialogue]]:
-        """Put the samples into rows of `train.seq_length` tokens."""
-        fill = fill_blocks if self.method.packing == "blocks" else fit_best
-        return fill(self.dialogues, self.config.train.seq_length)
-
-    def _formatted(self, samples: Sequence[Any]) -> Sequence[Any]:
         function = self.method.formatting_func
         if isinstance(function, str):
             function = import_name(function, "method.formatting_func")
-        return samples if function is None else formatted(samples, function)
+        samples = rows if function is None else formatted(rows, function)
+        return encode_dialogues(
+            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
+        )
 
 
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:

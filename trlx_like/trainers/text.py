@@ -66,8 +66,7 @@ class TextTrainer(BaseRLTrainer[E]):
         config = self.config.model
         for name, path in (("model_path", config.model_path), ("ref_model_path", config.ref_model_path)):
             found = None if path is None else inspect_model(path, config, f"model.{name}")
-            if found is not None:
-                check_fit(found, self.config.train.seq_length, self.tokenizer)
+            check_fit(found, self.config.train.seq_length, self.tokenizer)
 
     def build(self, tokenizer: Any = None) -> None:
         self.read_inputs(tokenizer)
@@ -306,7 +305,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def decode(self, ids: Sequence[Tensor]) -> list[str]:
         """Decode each sequence of token ids [R] to text, without special tokens."""
-        return self.by_hand.decode(ids)
+        return [str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in ids]
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:

@@ -7,19 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+from accelerate import Accelerator
 from torch import nn
 
+from trlx_like.checkpoint import TrainState
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.data import Experience, RolloutStore
+from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
 from trlx_like.samplers.agreement import Agreement
-from trlx_like.trainers.context import Metrics, OfRun
+from trlx_like.trainers.clock import Clock
+from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
+from trlx_like.trainers.progress import Progress
 
 E = TypeVar("E", bound=Experience)
 
 
-class Verbs(OfRun, ABC, Generic[E]):
+class Verbs(ABC, Generic[E]):
     """Define what one algorithm does in the loop: `build`, `make_experience`, `loss`, `units`."""
 
     method_class: ClassVar[type[MethodConfig]]
@@ -32,6 +38,20 @@ class Verbs(OfRun, ABC, Generic[E]):
     """Arguments that `learn` requires, `reward_fn` included. Offline trainers require them on construction."""
 
     config: TRLConfig
+    method: Any
+    run: Run
+    accelerator: Accelerator
+    """The `accelerate.Accelerator` of this process."""
+    device: torch.device
+    """The device of this process."""
+    world: World
+    """The processes of the run, with the collective operations between them."""
+    clock: Clock
+    """Measures the seconds spent in each phase."""
+    progress: Progress
+    """How many steps and rounds are done."""
+    state: TrainState
+    """Everything that a checkpoint holds."""
     model: nn.Module
     tokenizer: Any
     store: RolloutStore[E]
