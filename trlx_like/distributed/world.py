@@ -160,13 +160,32 @@ class World:
         Raises:
             CheckpointError: If it failed on another process.
         """
+        self.together(action, Exception, lambda *_: another_failed(place))
+
+    def together(
+        self,
+        action: Callable[[], T],
+        kind: type[Exception],
+        elsewhere: Callable[[int, str], Exception],
+    ) -> T:
+        """Call a function on every process, and raise on all of them if it fails on one.
+
+        Args:
+            action: The function. A process on which it fails raises its error.
+            kind: The errors that count as a failure. Others are raised at once, and the other processes wait.
+            elsewhere: Makes the error of the other processes from the rank of the first that failed, and its message.
+        """
+        result: Any = None
         failure: Exception | None = None
         try:
-            action()
-        except Exception as error:
+            result = action()
+        except kind as error:
             failure = error
-        if any(self.gather([failure is not None])):
-            raise failure or another_failed(place)
+        for rank, message in enumerate(self.gather([None if failure is None else str(failure)])):
+            if message is not None:
+                raise failure or elsewhere(rank, message)
+        given: T = result
+        return given
 
     def share(self, items: list[T]) -> list[T]:
         """Return this process's part of a list that every process holds: each `size`-th item from `rank` on."""

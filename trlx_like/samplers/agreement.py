@@ -57,15 +57,7 @@ class Agreement:
         Returns:
             What the function returns.
         """
-        fault: str | None = None
-        try:
-            done = action()
-        except SamplerError as error:
-            fault = str(error)
-        for found in self.world.gather([fault]):
-            if found is not None:
-                raise SamplerError(found)
-        return done
+        return self.world.together(action, SamplerError, lambda _, message: SamplerError(message))
 
     @torch.no_grad()
     def check_round(

@@ -129,9 +129,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         prompts: list[str] = []
         rewards: list[float | None] = []
         shown = ShownImages(self.run, self.method.grid_interval)
-        for images, experience, scores in self.scored_images():
+        for images, scores in self.scored_images():
             self.rollouts.add_images(scores, images.captions.texts)
-            made += experience.split()
+            made += self.experience(images).split()
             prompts += images.captions.texts
             rewards += map(whole, scores.rewards)
             shown.add(images, scores)
@@ -151,24 +151,22 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         return {}
 
-    def scored_images(self) -> Iterator[tuple[Trajectories, DenoisingExperience, Scores]]:
-        """Generate and score this process's images of a round; yield each chunk with its experience and scores."""
+    def scored_images(self) -> Iterator[tuple[Trajectories, Scores]]:
+        """Generate and score this process's images of a round; yield each chunk with its scores."""
         method = self.method
 
-        def draw(begin: int, count: int) -> tuple[Trajectories, DenoisingExperience] | None:
+        def draw(begin: int, count: int) -> Trajectories | None:
             captions = self.rollouts.own(self.prompts.take(count))
             self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
             stream = self.run.stream(ROLLOUTS, self.progress.round)
-            images = self.make_images(captions.repeated(method.num_generations), stream)
-            return None if images is None else (images, self.experience(images))
+            return self.make_images(captions.repeated(method.num_generations), stream)
 
-        def rows(made: tuple[Trajectories, DenoisingExperience]) -> list[Row]:
-            return image_rows(made[0], method.image_type)
+        def rows(images: Trajectories) -> list[Row]:
+            return image_rows(images, method.image_type)
 
         count = method.num_samples // method.num_generations
         assert self.reward_fn is not None
-        for (images, experience), scores in self.rollouts.chunks(self.reward_fn, count, method.chunk_size, draw, rows):
-            yield images, experience, scores
+        return self.rollouts.chunks(self.reward_fn, count, method.chunk_size, draw, rows)
 
     def make_images(self, captions: Captions, stream: int | None = None) -> Trajectories | None:
         """Generate one image for each caption.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from trlx_like.distributed import World
 from trlx_like.errors import RewardError
 from trlx_like.rewards import call_metric
 from trlx_like.rewards.alignment import TOKEN_COLUMNS, offsets
@@ -16,8 +15,6 @@ from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitte
 from trlx_like.rewards.weighted import parts_of
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Row, Run
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -89,7 +86,7 @@ class Scoring:
             RewardError: On every process, if scoring failed on one.
         """
         world = self.run.world
-        scores = _on_all(world, lambda: self.runner(batch.function).result(batch.submitted))
+        scores = world.together(lambda: self.runner(batch.function).result(batch.submitted), RewardError, _elsewhere)
         if not self.run.config.train.reward_on_main_process:
             return scores
         scores = world.broadcast(scores)
@@ -124,7 +121,7 @@ class Scoring:
             metrics = call_metric(plain, *argument_columns(plain, rows, self.tokenizer), self.tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
-        metrics = _on_all(self.run.world, call)
+        metrics = self.run.world.together(call, RewardError, _elsewhere)
         return {**metrics, **{name: self.score(own, rows).rewards for name, own in scored.items()}}
 
     def rate(
@@ -212,18 +209,5 @@ def reward_columns(
     return {name: whole(column[place]) for name, column in columns.items()}
 
 
-def _on_all(world: World, call: Callable[[], T]) -> T:
-    """Return the result of `call`, or raise RewardError on every process if it fails on one."""
-    failure, result = None, None
-    try:
-        result = call()
-    except RewardError as error:
-        failure = error
-    messages = world.gather([None if failure is None else str(failure)])
-    if failure is not None:
-        raise failure
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise RewardError(f"On process {rank}: {message}")
-    assert result is not None
-    return result
+def _elsewhere(rank: int, message: str) -> RewardError:
+    return RewardError(f"On process {rank}: {message}")
