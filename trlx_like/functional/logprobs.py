@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -32,6 +32,26 @@ _RowScores = tuple[Tensor, Tensor | None, tuple[Tensor, ...] | None]
 
 CHUNK_ELEMENTS = 2**24
 """Logits per chunk: 64 MiB in float32, and a few times that with the temporaries of the backward pass."""
+
+
+class Sampling(TypedDict, total=False):
+    """The settings of the distribution that tokens were sampled from."""
+
+    temperature: float
+    """T, above 0; 1 by default."""
+    allowed: Tensor | None
+    """`allowed[previous, next]` is True if `next` may follow `previous`. [V, V] bool
+
+    Other tokens get probability 0 and no gradient; a forbidden token that is scored has log-probability -inf. A row of
+    False gives NaN, so refuse such a table before the call.
+    """
+    previous: Tensor | None
+    """The token before each of those that are scored; to be given if and only if `allowed` is. [N]"""
+    choices: Choices | None
+    """The set of tokens that could be drawn in place of each token, if sampling had a cut such as top-k.
+
+    Other tokens are treated as forbidden.
+    """
 
 
 @dataclass
@@ -58,13 +78,10 @@ def score_tokens(
     ids: Tensor,
     head: Head,
     *,
-    temperature: float = 1.0,
-    allowed: Tensor | None = None,
-    previous: Tensor | None = None,
-    choices: Choices | None = None,
     entropy: bool = False,
     statistics: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
+    **sampling: Unpack[Sampling],
 ) -> TokenScores:
     """Compute log softmax(head(h) / T)[id] of tokens and, on request, entropies -sum_v p_v log p_v and statistics.
 
@@ -75,16 +92,10 @@ def score_tokens(
         ids: The tokens. [N]
         head: The language model head. It is called once per chunk (twice with gradients), so under sharded parameters
             gather it around this call.
-        temperature: T, above 0.
-        allowed: `allowed[previous, next]` is True if `next` may follow `previous`. Other tokens get probability 0 and
-            no gradient; a forbidden token among `ids` has log-probability -inf. A row of False gives NaN, so refuse
-            such a table before the call. [V, V] bool
-        previous: The token before each of `ids`; to be given if and only if `allowed` is. [N]
-        choices: The set of tokens that could be drawn in place of each of `ids`, if sampling had a cut such as top-k.
-            Other tokens are treated as forbidden.
         entropy: Whether to compute entropies, with gradient.
         statistics: Whether to compute `TokenStatistics`, without gradient.
         chunk_elements: How many logits may exist at once, forward and backward. The results do not depend on it.
+        sampling: The distribution, see `Sampling`.
 
     Returns:
         The scores. Each column [N]
@@ -94,7 +105,7 @@ def score_tokens(
     """
 
     def score(hidden: Tensor, ids: Tensor, previous: Tensor | None, spans: Tensor | None) -> _RowScores:
-        logits = _sampling_logits(head(hidden), temperature, allowed, previous, choices, spans)
+        logits = _sampling_logits(head(hidden), previous, spans, sampling)
         return _score_logits(logits, ids, entropy, statistics)
 
     def score_with_gradient(hidden: Tensor, *others: Any) -> _RowScores:
@@ -105,8 +116,7 @@ def score_tokens(
         known: Tensor = _KnownGradient.apply(hidden, taken.detach(), gradient)  # type: ignore[no-untyped-call]
         return known, None, looked
 
-    _check_table(allowed, previous)
-    rows = [hidden, ids, previous, None if choices is None else choices.spans]
+    rows = [hidden, ids, *_rows(sampling)]
     vocabulary = vocabulary_of(head, hidden)
     at_once = len(hidden) * vocabulary > chunk_elements and not entropy and _alone_needs_gradient(hidden, head)
     scores = by_chunks(score_with_gradient if at_once else score, rows, vocabulary, chunk_elements, again=not at_once)
@@ -146,12 +156,9 @@ def divergence_from_hidden(
     head: Head,
     ref_head: Head,
     *,
-    temperature: float = 1.0,
-    allowed: Tensor | None = None,
-    previous: Tensor | None = None,
-    choices: Choices | None = None,
     divergence: Divergence = full_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
+    **sampling: Unpack[Sampling],
 ) -> Tensor:
     """Compute the exact divergence of softmax(head(h) / T) and softmax(ref_head(h_ref) / T).
 
@@ -162,12 +169,9 @@ def divergence_from_hidden(
         ref_hidden: Hidden states h_ref of the reference at the same positions. [N, H]
         head: The policy's language model head.
         ref_head: The reference's language model head.
-        temperature: T, above 0, for both.
-        allowed: As in `score_tokens`, for both. [V, V] bool
-        previous: As in `score_tokens`. [N]
-        choices: As in `score_tokens`, for both: the divergence is between distributions over the same set.
         divergence: Computes the divergence from logits, such as `functional.kl.full_kl`: KL(policy || reference).
         chunk_elements: How many logits may exist at once. The results do not depend on it.
+        sampling: The settings of both distributions, see `Sampling`; with `choices` they are over the same set.
 
     Returns:
         The divergence at each position. [N] float32
@@ -177,26 +181,18 @@ def divergence_from_hidden(
     """
 
     def of_rows(hidden: Tensor, ref_hidden: Tensor, previous: Tensor | None, spans: Tensor | None) -> Tensor:
-        sampling = temperature, allowed, previous, choices, spans
         with torch.no_grad():
-            ref_logits = _sampling_logits(ref_head(ref_hidden), *sampling)
-        return divergence(_sampling_logits(head(hidden), *sampling), ref_logits)
+            ref_logits = _sampling_logits(ref_head(ref_hidden), previous, spans, sampling)
+        return divergence(_sampling_logits(head(hidden), previous, spans, sampling), ref_logits)
 
-    _check_table(allowed, previous)
-    rows = [hidden, ref_hidden, previous, None if choices is None else choices.spans]
+    rows = [hidden, ref_hidden, *_rows(sampling)]
     # Half the rows, because the logits of both sides are alive together.
     return torch.cat(by_chunks(of_rows, rows, vocabulary_of(head, hidden), chunk_elements // 2))
 
 
-def _sampling_logits(
-    logits: Tensor,
-    temperature: float,
-    allowed: Tensor | None,
-    previous: Tensor | None,
-    choices: Choices | None,
-    spans: Tensor | None,
-) -> Tensor:
+def _sampling_logits(logits: Tensor, previous: Tensor | None, spans: Tensor | None, sampling: Sampling) -> Tensor:
     """Make the logits of the sampling distribution: float32, over the temperature, forbidden tokens at -inf."""
+    temperature, allowed, choices = sampling.get("temperature", 1.0), sampling.get("allowed"), sampling.get("choices")
     if temperature <= 0:
         raise ValueError(f"temperature ({temperature}) must be above 0: greedy choices have no log-probabilities.")
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -234,10 +230,12 @@ def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor
     )
 
 
-def _check_table(allowed: Tensor | None, previous: Tensor | None) -> None:
-    """Raise ValueError if only one of `allowed` and `previous` is given."""
-    if (allowed is None) != (previous is None):
+def _rows(sampling: Sampling) -> list[Tensor | None]:
+    """Return the settings that have a row for each token: the tokens before, and the spans of `choices`."""
+    previous, choices = sampling.get("previous"), sampling.get("choices")
+    if (sampling.get("allowed") is None) != (previous is None):
         raise ValueError("allowed and previous must be given together: the previous token chooses the row.")
+    return [previous, None if choices is None else choices.spans]
 
 
 def vocabulary_of(head: Head, hidden: Tensor) -> int:

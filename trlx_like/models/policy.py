@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
 from trlx_like.functional.choices import Choices, spans
-from trlx_like.functional.logprobs import Divergence, TokenStatistics, divergence_from_hidden, score_tokens
+from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.layout import (
     BlockInputs,
@@ -197,13 +196,15 @@ class LanguagePolicy(nn.Module):
                 output.divergence = _spread(divergence_from_hidden(*sides, divergence=divergence, **sampling), real)
         return output
 
-    def _sampling(self, batch: Completion, real: Tensor) -> dict[str, Any]:
+    def _sampling(self, batch: Completion, real: Tensor) -> Sampling:
         """Return the settings of the distribution that the tokens of a mask [B, R] were sampled from."""
         if batch.choices is not None and batch.choice_sizes is not None:  # they leave out what is not allowed
             places = spans(batch.choices, batch.choice_sizes)[real]
             return {"temperature": self.temperature, "choices": Choices(batch.choices.flatten(), places)}
-        table = {} if self.allowed is None else {"allowed": self.allowed, "previous": batch.previous(self.start)[real]}
-        return {"temperature": self.temperature, **table}
+        if self.allowed is None:
+            return {"temperature": self.temperature}
+        previous = batch.previous(self.start)[real]
+        return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
 
     def _run(self, batch: Completion, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
         """Run the base model, recording the inputs of the blocks at which reference and heads branch off."""
