@@ -73,24 +73,11 @@ class RewardNetwork(nn.Module):
         if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
             logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
             return logits[:, 0].float()
-        states = last_states(self.lm, ids, mask)
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+        states = states_at_end(self.lm, inputs, mask)
         rewards: Tensor = score(states.to(next(score.parameters()).dtype))[:, 0].float()
         return rewards
-
-
-def last_states(lm: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """Compute the last hidden states of a decoder at the last real token of each sequence.
-
-    Args:
-        lm: The decoder.
-        ids: Token ids, padded on either side. [B, T]
-        mask: True on real tokens. [B, T] bool
-
-    Returns:
-        The states. [B, H]
-    """
-    positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    return states_at_end(lm, {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}, mask)
 
 
 def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
