@@ -81,6 +81,11 @@ def test_streams_and_keys_are_mixed_as_written(numbers: list[int], samples: list
     assert keys(stream(*numbers), samples).tolist() == [signed(word(state, sample)) for sample in samples]
 
 
+@pytest.mark.parametrize("number", [-1, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, 7 * 2**60])
+def test_numbers_of_a_stream_count_as_64_bits(number: int) -> None:
+    assert stream(number) == signed(twin(number % WORD + STEP)) == stream(number + WORD)
+
+
 def test_the_smallest_signed_integer_is_a_stream() -> None:
     assert twin(unmixed(12345)) == 12345
     assert stream(unmixed(2**63) - STEP) == -(2**63)
