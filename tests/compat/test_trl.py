@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.contract.recipes import make
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig, api
 from trlx_like.compat.trl import GONE, AllTrueJudge, BaseBinaryJudge, BasePairwiseJudge, BaseRankJudge
-from trlx_like.errors import RegistryError, RewardError
+from trlx_like.errors import ConfigError, RegistryError, RewardError
 from trlx_like.rewards.judging import judged
 
 
@@ -100,6 +101,37 @@ def test_a_reward_function_of_trl(here: Path) -> None:
     assert {prompt for prompts, _ in seen for prompt in prompts} == {"ab", "c"}
     with pytest.raises(RewardError, match="other wants completion_ids, which is neither samples, prompts, outputs or"):
         trlx_like.train(config.evolve(reward={"weights": None}), other, prompts=["ab", "c"])
+
+
+def test_data_that_is_read_once_is_read_at_the_start(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ({"text": text} for text in ("ab cd", "the cat sat"))
+
+    trainer = make("SFTTrainer", tmp_path, samples=datasets.IterableDataset.from_generator(rows))
+    assert len(trainer.dialogues) == 2
+    assert len(make("OnlineDPOTrainer", tmp_path, prompts=(text for text in "abc")).prompts.pipeline) == 3
+
+
+@pytest.mark.parametrize("name", ["RewardTrainer", "SFTTrainer"])
+def test_what_is_no_model_of_transformers(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="model.model_path: must be a folder, a hub name, .* or a loaded model, got Li"
+    ):
+        make(name, tmp_path, **{"model.model_path": torch.nn.Linear(2, 2)})
+
+
+def test_a_processor_is_no_tokenizer(tmp_path: Path) -> None:
+    processor = type("Processor", (), {"tokenizer": tiny_tokenizer()})()
+    with pytest.raises(ConfigError, match=r"^tokenizer \(Processor\) is a processor, and models of text alone are tr"):
+        make("OnlineDPOTrainer", tmp_path, tokenizer=processor)
+
+
+def test_unknown_options_of_trl() -> None:
+    for name, section in (("use_transformers_paged", "method"), ("hub_model_id", "train")):
+        with pytest.raises(ConfigError, match=rf"^{section}.{name}: unknown key"):
+            trlx_like.default_online_dpo_config().evolve(**{section: {name: True}})
 
 
 @pytest.mark.parametrize("judged_by", ["reward", "judge"])

@@ -105,7 +105,7 @@ _NAMES = {
     "train.keep_checkpoints": "num_checkpoint_limit save_total_limit",
     "train.logging_dir": "project_kwargs",
     "train.max_grad_norm": "train_max_grad_norm",
-    "train.minibatch_size": "precompute_ref_batch_size",
+    "train.minibatch_size": "backward_batch_size precompute_ref_batch_size",
     "train.minibatch_size and sampler.batch_size": "forward_batch_size",
     "train.project_name": "tracker_project_name",
     "train.resume_from_checkpoint": "resume_from",

@@ -47,6 +47,11 @@ def load_tokenizer(
         tokenizer = _read_tokenizer(config, model_path)
         tokenizer.padding_side = config.padding_side
         tokenizer.truncation_side = config.truncation_side
+    if not hasattr(tokenizer, "eos_token_id") and hasattr(tokenizer, "tokenizer"):
+        kind = type(tokenizer).__name__
+        raise ConfigError(
+            f"tokenizer ({kind}) is a processor, and models of text alone are trained; give its .tokenizer."
+        )
     if tokenizer.eos_token_id is None:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ConfigError(f"tokenizer.tokenizer_path ({name}): the tokenizer has no EOS token; set its eos_token.")

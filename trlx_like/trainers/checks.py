@@ -55,6 +55,8 @@ HOOKS = {
     **dict.fromkeys(("observe", "batched_forward_pass"), "override record"),
     **dict.fromkeys(("prepare_learning", "setup_model"), "override build"),
     **dict.fromkeys(("compute_loss", "dpo_loss", "get_batch_loss_metrics", "train_minibatch"), "override loss"),
+    **dict.fromkeys(("concatenated_forward", "get_batch_metrics", "calculate_loss"), "override loss"),
+    **dict.fromkeys(("gather_stats", "prediction_step"), "metrics are sums that loss returns; the loop adds them up"),
     "check_sampler": "trainer.agreement does this",
     "make_generator": "override make_engine",
     "create_train_dataloader": "rounds are batched from trainer.store; override round_batches",

@@ -199,8 +199,9 @@ class TextTrainer(BaseRLTrainer[E]):
         return seq_length - longest
 
     def add_prompt_pipeline(self, pipeline: PromptPipeline) -> None:
-        """Set the prompts that rollouts are sampled for."""
+        """Set the prompts that rollouts are sampled for, in place of any others."""
         self.prompts = PromptStream(pipeline, self.config.train.seed)
+        self.state.items.pop("prompts", None)
         self.state.register("prompts", self.prompts)
 
     def add_eval_pipeline(self, pipeline: PromptPipeline) -> None:

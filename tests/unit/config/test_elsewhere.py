@@ -34,22 +34,20 @@ def test_the_sentence() -> None:
         TRLConfig.from_dict({**base, "train": {**base["train"], "warmup_ratio": 0.1}})
 
 
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_every_name_is_answered(name: str) -> None:
+    kind: Any = next(METHODS.get(method) for method in METHODS.names() if name not in METHODS.get(method).model_fields)
+    with pytest.raises(ConfigError, match=rf"^method.{name}: unknown key. Here this is {re.escape(ELSEWHERE[name])}"):
+        kind(**{name: None})
+
+
 @pytest.mark.parametrize("name", ["checkpoint_interval", "eval_interval"])
 def test_a_share_of_the_steps_is_no_interval(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"train.{name}: must count optimizer steps, got 0.2; write that share of"):
         default_ppo_config().evolve(train={name: 0.2})
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("model", "model_path=, a name"),
-        ("args", "config=, a TRLConfig"),
-        ("reward_funcs", "reward_fn=, one or a list"),
-        ("dataset", "samples= with rewards=, or prompts="),
-        ("learning_rate", "optimizer.kwargs.lr"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [*ARGUMENTS.items(), ("learning_rate", "optimizer.kwargs.lr")])
 def test_arguments_of_other_libraries(name: str, words: str) -> None:
     given: dict[str, Any] = {name: None, "prompts": []}
     with pytest.raises(ConfigError, match=rf"^train takes no {name}. Here this is {re.escape(words)}"):

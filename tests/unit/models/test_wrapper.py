@@ -13,7 +13,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.tiny import save_tiny, tiny_config, tiny_lm
-from trlx_like import AutoModelForCausalLMWithILQLHeads, AutoModelForCausalLMWithValueHead, PreTrainedModelWrapper
+from trlx_like import (
+    AutoModelForCausalLMWithILQLHeads,
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    PreTrainedModelWrapper,
+)
 from trlx_like.errors import ConfigError
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.saved_heads import HEADS_FILE
@@ -192,6 +197,38 @@ def test_gradient_checkpointing() -> None:
         torch.testing.assert_close(one, two)
     model.gradient_checkpointing_disable()
     assert not model.pretrained_model.is_activation_checkpointing
+
+
+def test_the_same_of_an_encoder_decoder() -> None:
+    """Of its configuration, its state, the cache of its decoder, checkpointing, and logits in float32."""
+    lm: Any = tiny_lm("t5")
+    kind = AutoModelForSeq2SeqLMWithValueHead
+    model: Any = kind(lm).eval()
+    again: Any = kind.from_config(lm.config).eval()
+    assert model.config is lm.config and model.pretrained_model is lm
+    assert {"v_head.summary.weight", "shared.weight"} <= set(model.state_dict())
+    again.load_state_dict(model.state_dict())
+    ids, mask = torch.tensor([[3, 4, 5], [6, 7, 1]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    decoded = torch.tensor([[1, 5, 6], [1, 7, 8]])
+    with torch.no_grad():
+        logits, _, values = model(ids, mask, decoder_input_ids=decoded)
+        for one, other in zip(again(ids, mask, decoder_input_ids=decoded)[::2], (logits, values), strict=True):
+            assert torch.equal(one, other)
+        embedded = model(None, mask, inputs_embeds=lm.get_input_embeddings()(ids), decoder_input_ids=decoded)
+        torch.testing.assert_close(embedded[0], logits)
+        *_, cache = model(ids, mask, decoder_input_ids=decoded[:, :2], return_past_key_values=True)
+        rest = model(ids, mask, decoder_input_ids=decoded[:, 2:], past_key_values=cache)
+        torch.testing.assert_close(rest[0], logits[:, 2:], rtol=0, atol=1e-4)
+        torch.testing.assert_close(rest[2], values[:, 2:], rtol=0, atol=1e-4)
+    model.gradient_checkpointing_enable()
+    _, loss, values = model.train()(ids, mask, labels=decoded)
+    (loss + values.sum()).backward()
+    assert model.v_head.summary.weight.grad is not None and lm.shared.weight.grad is not None
+    options = {"v_head_init_strategy": "normal", "v_head_initializer_range": 0.0, "summary_dropout_prob": 0.5}
+    head: Any = kind.from_pretrained(lm, **options).v_head
+    assert not head.summary.weight.any() and head.dropout.p == 0.5
+    torch.nn.Module.to(lm, torch.bfloat16)
+    assert kind(lm)(ids, mask, decoder_input_ids=decoded)[0].dtype == torch.float32
 
 
 def test_a_model_without_a_place_for_a_reward_adapter(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from trlx_like import BaseRLTrainer, Callback, LossOutput, TRLConfig
 from trlx_like.config import METHODS, MethodConfig, register_method
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
-from trlx_like.trainers.checks import refuse_removed_hooks
+from trlx_like.trainers.checks import HOOKS, refuse_removed_hooks
 from trlx_like.trainers.optimise import Units
 from trlx_like.trainers.ppo import PPOTrainer
 
@@ -391,14 +391,7 @@ def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None
         line(tmp_path, kind=Older)
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        *("get_arch", "setup_model", "setup_optimizer", "setup_scheduler", "setup_rollout_logging"),
-        *("create_train_dataloader", "prepare_learning", "post_backward_callback", "post_epoch_callback"),
-        *("make_experience_seq2seq", "compute_rewards", "compute_loss"),
-    ],
-)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_of_trlx_and_trl_are_refused(hook: str, tmp_path: Path) -> None:
     kind = type("Theirs", (LineTrainer,), {hook: lambda self, *args: None})
     with pytest.raises(ConfigError, match=rf"Theirs\.{hook} is not called by the loop: [a-z]"):

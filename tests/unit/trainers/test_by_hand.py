@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import GENERATION, make
+from tests.contract.recipes import GENERATION, SEQ2SEQ, make
 from trlx_like.errors import ConfigError, DataError
 
 PPOTrainer = Any
@@ -66,6 +66,25 @@ def test_a_step_knows_which_tokens_could_be_drawn(configured: bool, tmp_path: Pa
     if configured:  # what an older policy has sampled is not fresh
         with pytest.raises(DataError, match=r"responses\[0\] was not sampled"):
             trainer.step(queries, responses, [1.0, 0.0, 0.5])
+
+
+def test_steps_of_an_encoder_decoder(tmp_path: Path) -> None:
+    """A query is read by the encoder; the second token of the second response is that of a tool."""
+    trainer = make("PPOTrainer", tmp_path, **SEQ2SEQ, **{"method.ppo_epochs": 1, "train.batch_size": 2})
+    queries = [torch.tensor(trainer.by_hand.ids(text)) for text in ("ab", "the cats")]
+    responses = trainer.generate(queries, max_new_tokens=3, eos_token_id=None)
+    assert [response.shape for response in responses] == [(3,), (3,)]
+    masks = [torch.ones(3), torch.tensor([1, 0, 1])]
+    stats = trainer.step(queries, responses, [1.0, 0.0], response_masks=masks)
+    assert stats["policy/ratio_deviation"] < 1e-6 and stats["policy/kl"] == 0 and stats["rollout/score_mean"] == 0.5
+    assert trainer.units(trainer.experience_class.collate(trainer.store.elements)) == 5
+    whole = trainer.generate(["ab"], max_new_tokens=4, do_sample=False)
+    assert torch.equal(whole[0], trainer.generate("ab", max_new_tokens=4, do_sample=False)[0])
+
+
+def test_a_size_of_batches_is_no_option_of_one_call(trainer: PPOTrainer) -> None:
+    with pytest.raises(ConfigError, match="batch_size: is not an option of text generation"):
+        trainer.generate(["ab"], batch_size=2)
 
 
 def test_several_responses_in_one_tensor_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.recipes import GENERATION, PROMPTS, count_letters, lengths, make
 from tests.contract.runs import rows
 from trlx_like.errors import ConfigError, DataError
+from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.trainers.evaluation import combinations
 
 ONE_STEP = {"train.total_steps": 1, "train.eval_interval": 1}
@@ -84,6 +85,16 @@ def test_several_sets_have_metrics_of_their_own(name: str, tmp_path: Path) -> No
     assert first["reward/std@easy"] == 0.5 and first["generation/length@hard"] > 0
     table = [row for row in rows(tmp_path, "samples.jsonl") if row["step"] == 0 and row["table"] == "samples"]
     assert [(row["set"], row["prompt"]) for row in table] == [("easy", "ab"), ("easy", "the cats"), ("hard", "b")]
+
+
+def test_pipelines_are_replaced_as_in_trlx(tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1})
+    trainer.add_prompt_pipeline(PromptPipeline(["zz"] * 3, 8, trainer.tokenizer))
+    trainer.add_eval_pipeline(PromptPipeline(["b"] * 2, 8, trainer.tokenizer))
+    trainer.learn()
+    assert {trainer.decode([element.prompt])[0] for element in trainer.store.elements} == {"zz"}
+    samples = rows(tmp_path, "samples.jsonl")
+    assert [row["prompt"] for row in samples if row["table"] == "samples" and row["step"] == 1] == ["b", "b"]
 
 
 @pytest.mark.parametrize(

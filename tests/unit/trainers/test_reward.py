@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.contract.recipes import PAIRS, count_letters, lengths, make
 from tests.contract.runs import rows
@@ -172,6 +172,14 @@ def test_an_adapter_with_a_head(tmp_path: Path) -> None:
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy)
     model.add_and_load_reward_modeling_adapter(tmp_path / "adapter")
     assert float(model.compute_reward_score(pair.chosen[None])) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_loaded_model_is_trained_itself(tmp_path: Path) -> None:
+    model: Any = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=1))
+    before = model.score.weight.clone()
+    trainer = make("RewardTrainer", tmp_path, **{"model.model_path": model, "train.total_steps": 1})
+    trainer.learn()
+    assert trainer.model.lm is model and not torch.equal(model.score.weight, before)
 
 
 LONG = [("abcdef", "b", "c"), ("a", "bcdefgh", "c")]
