@@ -174,7 +174,6 @@ class Side:
             )
         os.close(write)
         self.replies = os.fdopen(read)
-        self.listen()
 
     def __enter__(self) -> Side:
         return self
@@ -214,12 +213,19 @@ def turns(work: str, size: str, unfrozen: int, laps: int) -> list[dict[str, Any]
         save_model(size, folder)
         (folder / "task.json").write_text(json.dumps({**made, "model": str(folder)}), encoding="utf-8")
         sides = {name: stack.enter_context(Side(name, command, folder)) for name, command in commands.items()}
+        for side in sides.values():
+            side.listen()  # it is ready
         for number in range(laps * len(names)):
             order = list(sides) if number % 2 else list(sides)[::-1]
             said = {name: sides[name].lap() for name in order}
             lap = number // len(names)
             found.append({"case": names[number % len(names)], "lap": lap, "load": os.getloadavg()[0], **said})
     return found
+
+
+def count(number: float) -> str:
+    """Return a count as text."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def unequal(counts: dict[str, dict[str, float]]) -> list[str]:
@@ -230,7 +236,7 @@ def unequal(counts: dict[str, dict[str, float]]) -> list[str]:
         if abs(ours - peer) > NOTABLE * max(ours, peer):
             more = "ours" if ours > peer else "the peer"
             times = f"{max(ours, peer) / min(ours, peer):.2f} times" if min(ours, peer) else "all"
-            lines.append(f"{name}: {ours:,.6g} ours, {peer:,.6g} of the peer; {more} has {times} as many")
+            lines.append(f"{name}: {count(ours)} ours, {count(peer)} of the peer; {more} has {times} as many")
     return lines
 
 
@@ -256,6 +262,12 @@ def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def shares(phases: dict[str, float]) -> str:
+    """Return the phases of a lap as text, with their parts of it, the largest first."""
+    parts = sorted(phases.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts if part >= 0.005)
+
+
 def shown(key: str, peer: str, found: dict[str, Any]) -> str:
     """Return the text of a result for the terminal."""
     rss = found["rss"]
@@ -265,8 +277,7 @@ def shown(key: str, peer: str, found: dict[str, Any]) -> str:
         f"peak {rss['ours']:.0f} and {rss['peer']:.0f} MiB",
     ]
     if found["phases"]:
-        parts = sorted(found["phases"].items(), key=lambda item: -item[1])
-        lines.append("  our lap: " + ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts if part >= 0.005))
+        lines.append(f"  our lap: {shares(found['phases'])}")
     different = unequal(found["counts"])
     lines += [f"  UNEQUAL WORK: {line}" for line in different] or ["  both sides compute the same, by all counts"]
     return "\n".join(lines)
@@ -293,11 +304,12 @@ def write(key: str, peer: str, found: dict[str, Any], command: str) -> None:
     """Put a result into the tables of docs/speed.md."""
     rss = found["rss"]
     both = found["counts"]
-    counts = [f"{ours:,.6g} / {both['peer'][name]:,.6g}" for name, ours in both["ours"].items()]
+    counts = [f"{count(ours)} / {count(both['peer'][name])}" for name, ours in both["ours"].items()]
     ratio = f"**{found['ratio']:.2f}** ({found['least']:.2f} to {found['most']:.2f})"
     rows = {
         "work": [peer, f"{found['ours']:.3f}", f"{found['peer']:.3f}", ratio, f"{rss['ours']:.0f} / {rss['peer']:.0f}"],
         "what a lap computes": counts,
+        **({"our lap": [shares(found["phases"])]} if found["phases"] else {}),
         "measured": [time.strftime("%Y-%m-%d"), commit(), found["laps"], f"{found['load']:.1f}", f"`{command}`"],
     }
     text = PAGE.read_text(encoding="utf-8")
@@ -307,13 +319,13 @@ def write(key: str, peer: str, found: dict[str, Any], command: str) -> None:
 
 
 def commit() -> str:
-    """Return the commit of the code that was measured, with a plus if what lies there differs from it."""
+    """Return the last commit that changed the package, with a plus if what lies there differs from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "trlx_like", "benchmarks")
-    return git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
+    changed = git("status", "--porcelain", "--", "trlx_like")
+    return git("log", "-1", "--abbrev=8", "--format=%h", "--", "trlx_like") + ("+" if changed else "")
 
 
 def machine() -> str:

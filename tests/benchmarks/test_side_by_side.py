@@ -105,7 +105,8 @@ def test_the_page_has_the_tables_that_are_written(tmp_path: Path, monkeypatch: p
     side_by_side.write("nothing", "TRL", found, "python -m nothing")
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| nothing |")]
     assert "| **2.00** (2.00 to 2.00) | 102 / 102 |" in rows[0]
-    assert "`python -m nothing` |" in rows[2]
+    assert rows[2] == "| nothing | generate 25 % |"
+    assert "`python -m nothing` |" in rows[3]
     heads = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| w")]
     assert "| ".join([" ", *(f"{name} " for name in counts), ""]).strip()[2:] in heads[1]
 
