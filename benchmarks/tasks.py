@@ -213,13 +213,10 @@ def random_model(folder: Path, seed: int = 0, layers: int = 2, width: int = 64) 
     """Save a GPT-2 of random weights with its tokenizer, unless the folder is there, and return the folder."""
     if not folder.exists():
         torch.manual_seed(seed)
-        sizes = {"n_layer": layers, "n_embd": width, "n_head": 4, "n_positions": POSITIONS}
-        config = GPT2Config(
-            vocab_size=len(CHARACTERS) + 2,
-            **sizes,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1},
-        )
+        options: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": 4, "n_positions": POSITIONS}
+        options |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        options |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "vocab_size": len(CHARACTERS) + 2}
+        config = GPT2Config(**options)
         tokenizer().save_pretrained(folder)
         GPT2LMHeadModel(config).save_pretrained(folder)
     return folder

@@ -68,10 +68,10 @@ def default_ppo_config() -> TRLConfig:
     """Return the preset for PPO: trlX's values, on a GPT-2 that was fine-tuned on film reviews."""
 
 def default_grpo_config() -> TRLConfig:
-    """Return the preset for GRPO: TRL's learning rate, on a GPT-2 that was fine-tuned on film reviews."""
+    """Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews."""
 
 def default_rloo_config() -> TRLConfig:
-    """Return the preset for RLOO: TRL's learning rate, on a GPT-2 that was fine-tuned on film reviews."""
+    """Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews."""
 
 def default_rft_config() -> TRLConfig:
     """Return the preset for rejection-sampling fine-tuning of a GPT-2 that was fine-tuned on film reviews."""

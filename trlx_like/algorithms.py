@@ -65,15 +65,15 @@ class Algorithm:
         }
 
 
-def _text(path: str, lr: float, **train: Any) -> dict[str, dict[str, Any]]:
+def _text(path: str, lr: float | str, **train: Any) -> dict[str, dict[str, Any]]:
     """Return a preset for a language model, with the optimizer and scheduler of trlX."""
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
     common = {"seq_length": 1024, "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100}
     return {
         "model": {"model_path": path},
         "optimizer": {"name": "adamw", "kwargs": adam},
-        # trlX's way to write a constant rate.
-        "scheduler": {"name": "cosine_annealing", "kwargs": {"T_max": 1e12, "eta_min": lr}},
+        # trlX's way to write a constant rate: it would fall to eta_min over 1e12 steps.
+        "scheduler": {"name": "cosine_annealing", "kwargs": {"T_max": 1e12, "eta_min": 0.0 if lr == "auto" else lr}},
         "train": {**common, **train},
     }
 
@@ -97,7 +97,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "ppo",
         "PPO",
         "Return the preset for PPO: trlX's values, on a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, 3.0e-5, total_steps=10000, batch_size=32)
+        _text(IMDB, "auto", total_steps=10000, batch_size=32)
         | {"model": {"model_path": IMDB, "num_layers_unfrozen": 2}},
         paper=Paper("Proximal Policy Optimization Algorithms", "Schulman, John and others", 2017, "1707.06347"),
         aliases=("AcceleratePPOTrainer",),
@@ -105,8 +105,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "grpo",
         "GRPO",
-        "Return the preset for GRPO: TRL's learning rate, on a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, 1.0e-6, total_steps=1000, batch_size=128),
+        "Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews.",
+        _text(IMDB, "auto", total_steps=1000, batch_size=128),
         paper=Paper(
             "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
             "Shao, Zhihong and others",
@@ -117,8 +117,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "rloo",
         "RLOO",
-        "Return the preset for RLOO: TRL's learning rate, on a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, 1.0e-6, total_steps=1000, batch_size=128),
+        "Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews.",
+        _text(IMDB, "auto", total_steps=1000, batch_size=128),
         paper=Paper(
             "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
             "Ahmadian, Arash and others",
@@ -130,7 +130,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "rft",
         "RFT",
         "Return the preset for rejection-sampling fine-tuning of a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, 3.0e-5, total_steps=1000, batch_size=32),
+        _text(IMDB, "auto", total_steps=1000, batch_size=32),
         paper=Paper(
             "RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment",
             "Dong, Hanze and others",
@@ -199,7 +199,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "online_dpo",
         "OnlineDPO",
         "Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths.",
-        _text("gpt2", 5.0e-7, total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
+        _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
         paper=Paper(
             "Direct Language Model Alignment from Online AI Feedback", "Guo, Shangmin and others", 2024, "2402.04792"

@@ -50,8 +50,26 @@ SHARES = ("num_warmup_steps", "num_stable_steps", "num_decay_steps")
 """Arguments of these schedules that may be a fraction of all steps."""
 
 
+AUTO = "auto"
+"""Value of `optimizer.kwargs.lr` that stands for `learning_rate_for`."""
+LEAST_RATE, MOST_RATE = 1e-6, 3e-3
+
+
+def learning_rate_for(weights: int) -> float:
+    """Return a learning rate of Adam for a model of so many weights: 24 / weights^(3/4), from 1e-6 to 3e-3.
+
+    The rule connects what is in use: 1e-6 for 7B weights (TRL's GRPO), 3e-5 for the 124M of GPT-2 (trlX's PPO; the rule
+    gives 2e-5), 1e-4 for 8.6M and 5e-4 for 1.5M (the examples with stories and graphs; 1.5e-4 and 5.6e-4). An adapter
+    counts as a model of its size: a LoRA of 40M gets 5e-5.
+    """
+    return min(max(24.0 / math.pow(max(weights, 1), 0.75), LEAST_RATE), MOST_RATE)
+
+
 def make_optimizer(
-    parameters: Sequence[nn.Parameter], config: OptimizerConfig, undecayed: Sequence[bool] = ()
+    parameters: Sequence[nn.Parameter],
+    config: OptimizerConfig,
+    undecayed: Sequence[bool] = (),
+    weights: int | None = None,
 ) -> Optimizer:
     """Make the optimizer that the section `optimizer` describes.
 
@@ -59,6 +77,7 @@ def make_optimizer(
         parameters: The parameters to update.
         config: The section `optimizer`.
         undecayed: For each parameter, whether `optimizer.no_decay` is about it; see `norms_and_biases`.
+        weights: Number of weights that the learning rate "auto" goes by; None: those of `parameters`.
 
     Raises:
         RegistryError: if no optimizer has that name.
@@ -69,7 +88,11 @@ def make_optimizer(
         groups = ([p for p, one in zip(parameters, undecayed, strict=True) if one is out] for out in (False, True))
         decayed, rest = groups
         given = [*([{"params": decayed}] if decayed else []), {"params": rest, "weight_decay": 0.0}]
-    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), given, config.kwargs)
+    kwargs = config.kwargs
+    if kwargs.get("lr") == AUTO:
+        count = sum(parameter.numel() for parameter in parameters) if weights is None else weights
+        kwargs = {**kwargs, "lr": learning_rate_for(count)}
+    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), given, kwargs)
     if config.no_decay and not optimizer.defaults.get("weight_decay"):
         raise ConfigError(
             f"optimizer.no_decay ({config.no_decay}) needs a weight decay: set optimizer.kwargs.weight_decay, for an "

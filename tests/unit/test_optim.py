@@ -18,12 +18,14 @@ from tests.contract.runs import StopAfter, assert_same_run, rows, run_until_stop
 from trlx_like import optim
 from trlx_like.config import OptimizerConfig, SchedulerConfig
 from trlx_like.errors import ConfigError, RegistryError
+from trlx_like.models.merging import weights_for_rate
 from trlx_like.optim import (
     FUSED,
     OPTIMIZERS,
     OTHERS,
     SCHEDULERS,
     TRANSFORMERS,
+    learning_rate_for,
     make_optimizer,
     make_scheduler,
     norms_and_biases,
@@ -75,6 +77,35 @@ def test_names_and_defaults(name: str, kind: type) -> None:
     assert optimizer.param_groups[0]["fused"] is True
     default = make_optimizer([parameter()], OptimizerConfig(name=name)).param_groups[0]
     assert default["lr"] == 3e-5 and (kind is torch.optim.SGD or tuple(default["betas"]) == (0.9, 0.95))
+
+
+@pytest.mark.parametrize(
+    ("weights", "rate"),
+    # 1e8^(3/4) = 1e6 and 1e4^(3/4) = 1e3; above 6.9e9 and below 1.6e5 weights the rule ends.
+    [(10**8, 2.4e-5), (10**4, 3e-3), (10**6, 24 / 10**4.5), (10**11, 1e-6), (0, 3e-3)],
+)
+def test_a_learning_rate_from_the_number_of_weights(weights: int, rate: float) -> None:
+    assert learning_rate_for(weights) == pytest.approx(rate)
+
+
+def test_the_learning_rate_auto_counts_what_is_trained() -> None:
+    config = OptimizerConfig(kwargs={"lr": "auto", "eps": 1e-5})
+    given = nn.Parameter(torch.zeros(1000, 1000))
+    group = make_optimizer([given], config).param_groups[0]
+    assert group["lr"] == pytest.approx(7.59e-4, rel=1e-3) and group["eps"] == 1e-5
+    assert make_optimizer([parameter()], config, weights=10**8).param_groups[0]["lr"] == pytest.approx(2.4e-5)
+    assert config.kwargs["lr"] == "auto"
+
+
+@pytest.mark.parametrize("changes", [{}, {"model.num_layers_unfrozen": 1}, {"model.peft_config": LORA}])
+def test_the_learning_rate_auto_goes_by_the_whole_model_or_its_adapter(changes: dict[str, Any], tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"optimizer.kwargs": {"lr": "auto"}, **changes})
+    lm = trainer.model.lm
+    own = [
+        parameter for name, parameter in lm.named_parameters() if "lora" in name or "model.peft_config" not in changes
+    ]
+    assert weights_for_rate(trainer.model) == sum(parameter.numel() for parameter in own) > 100
+    assert trainer.optimisation.optimizer.param_groups[0]["lr"] == 3e-3  # so few weights
 
 
 def test_what_the_user_says_about_kernels_counts() -> None:

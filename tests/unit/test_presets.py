@@ -31,15 +31,16 @@ from trlx_like.presets import (
 
 
 def test_ppo_has_the_values_of_trlx() -> None:
+    """But for the learning rate, 3e-5 there, which follows from the number of weights."""
     config = default_ppo_config()
     train, method = config.train, config.method
     assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 10000, 32)
     assert (train.checkpoint_interval, train.eval_interval, train.trainer) == (10000, 100, "PPOTrainer")
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("lvwerra/gpt2-imdb", 2)
-    assert config.optimizer.kwargs == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
+    assert config.optimizer.kwargs == {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
     assert config.scheduler.to_dict() == {
         "name": "cosine_annealing",
-        "kwargs": {"T_max": 1e12, "eta_min": 3e-5},
+        "kwargs": {"T_max": 1e12, "eta_min": 0.0},
         "warmup": 0,
     }
     assert isinstance(method, PPOConfig)
@@ -87,7 +88,7 @@ def test_grpo_has_the_values_of_trl() -> None:
     assert isinstance(method, GRPOConfig)
     assert (method.num_generations, method.num_iterations, method.beta, method.epsilon) == (8, 1, 0, 0.2)
     assert (method.loss_type, method.scale_rewards, method.importance_sampling_level) == ("dapo", "group", "token")
-    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("GRPOTrainer", 1e-6)
+    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("GRPOTrainer", "auto")
 
 
 def test_rloo_has_the_values_of_trl() -> None:
@@ -95,7 +96,7 @@ def test_rloo_has_the_values_of_trl() -> None:
     method = config.method
     assert isinstance(method, RLOOConfig)
     assert (method.beta, method.kl_in, method.epsilon, method.baseline) == (0.05, "reward", 0.2, "leave_one_out")
-    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("RLOOTrainer", 1e-6)
+    assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("RLOOTrainer", "auto")
 
 
 def test_reward_has_the_values_of_trl() -> None:
@@ -137,7 +138,7 @@ def test_the_preset_that_fits_the_arguments() -> None:
 
 def test_online_dpo_has_the_values_of_trl() -> None:
     config = default_online_dpo_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (5e-7, 8, 512)
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 8, 512)
     assert (config.train.trainer, config.method.name) == ("OnlineDPOTrainer", "OnlineDPOConfig")
 
 

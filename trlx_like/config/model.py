@@ -164,7 +164,7 @@ class OptimizerConfig(Section):
         dict[str, Any],
         OnResume("the optimizer's state depends on it", applied_keys=("lr", "betas", "eps", "weight_decay")),
     ] = Field(default_factory=_optimizer_kwargs)
-    """Keyword arguments of the optimizer, such as lr (the learning rate) and weight_decay."""
+    """Keyword arguments of the optimizer, such as weight_decay and lr (auto: by the size of the model)."""
     no_decay: OfWeights[Literal["norms_and_biases"] | None] = None
     """Weights that the weight decay leaves out; null: it is of all weights, as in trlX."""
 

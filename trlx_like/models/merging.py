@@ -20,6 +20,17 @@ def has_adapter(lm: nn.Module) -> bool:
     return bool(getattr(lm, "_hf_peft_config_loaded", False))
 
 
+def weights_for_rate(model: nn.Module) -> int:
+    """Count the weights that the learning rate "auto" goes by.
+
+    These are all weights of a policy's language model, frozen or not, without heads; with an adapter only those that
+    are trained. In other models they are the trained weights.
+    """
+    lm: nn.Module = getattr(model, "lm", model)
+    whole = lm is not model and not has_adapter(lm)
+    return sum(weight.numel() for weight in lm.parameters() if whole or weight.requires_grad)
+
+
 def merged(lm: Model) -> Model:
     """Copy a model with its adapter merged into the weights, so that the copy needs no peft.
 

@@ -147,6 +147,7 @@ class Optimisation:
         model: The network. Its parameters with `requires_grad` are trained.
         tokenizer: Decodes samples for the record of steps that are not finite; None for samples without token ids.
         statistics: Computes what the loss has to know of the whole batch, see `Verbs.statistics`; None: nothing.
+        weights: Number of weights that the learning rate "auto" goes by; None: the trained ones of this process.
 
     Raises:
         ConfigError: If no parameter is trainable, or a trained one has only 16 bits.
@@ -158,6 +159,7 @@ class Optimisation:
         model: nn.Module,
         tokenizer: Any = None,
         statistics: Callable[[Any], Mapping[str, Tensor | Term]] | None = None,
+        weights: int | None = None,
     ) -> None:
         train = run.config.train
         self.run, self.model, self.statistics = run, model, statistics
@@ -166,7 +168,7 @@ class Optimisation:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
             raise ConfigError(refused_half(str(half).removeprefix("torch.")))
-        made = make_optimizer(trained, run.config.optimizer, norms_and_biases(model))
+        made = make_optimizer(trained, run.config.optimizer, norms_and_biases(model), weights)
         self.optimizer = run.accelerator.prepare_optimizer(made)
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         self._units: NamedNumbers[str] = NamedNumbers(run.world)
