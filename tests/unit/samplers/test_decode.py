@@ -140,7 +140,9 @@ def test_stop_strings_are_looked_for_once_in_each_token_that_may_end_one(monkeyp
     made = sampler(table("abcdefgh.", "xy."), tokenizer=tokenizer, stop=("ef",))
     engine, batch = made.engine, prompts(["a", "x"])
     monkeypatch.setattr(type(tokenizer), "decode", watched)
-    out = engine.generate(*batch.tensors(1), generation_config({"max_new_tokens": 9}, tokenizer), made.stop)
+    out = engine.generate(
+        *batch.tensors(1), generation_config({"max_new_tokens": 9}, tokenizer), list(made.stop_sequences)
+    )
     b, c, d, e, f, y = (int(tokenizer.vocab[letter]) for letter in "bcdefy")
     assert seen == [[b], [y], [c], [d], [e], [f], [b, c, d, e, f]]  # an EOS needs no look
     assert spelled(out) == ["bcdef", "y."]
