@@ -86,8 +86,8 @@ OTHERS: dict[str, set[str]] = {
     "__init__": set(),
 }
 OPTIONAL = {
-    *("bitsandbytes", "datasets", "deepspeed", "diffusers", "optuna", "pandas", "peft", "PIL", "pyarrow"),
-    *("sklearn", "tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
+    *("bitsandbytes", "datasets", "deepspeed", "diffusers", "mlflow", "optuna", "pandas", "peft", "PIL", "pyarrow"),
+    *("sklearn", "swanlab", "tensorboard", "trackio", "vaderSentiment", "vllm", "wandb"),
 }
 
 LONGEST = 350  # lines of a file

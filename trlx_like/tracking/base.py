@@ -88,6 +88,8 @@ TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
         "wandb": "trlx_like.tracking.wandb:WandbTracker",
         "tensorboard": "trlx_like.tracking.tensorboard:TensorboardTracker",
         "trackio": "trlx_like.tracking.trackio:TrackioTracker",
+        "mlflow": "trlx_like.tracking.accelerated:MlflowTracker",
+        "swanlab": "trlx_like.tracking.accelerated:SwanlabTracker",
     },
 )
 register_tracker = TRACKERS.register

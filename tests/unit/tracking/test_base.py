@@ -80,7 +80,7 @@ def test_unknown_tracker(tmp_path: Path, main: bool) -> None:
         make_trackers(["wandbb"], run_info(tmp_path), main)
 
 
-@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio", "mlflow", "swanlab"])
 def test_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, steps=1)
     before = (tmp_path / "metrics.jsonl").read_bytes()
