@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 IMDB = "lvwerra/gpt2-imdb"
-
-
-class Paper(NamedTuple):
-    """The paper that an algorithm is from."""
-
-    title: str
-    authors: str
-    year: int
-    arxiv: str
 
 
 @dataclass(frozen=True)
@@ -35,8 +26,6 @@ class Algorithm:
     """Docstring of its preset."""
     preset: Mapping[str, Mapping[str, Any]]
     """Options of its preset by section; those that are left out have their defaults."""
-    paper: Paper | None = None
-    """What to cite."""
     aliases: tuple[str, ...] = ()
     """Other names of its trainer, such as that of trlX."""
 
@@ -99,7 +88,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "Return the preset for PPO: trlX's values, on a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=10000, batch_size=32)
         | {"model": {"model_path": IMDB, "num_layers_unfrozen": 2}},
-        paper=Paper("Proximal Policy Optimization Algorithms", "Schulman, John and others", 2017, "1707.06347"),
         aliases=("AcceleratePPOTrainer",),
     ),
     Algorithm(
@@ -107,36 +95,18 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "GRPO",
         "Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=1000, batch_size=128),
-        paper=Paper(
-            "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
-            "Shao, Zhihong and others",
-            2024,
-            "2402.03300",
-        ),
     ),
     Algorithm(
         "rloo",
         "RLOO",
         "Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=1000, batch_size=128),
-        paper=Paper(
-            "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
-            "Ahmadian, Arash and others",
-            2024,
-            "2402.14740",
-        ),
     ),
     Algorithm(
         "rft",
         "RFT",
         "Return the preset for rejection-sampling fine-tuning of a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=1000, batch_size=32),
-        paper=Paper(
-            "RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment",
-            "Dong, Hanze and others",
-            2023,
-            "2304.06767",
-        ),
         aliases=("AccelerateRFTTrainer",),
     ),
     Algorithm(
@@ -144,12 +114,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "ILQL",
         "Return the preset for ILQL: trlX's values, on GPT-2.",
         _text("gpt2", 5.0e-5, total_steps=1000, batch_size=128, seq_length=64),
-        paper=Paper(
-            "Offline RL for Natural Language Generation with Implicit Language Q Learning",
-            "Snell, Charlie and others",
-            2022,
-            "2206.11871",
-        ),
         aliases=("AccelerateILQLTrainer",),
     ),
     Algorithm(
@@ -164,36 +128,18 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "Reward",
         "Return the preset for a reward model on GPT-2, with TRL's learning rate and batch size.",
         _text("gpt2", 1.0e-4, total_steps=1000, batch_size=8),
-        paper=Paper(
-            "Training Language Models to Follow Instructions with Human Feedback",
-            "Ouyang, Long and others",
-            2022,
-            "2203.02155",
-        ),
     ),
     Algorithm(
         "dpo",
         "DPO",
         "Return the preset for DPO on GPT-2, with TRL's learning rate, batch size and epochs.",
         _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
-        paper=Paper(
-            "Direct Preference Optimization: Your Language Model is Secretly a Reward Model",
-            "Rafailov, Rafael and others",
-            2023,
-            "2305.18290",
-        ),
     ),
     Algorithm(
         "kto",
         "KTO",
         "Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs.",
         _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
-        paper=Paper(
-            "KTO: Model Alignment as Prospect Theoretic Optimization",
-            "Ethayarajh, Kawin and others",
-            2024,
-            "2402.01306",
-        ),
     ),
     Algorithm(
         "online_dpo",
@@ -201,9 +147,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths.",
         _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
-        paper=Paper(
-            "Direct Language Model Alignment from Online AI Feedback", "Guo, Shangmin and others", 2024, "2402.04792"
-        ),
     ),
     Algorithm(
         "distill",
@@ -211,20 +154,11 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses.",
         _text("gpt2", 1.0e-5, total_steps=1000, batch_size=32, seq_length=512)
         | {"model": {"model_path": "gpt2", "ref_model_path": "gpt2-large"}},
-        paper=Paper(
-            "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes",
-            "Agarwal, Rishabh and others",
-            2024,
-            "2306.13649",
-        ),
     ),
     Algorithm(
         "ddpo",
         "DDPO",
         "Return the preset for DDPO with LoRA on Stable Diffusion 1.5, with its authors' values for compressibility.",
         _DDPO,
-        paper=Paper(
-            "Training Diffusion Models with Reinforcement Learning", "Black, Kevin and others", 2023, "2305.13301"
-        ),
     ),
 )

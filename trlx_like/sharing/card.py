@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,11 +102,16 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
         config=config_text,
         events=events,
         changes=[f"{change['option']} (step {row['step']})" for row in events for change in row.get("changes", ())],
-        algorithm=algorithm and algorithm.name,
-        paper=algorithm and algorithm.paper,
+        paper=citation(algorithm.name) if algorithm else None,
     )
     ModelCard(redacted(text).encode("utf-8", "replace").decode()).save(file)
     return True
+
+
+def citation(algorithm: str) -> re.Match[str] | None:
+    """Find the BibTeX entry of the paper that an algorithm is from, with its number in the group `arxiv`."""
+    papers = (files("trlx_like") / "templates" / "papers.bib").read_text(encoding="utf-8")
+    return re.search(rf"@misc{{{algorithm}\d.*?eprint = {{(?P<arxiv>[\d.]+)}}.*?\n}}", papers, re.DOTALL)
 
 
 def _metadata(
