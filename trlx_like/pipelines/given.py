@@ -56,21 +56,24 @@ def shaped(data: Mapping[str, Any], options: DataConfig, uses: Collection[str]) 
     for name in ("preferences", "eval_preferences"):
         if isinstance(found.get(name), list):
             found[name] = paired(found[name], name)
+    if options.eval_split is not None:
+        _hold_out(found, options.eval_split, uses)
     if "rewards" in uses and found.get("rewards") is None and isinstance(found.get("samples"), list):
         rewards = [reward_of(sample) for sample in found["samples"]]
         found["rewards"] = rewards if any(reward is not None for reward in rewards) else None
-    if options.eval_split is None:
-        return found
+    return found
+
+
+def _hold_out(found: dict[str, Any], fraction: float, uses: Collection[str]) -> None:
+    """Move a fraction of the rows that are trained on to those that are evaluated on, as `data.eval_split` says."""
     splits = [name for name in ("samples", "preferences", "prompts") if {name, f"eval_{name}"} <= {*uses}]
     if not splits:
-        raise ConfigError(f"data.eval_split ({options.eval_split:g}) needs a trainer that evaluates on held-out rows.")
+        raise ConfigError(f"data.eval_split ({fraction:g}) needs a trainer that evaluates on held-out rows.")
     name = splits[0]
     rows = found.get(name) or []  # `check` does not read every source
     if found.get(f"eval_{name}") is not None or not isinstance(rows, list) or len(rows) == 1:
         raise ConfigError(
-            f"data.eval_split ({options.eval_split:g}) needs a list of two {name} at least, and no eval_{name} beside "
-            "it."
+            f"data.eval_split ({fraction:g}) needs a list of two {name} at least, and no eval_{name} beside it."
         )
     if rows:
-        found[name], found[f"eval_{name}"] = held_out(rows, options.eval_split)
-    return found
+        found[name], found[f"eval_{name}"] = held_out(rows, fraction)

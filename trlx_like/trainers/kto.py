@@ -21,7 +21,9 @@ from trlx_like.errors import DataError
 from trlx_like.functional.preference import unpaired_loss
 from trlx_like.functional.sequences import sequence_sums
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.forms import reward_of
 from trlx_like.pipelines.returns import check_rewards
+from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.optimise import Term
@@ -48,7 +50,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
     method_class = KTOConfig
     experience_class = LabelledExperience
     offline = True
-    uses = frozenset({"samples", "rewards", "eval_prompts"})
+    uses = frozenset({"samples", "rewards", "eval_samples", "eval_prompts"})
     needs = ("samples", "rewards")
     method: KTOConfig
 
@@ -57,16 +59,15 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
         self.add_reference()
 
     def read_data(self) -> None:
-        longest, samples = self.config.train.seq_length, self.data["samples"]
-        self.labels = labels_of(self.data["rewards"], len(samples))
-        self.dialogues = encode_dialogues(
-            samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options
-        )
+        self.labels = labels_of(self.data["rewards"], len(self.data["samples"]))
+        self.dialogues = self._encoded(self.data["samples"], "samples")
+        self.held_out = {}
+        for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples"):
+            labels = labels_of([reward_of(row) for row in rows], len(rows), f"the labels of {place}")
+            self.held_out[name] = self._elements(self._encoded(rows, place), labels)
 
     def make_experience(self) -> Metrics:
-        others, longest = mismatches(self.dialogues), self.config.train.seq_length
-        rows = zip(self.dialogues, self.labels, others, strict=True)
-        self.push_to_store([element(*row, longest) for row in rows], whole=True)
+        self.push_to_store(self._elements(self.dialogues, self.labels), whole=True)
         truncation = Truncation.of(dialogue.lost for dialogue in self.dialogues)
         share = sum(self.labels) / len(self.labels)
         return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
@@ -96,6 +97,22 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
     def after_step(self, metrics: Metrics) -> None:
         metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
 
+    def evaluate(self) -> Metrics:
+        """Evaluate responses to the evaluation prompts, and log the metrics of held-out samples as `eval/<name>`."""
+        metrics = self.evaluate_held_out(self.held_out)
+        for name in [name for name in metrics if name.startswith("eval/rewards/chosen")]:
+            rejected = metrics.get(name.replace("chosen", "rejected"), 0.0)
+            metrics[name.replace("chosen", "margins")] = metrics[name] - rejected
+        return self.evaluate_prompts() | metrics
+
+    def _encoded(self, rows: Sequence[Any], name: str) -> list[Dialogue]:
+        longest, seq2seq = self.config.train.seq_length, self.seq2seq
+        return encode_dialogues(rows, self.tokenizer, longest, seq2seq=seq2seq, template=self.chat_options, name=name)
+
+    def _elements(self, dialogues: Sequence[Dialogue], labels: Sequence[bool]) -> list[LabelledExperience]:
+        rows = zip(dialogues, labels, mismatches(dialogues), strict=True)
+        return [element(*row, self.config.train.seq_length) for row in rows]
+
     def log_ratios(self, batch: Completion) -> Tensor:
         """Sum the log-ratio of policy to reference over the tokens of each completion. [B]"""
         out = self.model(batch, reference=True)
@@ -103,12 +120,16 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
         return sequence_sums(out.logprobs - out.ref_logprobs, batch.scored)
 
 
-def labels_of(rewards: Sequence[Any], samples: int) -> list[bool]:
+def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> list[bool]:
     """Return whether each sample is desirable: its label is true, or its reward above 0.
 
     Raises:
         DataError: If there are more or fewer labels than samples, or one is no number.
     """
+    if missing := [row for row, reward in enumerate(rewards) if reward is None]:
+        raise DataError(
+            f"{name}: row {missing[0]} has none; a label is true or false, or a number (above 0: desirable)."
+        )
     numbers = [float(reward) if isinstance(reward, bool) else reward for reward in rewards]
     checked = check_rewards(numbers, samples)
     for row, reward in enumerate(checked):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.contract.recipes import make
+from tests.contract.runs import rows
 from tests.tiny import tiny_lm
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.pipelines.tokens import Dialogue
@@ -87,6 +88,24 @@ def test_labels_may_stand_in_the_rows(tmp_path: Path) -> None:
     rows = [{"prompt": p, "completion": c, "label": label} for (p, c), label in zip(SAMPLES, LABELS, strict=True)]
     trainer = make("KTOTrainer", tmp_path, samples=rows, rewards=None)
     assert trainer.labels == LABELS
+
+
+def test_held_out_samples_are_measured_as_those_of_training(tmp_path: Path) -> None:
+    """The evaluation before the only step has the numbers of that step, its estimate of the KL divergence too."""
+    given = [{"prompt": p, "completion": c, "label": label} for (p, c), label in zip(SAMPLES, LABELS, strict=True)]
+    changes = {"model.ref_model_path": tiny_lm(seed=5, vocabulary=32), "train.batch_size": 3, "train.total_steps": 1}
+    trainer = make("KTOTrainer", tmp_path, samples=SAMPLES, rewards=LABELS, eval_samples=given, **changes)
+    trainer.learn()
+    before, step, *_ = rows(tmp_path)
+    names = ["losses/total_loss", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins"]
+    assert {f"eval/{name}": before[f"eval/{name}"] for name in names} == pytest.approx(
+        {f"eval/{name}": step[name] for name in names}, abs=1e-5
+    )
+    assert step["rewards/margins"] != 0
+    split = make("KTOTrainer", tmp_path, samples=given, rewards=None, **{"data.eval_split": 0.34})
+    assert (len(split.labels), len(split.held_out[""])) == (2, 1)
+    with pytest.raises(DataError, match=r"^the labels of eval_samples: row 1 has none; a label is true or false"):
+        make("KTOTrainer", tmp_path, eval_samples=[given[0], SAMPLES[1]])
 
 
 def test_a_completion_of_another_prompt_is_cut_to_the_room_that_is_left(tmp_path: Path) -> None:
