@@ -82,7 +82,7 @@ OTHERS: dict[str, set[str]] = {
     "registry": set(),
     "config": {"annotated_types", "pydantic", "pydantic_core", "yaml"},
     "functional": {"torch"},
-    "data": {"torch"},
+    "data": {"numpy", "torch"},
     "__init__": set(),
 }
 OPTIONAL = {

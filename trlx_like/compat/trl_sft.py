@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import ConfigError, DataError
+from trlx_like.pipelines.tokens import Dialogue
 from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.rounds import RoundsByHand
 from trlx_like.trainers.sft import SFTExperience, SFTTrainer
@@ -29,7 +31,7 @@ class IterativeSFTTrainer(RoundsByHand[SFTExperience], SFTTrainer):
         return 1
 
     def read_data(self) -> None:
-        self.dialogues, self.held_out = [], {}
+        self.dialogues, self.held_out = FlatRows.collect(Dialogue, ()), {}
 
     def make_experience(self) -> Metrics:
         raise ConfigError(

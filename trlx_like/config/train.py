@@ -74,6 +74,8 @@ class TrainConfig(Section):
     """Number of samples in each optimizer step, over all processes."""
     minibatch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of samples in each forward and backward pass, per process; null: all. It does not change the gradient."""
+    group_by_length: OfRound[bool] = False
+    """Put samples of similar lengths into a batch, which saves padding: sorted within windows of 100 batches."""
     keep_trunk: Applied[bool] = True
     """Keep what the frozen lower blocks of a model make of a sample, so that they run once for it; needs memory."""
     trainer: OfWeights[Annotated[str, AfterValidator(_known_trainer)]]

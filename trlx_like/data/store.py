@@ -7,11 +7,16 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from trlx_like.data.experience import Experience
+from trlx_like.data.flat import LazyRows
 from trlx_like.errors import CheckpointError
 
 E = TypeVar("E", bound=Experience)
+
+WINDOW = 100
+"""Batches that share a window when elements are sorted by length; with 50, as in transformers, more padding is left."""
 
 
 class RolloutStore(Generic[E]):
@@ -27,7 +32,7 @@ class RolloutStore(Generic[E]):
 
     def __init__(self, experience_class: type[E]) -> None:
         self.experience_class = experience_class
-        self.elements: list[E] = []
+        self.elements: Sequence[E] = []
         self.joined = 0  # how many of the first elements are the same on all processes
         self.epoch = 0  # number of the pass, from 0, that the last batch of `batches` belongs to
         self.rows: list[int] = []  # numbers of the elements of the whole global batch; none after the last
@@ -37,9 +42,13 @@ class RolloutStore(Generic[E]):
 
         Args:
             elements: The elements.
-            whole: True: every process adds all of them, in the same order. False: each adds its own share.
+            whole: True: every process adds all of them, in the same order. False: each adds its own share. Whole rows
+                that are made when they are read stay so, as long as nothing else is in the store.
         """
-        self.elements.extend(elements)
+        if whole and isinstance(elements, LazyRows) and not self.elements:
+            self.elements = elements
+        else:
+            self.elements = [*self.elements, *elements]
         if whole:
             self.joined = len(self.elements)
 
@@ -52,7 +61,9 @@ class RolloutStore(Generic[E]):
             gather: Returns the items of all processes, in the order of ranks.
             ranks: The number of processes.
         """
-        new = self.elements[self.joined :]
+        if isinstance(self.elements, LazyRows):
+            return  # they are whole on all processes
+        new = list(self.elements[self.joined :])
         if ranks > 1:
             shares = gather([_packed(self.experience_class, new)])
             parts = [_unpacked(self.experience_class, share) for share in shares]
@@ -61,7 +72,7 @@ class RolloutStore(Generic[E]):
         places = [int(element.place) for element in new if element.place is not None]
         if len(places) == len(new):
             new = [new[row] for row in sorted(range(len(new)), key=places.__getitem__)]
-        self.elements[self.joined :] = new
+        self.elements = [*self.elements[: self.joined], *new]
         self.joined = len(self.elements)
 
     def clear(self) -> None:
@@ -72,7 +83,15 @@ class RolloutStore(Generic[E]):
         return len(self.elements)
 
     def batches(
-        self, batch_size: int, generator: torch.Generator, epochs: int = 1, *, rank: int = 0, ranks: int = 1
+        self,
+        batch_size: int,
+        generator: torch.Generator,
+        epochs: int = 1,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        skip: int = 0,
+        by_length: bool = False,
     ) -> Iterator[E | None]:
         """Iterate over this process's parts of the shuffled global batches.
 
@@ -85,17 +104,32 @@ class RolloutStore(Generic[E]):
             epochs: Passes over the elements.
             rank: The number of this process. It gets each `ranks`-th element of a batch, from this one on.
             ranks: The number of processes.
+            skip: How many batches to leave out at the beginning, without making them.
+            by_length: Whether a batch has elements of similar lengths, see `similar_lengths`.
 
         Yields:
             A batch; None if this process has no part of it.
         """
         for self.epoch in range(epochs):
-            order = torch.randperm(len(self.elements), generator=generator).tolist()
+            order = torch.randperm(len(self.elements), generator=generator)
+            if by_length:
+                order = similar_lengths(order, self._sizes(), batch_size, generator)
             for start in range(0, len(order), batch_size):
-                self.rows = order[start : start + batch_size]
+                if skip > 0:
+                    skip -= 1
+                    continue
+                self.rows = order[start : start + batch_size].tolist()
                 own = [self.elements[row] for row in self.rows[rank::ranks]]
                 yield self.experience_class.collate(own) if own else None
         self.rows = []
+
+    def _sizes(self) -> Tensor:
+        """Count the tokens of each element. [N]"""
+        if isinstance(self.elements, LazyRows):
+            return torch.from_numpy(self.elements.sizes())
+        masks = {column.metadata["mask"] for column in fields(self.experience_class) if "mask" in column.metadata}
+        sizes = [sum(len(found) for mask in masks if (found := getattr(e, mask)) is not None) for e in self.elements]
+        return torch.tensor(sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all elements, each field as one flat tensor with the shapes of the elements."""
@@ -121,6 +155,26 @@ class RolloutStore(Generic[E]):
             )
         self.elements = _unpacked(self.experience_class, state)
         self.joined = len(self.elements)
+
+
+def similar_lengths(order: Tensor, sizes: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+    """Sort an order by length within windows of `WINDOW` batches, and put the batches of a window in a random order.
+
+    Args:
+        order: The numbers of elements in a random order. [N]
+        sizes: The length of each element. [N]
+        batch_size: Elements per batch.
+        generator: Draws the order of batches.
+
+    Returns:
+        The numbers in the new order. The last of them stay last if they do not fill a batch. [N]
+    """
+    whole = len(order) - len(order) % batch_size
+    found = []
+    for window in order[:whole].split(WINDOW * batch_size):
+        batches = window[sizes[window].argsort(stable=True)].view(-1, batch_size)
+        found.append(batches[torch.randperm(len(batches), generator=generator)].view(-1))
+    return torch.cat([*found, order[whole:]])
 
 
 def _packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, Any]:

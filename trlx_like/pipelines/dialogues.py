@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
 from trlx_like.pipelines.forms import as_sample
+from trlx_like.pipelines.prepared import CHUNK, chunks, prepared
 from trlx_like.pipelines.returns import SampleReward, place_rewards
-from trlx_like.pipelines.rows import Message, checked_rows, is_messages
+from trlx_like.pipelines.rows import Message, checked_rows, is_messages, row_list
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 
@@ -29,7 +31,7 @@ def encode_dialogues(
     seq2seq: bool = False,
     template: Mapping[str, Any] | None = None,
     name: str = "samples",
-) -> list[Dialogue]:
+) -> FlatRows[Dialogue]:
     """Encode samples as token ids that end with EOS.
 
     A string is output from its second token on. The outputs of a dialogue are its second, fourth, ... turn. The outputs
@@ -51,32 +53,47 @@ def encode_dialogues(
     Raises:
         DataError: A sample has another form, or no output is left of it. The error names the row.
     """
-    samples = [as_sample(sample) for sample in checked_rows(samples, name)]
+    listed = row_list(samples, name)
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
-    for row, sample in enumerate(samples if seq2seq else ()):
-        _check_pair(sample, f"{name}[{row}]")
-    for messages, options in islice(_conversations(samples, template, name), 1):
-        warn_of_ending(messages, tokenizer, **options)
-    dialogues = [_encode(sample, f"{name}[{row}]", encoder, template) for row, sample in enumerate(samples)]
-    for row, reward in enumerate(rewards or []):
-        dialogues[row].rewards = place_rewards(reward, dialogues[row].is_output, row)
-    shorten = _cut_pair if seq2seq else _cut
-    cut = [shorten(dialogue, max_length or len(dialogue), encoder) for dialogue in dialogues]
-    Truncation.of(dialogue.lost for dialogue in cut).warn(name, f"train.seq_length ({max_length} tokens)")
-    for row, dialogue in enumerate(cut):
-        if not any(dialogue.is_output):
-            raise DataError(
-                f"{name}[{row}]: no output is left within train.seq_length ({max_length} tokens); "
-                f"{'it is empty' if len(dialogues[row]) <= (max_length or math.inf) else 'shorten its prompt'}."
-            )
-    return cut
+    for messages, template_of in islice(_conversations(checked_rows(listed[:CHUNK], name), template, name), 1):
+        warn_of_ending(messages, tokenizer, **template_of)
+
+    def encoded() -> Iterator[Dialogue]:
+        for start, part in chunks(listed):
+            read = [as_sample(sample) for sample in checked_rows(part, name, start)]
+            for row, sample in enumerate(read if seq2seq else (), start):
+                _check_pair(sample, f"{name}[{row}]")
+            encoder.read_ahead(text for sample in read for text in _texts(sample))
+            whole = [_encode(sample, f"{name}[{row}]", encoder, template) for row, sample in enumerate(read, start)]
+            for row, dialogue in enumerate(whole, start):
+                if rewards:
+                    dialogue.rewards = place_rewards(rewards[row], dialogue.is_output, row)
+                yield (_cut_pair if seq2seq else _cut)(dialogue, max_length or len(dialogue), encoder)
+
+    options = [max_length, seq2seq, dict(template or {}), rewards]
+    dialogues = prepared(Dialogue, encoded, listed, tokenizer, *options, name=name)
+    Truncation.of(dialogues.values("lost"), len(dialogues)).warn(name, f"train.seq_length ({max_length} tokens)")
+    for row in np.flatnonzero(dialogues.sums("is_output") == 0)[:1]:
+        raise DataError(
+            f"{name}[{row}]: no output is left within train.seq_length ({max_length} tokens); "
+            f"{'shorten its prompt' if any(dialogues[int(row)].lost) else 'it is empty'}."
+        )
+    return dialogues
+
+
+def _texts(sample: Any) -> Iterable[str]:
+    """Return the texts that encoding a sample asks the tokenizer for, as far as it has the right form."""
+    if isinstance(sample, Mapping):
+        sample = (sample.get("prompt"), sample.get("output"))
+    turns = sample if isinstance(sample, list | tuple) else (sample,)
+    return (turn for turn in turns if isinstance(turn, str))
 
 
 def _conversations(
     samples: Sequence[Any], template: Mapping[str, Any] | None, name: str
 ) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
     """Iterate over the samples that are messages: the messages before the first answer, and the template's options."""
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(map(as_sample, samples)):
         row = sample if isinstance(sample, Mapping) else {"messages": sample}
         if is_messages(row.get("messages")):
             asked = takewhile(lambda m: not isinstance(m, Mapping) or m.get("role") != "assistant", row["messages"])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from operator import itemgetter
 
+from trlx_like.data.flat import View
 from trlx_like.pipelines.tokens import Dialogue
 
+Place = tuple[int, int, int]
+"""A piece of a sample: the number of the sample, the piece's first token and how many tokens it has."""
 
-def fit_best(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
+
+def fit_best(dialogues: Sequence[Dialogue], max_length: int) -> View[list[Dialogue]]:
     """Put samples into rows where they fit best, the longest first. A sample is split only if no row could hold it.
 
     Args:
@@ -18,27 +23,27 @@ def fit_best(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialog
     Returns:
         The samples, or pieces of samples as `piece` makes them, in each row.
     """
-    rows: list[list[Dialogue]] = []
+    rows: list[list[Place]] = []
     space: list[tuple[int, int]] = []  # (tokens left, row), sorted
     pieces = [
-        part
-        for dialogue in dialogues
+        (number, start, len(part))
+        for number, dialogue in enumerate(dialogues)
         for start in range(0, max(len(dialogue) - 1, 1), max_length - 1)
         if any((part := piece(dialogue, start, max_length)).is_output)
     ]
-    for part in sorted(pieces, key=len, reverse=True):
-        at = bisect_left(space, (len(part), 0))
+    for place in sorted(pieces, key=itemgetter(2), reverse=True):
+        at = bisect_left(space, (place[2], 0))
         if at == len(space):
             rows.append([])
             left, row = max_length, len(rows) - 1
         else:
             left, row = space.pop(at)
-        rows[row].append(part)
-        insort(space, (left - len(part), row))
-    return rows
+        rows[row].append(place)
+        insort(space, (left - place[2], row))
+    return _made(dialogues, rows)
 
 
-def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dialogue]]:
+def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> View[list[Dialogue]]:
     """Put samples into rows in their order, and split those that reach the end of a row.
 
     Args:
@@ -49,19 +54,27 @@ def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> list[list[Dia
         The samples, or pieces of samples as `piece` makes them, in each row. At most one token of a row is left free,
         except in the last row. Rows that have nothing to learn are left out.
     """
-    rows: list[list[Dialogue]] = [[]]
+    rows: list[list[Place]] = [[]]
+    learned: set[int] = set()  # numbers of the rows that have outputs, from 1
     left = max_length
-    for dialogue in dialogues:
+    for number, dialogue in enumerate(dialogues):
         start = 0
         while start < len(dialogue) - 1:
             if left < 2:  # the first token of a piece is not learned
                 rows.append([])
                 left = max_length
             part = piece(dialogue, start, left)
-            rows[-1].append(part)
+            rows[-1].append((number, start, len(part)))
+            if any(part.is_output):
+                learned.add(len(rows))
             left -= len(part)
             start += len(part) - 1
-    return [row for row in rows if any(any(part.is_output) for part in row)]
+    return _made(dialogues, [row for number, row in enumerate(rows, start=1) if number in learned])
+
+
+def _made(dialogues: Sequence[Dialogue], rows: Sequence[Sequence[Place]]) -> View[list[Dialogue]]:
+    """Return rows that are made of their pieces when they are read."""
+    return View(rows, lambda row: [piece(dialogues[number], start, count) for number, start, count in row])
 
 
 def piece(dialogue: Dialogue, start: int, longest: int) -> Dialogue:

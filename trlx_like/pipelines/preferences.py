@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any, Literal, TypeGuard
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.config import TRLConfig
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import common_options, encode_answer, template_options
 from trlx_like.pipelines.forms import as_preference
+from trlx_like.pipelines.prepared import chunks, prepared
 from trlx_like.pipelines.returns import finite
-from trlx_like.pipelines.rows import checked_rows, is_messages
+from trlx_like.pipelines.rows import checked_rows, is_messages, row_list
 from trlx_like.pipelines.tokens import TextEncoder, common_prefix
 from trlx_like.pipelines.truncation import Lost, Truncation
 
@@ -24,6 +26,12 @@ from trlx_like.pipelines.truncation import Lost, Truncation
 @dataclass
 class Preference:
     """Hold a prompt and two answers to it as token ids. None of them is empty."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("prompt", "chosen", "rejected"), "token"),
+        **dict.fromkeys(("chosen_mask", "rejected_mask"), "flag"),
+        **{"margin": "real", "header": "count", "lost": "count"},
+    }
 
     prompt: list[int]
     chosen: list[int]
@@ -36,6 +44,29 @@ class Preference:
     """How many of the prompt's last tokens are the header of an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
     """Numbers of tokens that were cut, over both answers."""
+
+    def numbers(self) -> dict[str, Sequence[Any]]:
+        """Return the numbers of each field, see `trlx_like.data.flat.Flat`; of what is 0 or None, none."""
+        ids = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+        masks = dict(zip(("chosen_mask", "rejected_mask"), self.assistant_masks or (), strict=False))
+        few = {"margin": (self.margin,), "header": (self.header,), "lost": self.lost}
+        return {**ids, **masks, **{name: values for name, values in few.items() if any(values)}}
+
+    @classmethod
+    def of(
+        cls,
+        prompt: list[int],
+        chosen: list[int],
+        rejected: list[int],
+        chosen_mask: list[bool],
+        rejected_mask: list[bool],
+        margin: list[float],
+        header: list[int],
+        lost: list[int],
+    ) -> Self:
+        """Make the preference of which `numbers` returned these lists."""
+        masks = (chosen_mask, rejected_mask) if chosen_mask else None
+        return cls(prompt, chosen, rejected, masks, sum(margin, 0.0), sum(header), Lost(*lost))
 
 
 class SamePreferences:
@@ -72,7 +103,7 @@ class SamePreferences:
 
 def configured_preferences(
     config: TRLConfig, rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, name: str
-) -> list[Preference]:
+) -> FlatRows[Preference]:
     """Encode preferences as the configuration of a run says. The other arguments are those of `encode_preferences`."""
     method: Any = config.method
     return encode_preferences(
@@ -99,7 +130,7 @@ def encode_preferences(
     seq2seq: bool = False,
     template: Mapping[str, Any] | None = None,
     name: str = "preferences",
-) -> list[Preference]:
+) -> FlatRows[Preference]:
     """Encode preferences as token ids, in their order.
 
     A row is all strings or all lists of messages. Without a prompt, the messages or tokens that both answers begin
@@ -124,10 +155,10 @@ def encode_preferences(
     Raises:
         DataError: A row has another form, its answers are the same, or nothing is left of them. The error names it.
     """
-    rows = [as_preference(row) for row in checked_rows(rows, name)]
+    listed = row_list(rows, name)
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
-    kept: list[Preference] = []
-    for row, values in enumerate(rows):
+
+    def encoded(row: int, values: Any) -> Preference | None:
         place = f"{name}[{row}]"
         if seq2seq and _columns(values, place).get("prompt") is None:
             raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
@@ -136,19 +167,32 @@ def encode_preferences(
             preference = replace(whole, prompt=encoder.cut_prompt(whole.prompt, max_prompt_length, whole.header))
         if len(preference.prompt) + max(len(preference.chosen), len(preference.rejected)) > max_length:
             if too_long == "drop":
-                continue
+                return None
             preference = _cut(preference, max_length, truncation, place, encoder)
-        preference.lost = Lost(
-            *(before - after for before, after in zip(_sizes(whole), _sizes(preference), strict=True))
-        )
-        kept.append(preference)
+        lost = Lost(*(before - after for before, after in zip(_sizes(whole), _sizes(preference), strict=True)))
+        return replace(preference, lost=lost)
+
+    def every() -> Iterator[Preference]:
+        for start, part in chunks(listed):
+            read = [as_preference(row) for row in checked_rows(part, name, start)]
+            encoder.read_ahead(text for row in read for text in _texts(row))
+            yield from (pair for row, values in enumerate(read, start) if (pair := encoded(row, values)) is not None)
+
+    options = [max_length, max_prompt_length, truncation, too_long, seq2seq, dict(template or {})]
+    kept = prepared(Preference, every, listed, tokenizer, *options, name=name)
     limits = [f"max_length ({max_length} tokens)"]
     if max_prompt_length is not None:
         limits += [f"max_prompt_length ({max_prompt_length})"]
-    Truncation.of((pair.lost for pair in kept), len(rows)).warn(name, " or ".join(limits))
+    Truncation.of(kept.values("lost"), len(kept), len(listed)).warn(name, " or ".join(limits))
     if not kept:
-        raise DataError(f"{name}: all {len(rows)} rows are longer than max_length ({max_length} tokens).")
+        raise DataError(f"{name}: all {len(listed)} rows are longer than max_length ({max_length} tokens).")
     return kept
+
+
+def _texts(row: Any) -> Iterable[str]:
+    """Return the texts that encoding a row asks the tokenizer for, as far as it has the right form."""
+    answers = map(row.get, ("prompt", "chosen", "rejected")) if isinstance(row, Mapping) else row
+    return (text for text in answers if isinstance(text, str)) if isinstance(answers, Iterable) else ()
 
 
 def _sizes(pair: Preference) -> tuple[int, int]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from trlx_like.data.flat import View
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, template_options, warn_of_ending
 from trlx_like.pipelines.forms import split_prompt
-from trlx_like.pipelines.rows import PromptColumns, checked_rows
+from trlx_like.pipelines.prepared import CHUNK, chunks, prepared
+from trlx_like.pipelines.rows import PromptColumns, checked_rows, row_list
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry
@@ -50,6 +53,36 @@ class PromptBatch(PromptColumns):
         return ids, mask
 
 
+@dataclass
+class PromptIds:
+    """Hold the token ids of a prompt."""
+
+    FIELDS: ClassVar[Mapping[str, str]] = {"ids": "token", "lost": "count"}
+
+    ids: list[int]
+    lost: Lost
+
+    def numbers(self) -> dict[str, Sequence[int]]:
+        """Return the numbers of each field, see `trlx_like.data.flat.Flat`."""
+        return {"ids": self.ids, "lost": self.lost if any(self.lost) else ()}
+
+    @classmethod
+    def of(cls, ids: list[int], lost: list[int]) -> Self:
+        """Make the prompt of which `numbers` returned these lists."""
+        return cls(ids, Lost(*lost))
+
+
+def _split(row: Any, place: str = "prompts") -> tuple[Any, dict[str, Any]]:
+    """Return the prompt of a row, and its further keys."""
+    return split_prompt(row, place, RESERVED, chat=True)
+
+
+def _metadata(row: Any) -> dict[str, Any]:
+    """Return what a reward function gets of a row, beside the prompt as text."""
+    prompt, metadata = _split(row)
+    return metadata if isinstance(prompt, str) else {"messages": prompt, **metadata}
+
+
 class PromptPipeline:
     """Tokenise the prompts that a text trainer generates from.
 
@@ -78,28 +111,36 @@ class PromptPipeline:
         seq2seq: bool = False,
         template: Mapping[str, Any] | None = None,
     ) -> None:
-        listed = checked_rows(prompts, "prompts")
-        rows = [split_prompt(prompt, f"prompts[{row}]", RESERVED, chat=True) for row, prompt in enumerate(listed)]
+        listed = row_list(prompts, "prompts")
         encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
-        texts = iter(encoder.opening([prompt for prompt, _ in rows if isinstance(prompt, str)]))
-        whole: list[ChatPrompt] = []
-        has_chats = False
-        for row, (prompt, metadata) in enumerate(rows):
-            if isinstance(prompt, str):
-                whole.append(ChatPrompt(next(texts), 0))
-                continue
-            place = f"prompts[{row}]"
-            options = template_options(metadata, template, place)
-            whole.append(encode_prompt(prompt, tokenizer, place=place, **options))
-            if not has_chats:
-                warn_of_ending(prompt, tokenizer, **options)
-            has_chats = True
-        self.ids = [encoder.cut_prompt(prompt.ids, max_prompt_length, prompt.header) for prompt in whole]
-        lost = [Lost(prompt=len(before.ids) - len(after)) for before, after in zip(whole, self.ids, strict=True)]
-        Truncation.of(lost).warn("prompts", f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)")
-        self.metadata = [
-            metadata if isinstance(prompt, str) else {"messages": prompt, **metadata} for prompt, metadata in rows
-        ]
+
+        def encoded() -> Iterator[PromptIds]:
+            for start, part in chunks(listed):
+                rows = [
+                    _split(row, f"prompts[{n}]") for n, row in enumerate(checked_rows(part, "prompts", start), start)
+                ]
+                encoder.read_ahead(prompt for prompt, _ in rows if isinstance(prompt, str))
+                for row, (prompt, metadata) in enumerate(rows, start):
+                    if isinstance(prompt, str):
+                        whole = ChatPrompt(encoder.opening([prompt])[0], 0)
+                    else:
+                        place = f"prompts[{row}]"
+                        options = template_options(metadata, template, place)
+                        whole = encode_prompt(prompt, tokenizer, place=place, **options)
+                    ids = encoder.cut_prompt(whole.ids, max_prompt_length, whole.header)
+                    yield PromptIds(ids, Lost(prompt=len(whole.ids) - len(ids)))
+
+        options = [max_prompt_length, seq2seq, dict(template or {})]
+        made = prepared(PromptIds, encoded, listed, tokenizer, *options, name="prompts")
+        for row in range(min(len(listed), CHUNK)):
+            prompt, metadata = _split(listed[row])
+            if not isinstance(prompt, str):
+                warn_of_ending(prompt, tokenizer, **template_options(metadata, template))
+                break
+        limit = f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)"
+        Truncation.of(made.values("lost"), len(made)).warn("prompts", limit)
+        self.ids: Sequence[list[int]] = View(made, attrgetter("ids"))
+        self.metadata: Sequence[dict[str, Any]] = View(listed, _metadata)
 
     def __len__(self) -> int:
         return len(self.ids)

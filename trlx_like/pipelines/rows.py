@@ -71,13 +71,25 @@ def unusable_text(value: Any) -> str | None:
     return None
 
 
-def checked_rows(rows: Any, name: str) -> list[Any]:
-    """Return rows as a list. Raise DataError for text or a dict in its place, an empty list, and unusable text."""
+def row_list(rows: Any, name: str) -> list[Any]:
+    """Return rows as a list. Raise DataError for text or a dict in its place, and an empty list."""
     if isinstance(rows, str | Mapping):
         raise DataError(f"{name} is a {'string' if isinstance(rows, str) else 'dict'}; give a list of rows.")
     if not (listed := list(rows)):
         raise DataError(f"{name} is empty; give at least one.")
-    for number, row in enumerate(listed):
+    return listed
+
+
+def checked_rows(rows: Any, name: str, first: int = 0) -> list[Any]:
+    """Return rows as `row_list` does. Raise DataError for unusable text, too.
+
+    Args:
+        rows: The rows.
+        name: Their name in errors.
+        first: The number of the first one in errors.
+    """
+    listed = row_list(rows, name)
+    for number, row in enumerate(listed, first):
         if why := unusable_text(row):
             raise DataError(f"{name}[{number}]: {why}.")
     return listed

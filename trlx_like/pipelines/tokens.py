@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,8 @@ T = TypeVar("T")
 class Dialogue:
     """Hold the token ids of a sample, and mark its outputs, the tokens to learn. The first is never an output."""
 
+    FIELDS: ClassVar[Mapping[str, str]] = {"ids": "token", "is_output": "flag", "rewards": "real", "lost": "count"}
+
     ids: list[int]
     is_output: list[bool]
     rewards: list[float] | None = None  # one per token, if they are known
@@ -25,6 +27,16 @@ class Dialogue:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def numbers(self) -> dict[str, Sequence[Any]]:
+        """Return the numbers of each field, see `trlx_like.data.flat.Flat`."""
+        lost = self.lost if any(self.lost) else ()
+        return {"ids": self.ids, "is_output": self.is_output, "rewards": self.rewards or (), "lost": lost}
+
+    @classmethod
+    def of(cls, ids: list[int], is_output: list[bool], rewards: list[float], lost: list[int]) -> Self:
+        """Make the sample of which `numbers` returned these lists."""
+        return cls(ids, is_output, rewards or None, Lost(*lost))
 
     def split(self) -> tuple[list[int], list[int]]:
         """Return the ids before the first output, and the ids from it on."""
@@ -48,6 +60,7 @@ class TextEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seq2seq: bool = False) -> None:
         self.tokenizer = tokenizer
         self.seq2seq = seq2seq
+        self._ahead: dict[str, list[int]] = {}
         self.eos: int = tokenizer.eos_token_id
         bos: int | None = tokenizer.bos_token_id
         self.start: int = self.eos if bos is None else bos
@@ -58,6 +71,16 @@ class TextEncoder:
             self.before, self.after = _around(tokenizer("a").input_ids, self._bare(["a"])[0])
             target = tokenizer(text_target="a").input_ids
             self.before_output, _ = _around(target, tokenizer(text_target="a", add_special_tokens=False).input_ids)
+
+    def read_ahead(self, texts: Iterable[str]) -> None:
+        """Encode texts at once, which a fast tokenizer does in several threads, before they are asked for one by one.
+
+        Args:
+            texts: The texts; those of an earlier call are forgotten.
+        """
+        distinct = list(dict.fromkeys(texts))
+        self._ahead = {}
+        self._ahead = dict(zip(distinct, self._bare(distinct), strict=True))
 
     def opening(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts that begin a sequence, as at least one id each."""
@@ -78,10 +101,9 @@ class TextEncoder:
         return ids if ids[-1:] == [self.eos] else [*ids, self.eos]
 
     def _bare(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False).input_ids
-        return ids
+        rest = [text for text in texts if text not in self._ahead]
+        read = iter(self.tokenizer(rest, add_special_tokens=False).input_ids if rest else ())
+        return [self._ahead[text] if text in self._ahead else next(read) for text in texts]
 
     def cut(self, row: list[T], longest: int, side: str | None = None) -> list[T]:
         """Cut a row of ids, or of values that belong to ids.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +30,23 @@ class Truncation:
     dropped: int  # rows that were left out because they are too long
 
     @classmethod
-    def of(cls, losses: Iterable[Lost], rows: int | None = None) -> Truncation:
+    def of(cls, losses: np.ndarray, kept: int, rows: int | None = None) -> Truncation:
         """Add up the losses of single rows.
 
         Args:
-            losses: One entry per row that was kept.
+            losses: The numbers of `Lost` for each row that has lost tokens, one after the other. [2 K]
+            kept: The number of rows that were kept.
             rows: The number of rows of the data; None: all were kept.
         """
-        kept = list(losses)
-        rows = len(kept) if rows is None else rows
+        rows = kept if rows is None else rows
+        prompts, outputs = losses[::2], losses[1::2]
         return cls(
             rows=rows,
-            cut=sum(any(lost) for lost in kept),
-            prompt_tokens=sum(lost.prompt for lost in kept),
-            outputs=sum(lost.output > 0 for lost in kept),
-            output_tokens=sum(lost.output for lost in kept),
-            dropped=rows - len(kept),
+            cut=len(prompts),
+            prompt_tokens=int(prompts.sum()),
+            outputs=int((outputs > 0).sum()),
+            output_tokens=int(outputs.sum()),
+            dropped=rows - kept,
         )
 
     def warn(self, name: str, limit: str) -> None:

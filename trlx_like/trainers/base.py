@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,9 +195,9 @@ class BaseRLTrainer(Verbs[E]):
         """Yield this process's parts of the round's remaining batches, in order; None if it has no part of one."""
         train, world = self.config.train, self.world
         generator = torch.Generator().manual_seed(train.seed * 1_000_003 + self.progress.round)
-        batches = self.store.batches(train.batch_size, generator, self.passes, rank=world.rank, ranks=world.size)
         self.round_steps = math.ceil(len(self.store) / train.batch_size) * self.passes
-        yield from islice(batches, self.progress.position, None)
+        batches = partial(self.store.batches, train.batch_size, generator, rank=world.rank, ranks=world.size)
+        yield from batches(self.passes, skip=self.progress.position, by_length=train.group_by_length)
 
     def optimize(self, batch: E | None) -> Metrics:
         """Make one step on this process's part of a global batch (None: it has none), and return its metrics."""

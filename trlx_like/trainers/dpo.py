@@ -17,6 +17,7 @@ from torch import Tensor
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.dpo import SORTED, DPOConfig
 from trlx_like.data import PreferenceExperience, RolloutStore
+from trlx_like.data.flat import View
 from trlx_like.errors import ConfigError
 from trlx_like.functional.sequences import policy_weights, sequence_sums
 from trlx_like.models.loading import load_model
@@ -68,10 +69,14 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         self.eval_preferences = {name: encoded(rows, name=place) for name, place, rows in held_out}
 
     def make_experience(self) -> Metrics:
-        self.push_to_store(self.experience(self.preferences))
-        tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in self.preferences)
-        truncation = Truncation.of((pair.lost for pair in self.preferences), len(self.data["preferences"]))
-        return {"data/pairs": float(len(self.preferences)), "data/tokens": float(tokens), **truncation.metrics()}
+        pairs = self.preferences
+        if self.method.precomputes or self.model.trunk is not None:  # each process computes its part
+            self.push_to_store(self.experience(list(pairs)))
+        else:
+            self.push_to_store(View(pairs, _element), whole=True)
+        tokens = len(pairs.values("chosen")) + len(pairs.values("rejected"))
+        truncation = Truncation.of(pairs.values("lost"), len(pairs), len(self.data["preferences"]))
+        return {"data/pairs": float(len(pairs)), "data/tokens": float(tokens), **truncation.metrics()}
 
     def loss(self, batch: PreferenceExperience) -> LossOutput:
         method = self.method
@@ -151,10 +156,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
         Reference log-probabilities are added if they are computed once (`precompute_ref_log_probs`).
         """
-        elements = [
-            PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
-            for pair in self.world.share(preferences)
-        ]
+        elements = [_element(pair) for pair in self.world.share(preferences)]
         return self.with_reference(elements) if self.method.precomputes else elements
 
     @torch.no_grad()
@@ -211,6 +213,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
                 f"method.loss_type ({names[0]}) sorts the whole batch, which {self.world.size} processes do not have "
                 "in one place; run it on one."
             )
+
+
+def _element(pair: Preference) -> PreferenceExperience:
+    return PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
 
 
 def _tokens(element: PreferenceExperience) -> int:

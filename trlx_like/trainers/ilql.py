@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from trlx_like.config.methods.ilql import ILQLConfig
 from trlx_like.data import Completion, padded
+from trlx_like.data.flat import View
 from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import (
     awac_weights,
@@ -104,11 +106,10 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         if samples is not None:
             self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
         self.push_to_store(self.elements, whole=True)
-        actions = sum(float(element.action.sum()) for element in self.elements)
         returns = torch.tensor([float(element.rewards.sum()) for element in self.elements])
         return {
             "data/samples": float(len(self.elements)),
-            "data/actions": actions,
+            "data/actions": self.actions,
             "data/return_mean": float(returns.mean()),
             "data/return_std": float(returns.std(correction=0)),
             **self.truncation.metrics(),
@@ -160,15 +161,16 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
             alpha = self.method.alpha
             self.run.backend.write(self.values.followed(), lambda target, online: polyak(online, target, alpha))
 
-    def _encoded(self, samples: Sequence[Any], rewards: Sequence[Any], longest: int) -> list[ILQLExperience]:
+    def _encoded(self, samples: Sequence[Any], rewards: Sequence[Any], longest: int) -> Sequence[ILQLExperience]:
         given = check_rewards(rewards, len(samples))
         if self.method.standardize_rewards:
             given = standardized(given)
         dialogues = encode_dialogues(
             samples, self.tokenizer, longest, given, seq2seq=self.seq2seq, template=self.chat_options
         )
-        self.truncation = Truncation.of(dialogue.lost for dialogue in dialogues)
-        return [_element(dialogue, self.seq2seq) for dialogue in dialogues]
+        self.truncation = Truncation.of(dialogues.values("lost"), len(dialogues))
+        self.actions = float(dialogues.values("is_output").sum())
+        return View(dialogues, partial(_element, seq2seq=self.seq2seq))
 
 
 def _element(dialogue: Dialogue, seq2seq: bool) -> ILQLExperience:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trlx_like.config.methods.kto import KTOConfig
 from trlx_like.data import Completion, padded
+from trlx_like.data.flat import FlatRows
 from trlx_like.data.preference import MultiTurnCompletion
 from trlx_like.errors import DataError
 from trlx_like.functional.preference import unpaired_loss
@@ -68,7 +69,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self._elements(self.dialogues, self.labels), whole=True)
-        truncation = Truncation.of(dialogue.lost for dialogue in self.dialogues)
+        truncation = Truncation.of(self.dialogues.values("lost"), len(self.dialogues))
         share = sum(self.labels) / len(self.labels)
         return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
 
@@ -105,7 +106,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             metrics[name.replace("chosen", "margins")] = metrics[name] - rejected
         return self.evaluate_prompts() | metrics
 
-    def _encoded(self, rows: Sequence[Any], name: str) -> list[Dialogue]:
+    def _encoded(self, rows: Sequence[Any], name: str) -> FlatRows[Dialogue]:
         longest, seq2seq = self.config.train.seq_length, self.seq2seq
         return encode_dialogues(rows, self.tokenizer, longest, seq2seq=seq2seq, template=self.chat_options, name=name)
 

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
+from trlx_like.data.flat import View
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
 from trlx_like.models.dropout import disable_dropout
@@ -77,8 +78,9 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
         encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
         preferences = encoded(self.data["preferences"], name="preferences")
-        self.truncation = Truncation.of((pair.lost for pair in preferences), len(self.data["preferences"]))
-        self.pairs = [_pair(preference) for preference in preferences]
+        self.truncation = Truncation.of(preferences.values("lost"), len(preferences), len(self.data["preferences"]))
+        self.tokens = sum(len(preferences.values(name)) for name in ("prompt", "prompt", "chosen", "rejected"))
+        self.pairs = View(preferences, _pair)
         self.eval_pairs = {
             name: [_pair(preference) for preference in encoded(rows, name=place)]
             for name, place, rows in named_sets(self.data.get("eval_preferences"), "eval_preferences")
@@ -106,8 +108,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.pairs, whole=True)
-        tokens = sum(int(pair.chosen_mask.sum() + pair.rejected_mask.sum()) for pair in self.pairs)
-        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(tokens), **self.truncation.metrics()}
+        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(self.tokens), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
         rewards = self.model(*batch.both())

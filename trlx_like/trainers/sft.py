@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.data import Completion, padded
+from trlx_like.data.flat import FlatRows, View
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
@@ -93,23 +94,21 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         longest = None if self.method.packing else self.config.train.seq_length
         self.dialogues = self._encoded(self.data["samples"], "samples", longest)
         self.held_out = {
-            name: [
-                _element([dialogue], False, self.seq2seq)
-                for dialogue in self._encoded(rows, place, self.config.train.seq_length)
-            ]
+            name: [self._row(dialogue) for dialogue in self._encoded(rows, place, self.config.train.seq_length)]
             for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples")
         }
 
     def make_experience(self) -> Metrics:
-        dialogues, rows = self.dialogues, [[dialogue] for dialogue in self.dialogues]
+        dialogues = self.dialogues
+        rows: Sequence[Any] = dialogues
         if self.method.packing:  # into rows of `train.seq_length` tokens
             fill = fill_blocks if self.method.packing == "blocks" else fit_best
             rows = fill(dialogues, self.config.train.seq_length)
-        elements = [_element(row, bool(self.method.packing), self.seq2seq) for row in rows]
-        self.push_to_store(elements, whole=True)
-        trained = sum(float(element.target.sum()) for element in elements)
-        sizes = {"data/samples": float(len(dialogues)), "data/rows": float(len(rows)), "data/tokens": trained}
-        return sizes | Truncation.of(dialogue.lost for dialogue in dialogues).metrics()
+        self.push_to_store(View(rows, self._row), whole=True)
+        learned = dialogues.values("is_output").sum()  # packing loses and repeats no output
+        sizes = {"data/samples": len(dialogues), "data/rows": len(rows), "data/tokens": learned}
+        lost = Truncation.of(dialogues.values("lost"), len(dialogues)).metrics()
+        return {name: float(size) for name, size in sizes.items()} | lost
 
     def loss(self, batch: SFTExperience) -> LossOutput:
         alpha = self.method.neftune_noise_alpha
@@ -131,7 +130,11 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         perplexities = {name.replace("losses/total_loss", "perplexity"): _perplexity(losses[name]) for name in losses}
         return self.evaluate_prompts() | metrics | perplexities
 
-    def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> list[Dialogue]:
+    def _row(self, row: Dialogue | Sequence[Dialogue]) -> SFTExperience:
+        """Make the element of a sample, or of the samples that are packed in a row."""
+        return _element([row], False, self.seq2seq) if isinstance(row, Dialogue) else _element(row, True, self.seq2seq)
+
+    def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> FlatRows[Dialogue]:
         function = self.method.formatting_func
         if isinstance(function, str):
             function = import_name(function, "method.formatting_func")

@@ -104,9 +104,9 @@ class Verbs(ABC, Generic[E]):
 
         Offline these are the longest elements of the store or, while it is empty, rows of `train.seq_length` tokens.
         """
-        if self.store.elements:
-            by_length = sorted(self.store.elements, key=_entries)
-            return self.experience_class.collate(by_length[-rows:])
+        if elements := self.store.elements:
+            by_length = sorted(range(len(elements)), key=lambda row: _entries(elements[row]))
+            return self.experience_class.collate([elements[row] for row in by_length[-rows:]])
         return self.experience_class.filled(rows, 1, self.config.train.seq_length - 1)
 
     def accept(self, metrics: Metrics) -> bool:

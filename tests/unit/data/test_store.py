@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given, settings, strategies as st
 
 from tests.unit.data.test_experience import Trace, elements, same, trace
 from trlx_like.checkpoint import load_tree, save_tree
-from trlx_like.data import RolloutStore
+from trlx_like.data import RolloutStore, store as store_module
+from trlx_like.data.flat import View
+from trlx_like.data.store import similar_lengths
 from trlx_like.errors import CheckpointError
 
 
@@ -107,6 +110,92 @@ def test_a_checkpoint_brings_the_elements_back_bit_by_bit(
     assert all(same(got, put) for got, put in zip(other.elements, rows, strict=True))
     orders = [list(s.batches(2, torch.Generator().manual_seed(3))) for s in (store, other)]
     assert all(same(a, b) for a, b in zip(*orders, strict=True))
+
+
+def test_batches_that_are_skipped_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_run = [(list(store.rows), store.epoch) for store in [numbered(7)] for _ in store.batches(3, seeded(), 3)]
+    made: list[int] = []
+    collate = Trace.collate
+
+    def counted(rows: Sequence[Trace]) -> Trace:
+        made.append(len(rows))
+        return collate(rows)
+
+    monkeypatch.setattr(Trace, "collate", counted)
+    store = numbered(7)
+    rest = [(list(store.rows), store.epoch) for _ in store.batches(3, seeded(), 3, skip=4)]
+    assert rest == whole_run[4:] and len(made) == 5
+
+
+# Similar lengths.
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_similar_lengths_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of four: [3, 0, 1, 4] has the lengths 1, 5, 2, 9, and [2, 6, 5, 7] has 4, 3, 3, 8; 8 is left over."""
+    monkeypatch.setattr(store_module, "WINDOW", 2)
+    sizes = torch.tensor([5, 2, 4, 1, 9, 3, 3, 8, 7])
+    order = torch.tensor([3, 0, 1, 4, 2, 6, 5, 7, 8])
+    found = similar_lengths(order, sizes, 2, seeded()).tolist()
+    assert sorted([found[:2], found[2:4]]) == [[0, 4], [3, 1]]
+    assert sorted([found[4:6], found[6:8]]) == [[2, 7], [6, 5]]
+    assert found[8:] == [8]
+
+
+def padded_tokens(store: RolloutStore[Trace], **options: bool) -> float:
+    """Tokens that batches of 8 hold with their padding, for each real one."""
+    batches = [batch for batch in store.batches(8, seeded(), **options) if batch is not None]
+    held = sum(batch.mask.numel() + batch.prompt_mask.numel() for batch in batches)
+    return held / sum(int(batch.mask.sum() + batch.prompt_mask.sum()) for batch in batches)
+
+
+def test_similar_lengths_save_padding() -> None:
+    """With lengths as mixed as those of published data, log-normal with a coefficient of variation of 1."""
+    lengths = torch.exp(torch.randn(2000, generator=seeded()) * 0.83 + 4).long() + 1
+    store = RolloutStore(Trace)
+    store.push(trace(1, int(length)) for length in lengths)
+    assert padded_tokens(store, by_length=True) < 1.15 < 1.9 < padded_tokens(store)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_similar_lengths_are_the_same_on_any_number_of_processes(ranks: int) -> None:
+    def rows(rank: int) -> tuple[list[list[int]], list[list[int]]]:
+        store = numbered(40)
+        of_all, own = [], []
+        for batch in store.batches(6, seeded(), 2, rank=rank, ranks=ranks, by_length=True):
+            of_all.append(list(store.rows))
+            own.append([] if batch is None else [int(score) for score in batch.score])
+        return of_all, own
+
+    found = [rows(rank) for rank in range(ranks)]
+    assert all(of_all == found[0][0] for of_all, _ in found)
+    for number, batch in enumerate(found[0][0]):
+        assert [own[number] for _, own in found] == [batch[rank::ranks] for rank in range(ranks)]
+    for epoch in (found[0][0][:7], found[0][0][7:]):
+        assert sorted(row for batch in epoch for row in batch) == list(range(40)) and len(epoch[-1]) == 4
+    assert found[0][0][:7] != found[0][0][7:]
+
+
+# Rows that are made when they are read.
+
+
+def test_whole_rows_that_are_made_when_they_are_read_stay_so() -> None:
+    made = []
+
+    def element(number: int) -> Trace:
+        made.append(number)
+        return trace(1 + number % 3, 1 + number % 4, float(number))
+
+    store = RolloutStore(Trace)
+    store.push(View(range(7), element), whole=True)
+    store.join(lambda items: items, 2)
+    assert made == [] and len(store) == 7
+    assert drawn(store, 2, 5) == drawn(numbered(7), 2, 5) and sorted(made) == list(range(7))
+    store.push([trace(1, 1, 7.0)])
+    assert len(store) == 8 and [int(element.score) for element in store.elements] == list(range(8))
 
 
 def test_an_empty_store(tmp_path: Path) -> None:

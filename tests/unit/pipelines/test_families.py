@@ -320,7 +320,7 @@ def test_tools_of_a_row_come_before_those_of_all() -> None:
     everywhere = {"tools": [WEATHER]}
     rows: list[Any] = [{"prompt": TWO[:1]}, {"prompt": TWO[:1], "tools": [other]}, {"prompt": TWO[:1], "tools": []}]
     made = PromptPipeline([*rows, TWO[:1], "Hi"], 900, tokenizer, template=everywhere)
-    names = [("get_weather" in text, '"other"' in text) for text in tokenizer.batch_decode(made.ids)]
+    names = [("get_weather" in text, '"other"' in text) for text in tokenizer.batch_decode(list(made.ids))]
     assert names == [(True, False), (False, True), (False, False), (True, False), (False, False)]
     samples = encode_dialogues([TWO, {"messages": TWO, "tools": [other]}], tokenizer, 900, template=everywhere)
     assert ["get_weather" in tokenizer.decode(sample.ids) for sample in samples] == [True, False]

@@ -182,3 +182,24 @@ def test_without_evaluation_prompts_there_is_no_evaluation(tmp_path: Path) -> No
 def test_what_it_cannot_work_with(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         make("SFTTrainer", tmp_path, **arguments)
+
+
+def test_similar_lengths_in_a_batch(tmp_path: Path) -> None:
+    """24 samples in batches of 4: sorted by length, in a random order of batches; half a pass later, the same order."""
+    texts = ["abcdefgh"[: 1 + n % 8] for n in range(24)]
+    options = {"train.batch_size": 4, "train.group_by_length": True}
+
+    def lengths(trainer: SFTTrainer, position: int = 0) -> list[list[int]]:
+        trainer.make_experience()
+        trainer.progress.position = position
+        return [sorted(batch.lengths().tolist()) for batch in trainer.round_batches() if batch is not None]
+
+    trainer = make("SFTTrainer", tmp_path, samples=texts, **options)
+    found = lengths(trainer)
+    passes = [found[start : start + 6] for start in range(0, len(found), 6)]
+    assert len(passes) > 1 and all(len(batch) == 4 and batch[-1] - batch[0] <= 1 for batch in found)
+    assert all(sorted(one) == sorted(passes[0]) for one in passes) and passes[0] != passes[1] != sorted(passes[1])
+    trainer.store.clear()
+    assert lengths(trainer, position=3) == found[3:]
+    plain = make("SFTTrainer", tmp_path, samples=texts, **{"train.batch_size": 4})
+    assert any(batch[-1] - batch[0] > 1 for batch in lengths(plain))

@@ -1,0 +1,65 @@
+"""Data does not grow: what a row takes, what a start reads, and what a step makes, counted and not timed."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.growth import BATCH, KINDS, config, measure, rows
+from trlx_like.api import make_trainer
+from trlx_like.data import Experience
+from trlx_like.data.flat import LazyRows
+from trlx_like.pipelines import prepared
+from trlx_like.pipelines.tokens import TextEncoder
+
+ROWS = 300
+
+
+def made(kind: str, folder: Path, count: int = ROWS) -> Any:
+    """A trainer on the benchmark's rows, with a store that is filled."""
+    file = folder / f"{kind}.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows(kind, count)), encoding="utf-8")
+    reward: dict[str, Any] = {"reward_fn": lambda samples, **_: [0.0] * len(samples)} if kind == "prompts" else {}
+    trainer = make_trainer(config(kind, file, folder / "run"), **reward)
+    if kind != "prompts":
+        trainer.make_experience()
+    return trainer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_flat_and_are_read_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    ahead = TextEncoder.read_ahead
+
+    def watched(self: TextEncoder, texts: Any) -> None:
+        read.append(1)
+        ahead(self, texts)
+
+    monkeypatch.setattr(TextEncoder, "read_ahead", watched)
+    monkeypatch.setattr(prepared, "FEWEST", ROWS)
+    monkeypatch.setenv(prepared.VARIABLE, str(tmp_path / "cache"))
+    trainer = made(kind, tmp_path)
+    asked = len(read)
+    assert asked > 0
+    held = trainer.prompts.pipeline.ids if kind == "prompts" else trainer.store.elements
+    assert isinstance(held, LazyRows) and len(held) == ROWS
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if issubclass(type(thing), Experience)]
+    (file,) = (tmp_path / "cache").iterdir()
+    tokens = {"prompts": 60, "sft": 160, "dpo": 280}[kind]
+    assert file.stat().st_size < ROWS * (5 * tokens + 64)
+    again = made(kind, tmp_path)
+    assert len(read) - asked == (1 if kind == "prompts" else 0)  # the evaluation prompts are few
+    if kind == "prompts":
+        assert again.prompts.take(BATCH) == trainer.prompts.take(BATCH)
+    else:
+        assert vars(again.store.elements[7]).keys() == vars(trainer.store.elements[7]).keys()
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    made("dpo", tmp_path, 20)
+    assert min(measure("dpo", tmp_path / "dpo.jsonl").values()) > 0

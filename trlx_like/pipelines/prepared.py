@@ -1,0 +1,191 @@
+"""Keeping encoded data on disk, so that the next start with the same data, tokenizer and options is quick.
+
+A file is named by a digest of everything that it was made from, and by a digest of its own content. It is written under
+another name first, and mapped to memory when it is read. Left out on purpose: `datasets`, which keeps its own copy of
+the rows, names functions by pickling them, and does not notice a damaged file; and locks: processes that prepare the
+same data at the same time each write the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
+from trlx_like.data.flat import Flat, FlatRows
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "TRLX_LIKE_CACHE"
+"""The environment variable that names the folder. If it is empty, nothing is kept."""
+FORMAT = 1
+"""To be raised when data is encoded in another way, so that files of before are not used."""
+FEWEST = 10_000
+"""Fewest rows to keep; fewer are prepared in a second or two."""
+MOST_BYTES = 50 * 2**30
+"""Most bytes of all files. Those that were not used for the longest time are removed."""
+SECONDS = 10
+"""Seconds between two lines of the log on how many rows are prepared."""
+CHUNK = 1000
+"""Rows that are given to the tokenizer at once."""
+
+R = TypeVar("R", bound=Flat)
+
+
+def prepared(
+    kind: type[R],
+    encode: Callable[[], Iterable[R]],
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *options: Any,
+    name: str,
+) -> FlatRows[R]:
+    """Return rows that were encoded before, or encode and keep them.
+
+    Args:
+        kind: The class of the encoded rows.
+        encode: Encodes the rows.
+        rows: What is encoded.
+        tokenizer: The tokenizer that encodes it.
+        options: All else that the result depends on, as JSON values.
+        name: What the rows are, for the log.
+    """
+    folder = cache_folder() if len(rows) >= FEWEST else None
+    key = None if folder is None else digest(tokenizer, kind.__qualname__, options, rows)
+    if folder is None or key is None:
+        return FlatRows.collect(kind, _watched(encode(), len(rows), name))
+    kept = _read(folder, key)
+    if kept is None:
+        kept = FlatRows.collect(kind, _watched(encode(), len(rows), name)).arrays()
+        if _write(folder, key, kept):
+            kept = _read(folder, key) or kept  # in place of the arrays in memory
+    else:
+        logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
+    return FlatRows(kind, kept)
+
+
+def chunks(rows: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Cut rows into what the tokenizer gets at once: the number of the first row of each part, and the part."""
+    for start in range(0, len(rows), CHUNK):
+        yield start, rows[start : start + CHUNK]
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of prepared data; None if none is to be kept."""
+    named = os.environ.get(VARIABLE)
+    if named is None:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trlx_like"
+    return Path(named).expanduser() if named else None
+
+
+def digest(tokenizer: PreTrainedTokenizerBase, *parts: Any) -> str | None:
+    """Return a digest of a tokenizer and of JSON values, of which the last is a sequence of rows.
+
+    None if the values are not JSON or the tokenizer has code of its own: equal digests would not mean equal data.
+    """
+    if not (tokenizer.is_fast and type(tokenizer).__module__.startswith("transformers.")):
+        return None
+    template = str(tokenizer.chat_template)
+    *options, rows = parts
+    about = [
+        FORMAT,
+        [version(package) for package in ("transformers", "tokenizers")],
+        type(tokenizer).__qualname__,
+        tokenizer.backend_tokenizer.to_str(),
+        {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        tokenizer.truncation_side,
+        template,
+        date.today().isoformat() if "strftime_now" in template + repr(options) else None,
+        options,
+    ]
+    total = hashlib.sha256()
+    try:
+        total.update(json.dumps(about).encode())
+        for _, part in chunks(rows):
+            total.update(json.dumps(part).encode())
+    except (TypeError, ValueError):
+        return None
+    return total.hexdigest()[:32]
+
+
+def _watched(rows: Iterable[R], count: int, name: str) -> Iterator[R]:
+    """Iterate over rows, and log from time to time how many of them are prepared."""
+    said = time.monotonic()
+    for number, row in enumerate(rows):
+        yield row
+        if number % CHUNK == 0 and time.monotonic() > said + SECONDS:
+            said = time.monotonic()
+            logger.info("%s: %s of %s rows are prepared.", name, f"{number:,}", f"{count:,}")
+
+
+def _read(folder: Path, key: str) -> dict[str, Any] | None:
+    """Return the arrays of a file that is whole, mapped to memory; None if there is none."""
+    for path in folder.glob(f"{key}-*.safetensors"):
+        try:
+            if _sha256(path) == path.stem.partition("-")[2]:
+                os.utime(path)  # used now
+                return {name: values.numpy() for name, values in load_file(path).items()}
+            path.unlink()
+            logger.warning("%s is damaged and was removed; the data is prepared again.", path)
+        except (OSError, SafetensorError) as error:
+            logger.warning("%s cannot be read (%s); the data is prepared again.", path, error)
+    return None
+
+
+def _write(folder: Path, key: str, arrays: dict[str, Any]) -> bool:
+    """Write arrays to a file, and remove the oldest files beyond `MOST_BYTES`. If that fails, warn and return False."""
+    size = sum(values.nbytes for values in arrays.values())
+    partial = folder / f".{key}-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if size > MOST_BYTES or shutil.disk_usage(folder).free < 2 * size:
+            logger.warning("%s: too little space to keep %.1f GiB of prepared data.", folder, size / 2**30)
+            return False
+        try:
+            save_file(arrays, partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.chmod(0o600)  # the data of one person, also in a folder of several
+            partial.replace(folder / f"{key}-{_sha256(partial)}.safetensors")
+        finally:
+            partial.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process removes the same
+            _prune(folder)
+    except (OSError, SafetensorError) as error:
+        logger.warning("Prepared data cannot be kept in %s (%s); set %s to another folder.", folder, error, VARIABLE)
+        return False
+    return True
+
+
+def _prune(folder: Path) -> None:
+    """Remove the files that were not used for the longest time, and what killed processes have left."""
+    yesterday = time.time() - 86_400
+    for left in folder.glob(".*-*"):
+        if left.stat().st_mtime < yesterday:
+            left.unlink(missing_ok=True)
+    files = sorted(folder.glob("*-*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for path in files:
+        total += path.stat().st_size
+        if total > MOST_BYTES:
+            path.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
