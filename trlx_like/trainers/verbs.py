@@ -25,20 +25,9 @@ from trlx_like.trainers.progress import Progress
 E = TypeVar("E", bound=Experience)
 
 
-class Verbs(ABC, Generic[E]):
-    """Define what one algorithm does in the loop: `build`, `make_experience`, `loss`, `units`."""
+class OfRun:
+    """The parts of `self.run` under short names, which plugins and callbacks use."""
 
-    method_class: ClassVar[type[MethodConfig]]
-    experience_class: type[E]
-    offline: ClassVar[bool] = False
-    """True if experience is made once, from given data; `train.epochs` then counts the passes over it."""
-    uses: ClassVar[frozenset[str]] = frozenset()
-    """The data arguments of `train` that this trainer takes."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Arguments that `learn` requires, `reward_fn` included. Offline trainers require them on construction."""
-
-    config: TRLConfig
-    method: Any
     run: Run
     accelerator: Accelerator
     """The `accelerate.Accelerator` of this process."""
@@ -52,6 +41,22 @@ class Verbs(ABC, Generic[E]):
     """How many steps and rounds are done."""
     state: TrainState
     """Everything that a checkpoint holds."""
+
+
+class Verbs(OfRun, ABC, Generic[E]):
+    """Define what one algorithm does in the loop: `build`, `make_experience`, `loss`, `units`."""
+
+    method_class: ClassVar[type[MethodConfig]]
+    experience_class: type[E]
+    offline: ClassVar[bool] = False
+    """True if experience is made once, from given data; `train.epochs` then counts the passes over it."""
+    uses: ClassVar[frozenset[str]] = frozenset()
+    """The data arguments of `train` that this trainer takes."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Arguments that `learn` requires, `reward_fn` included. Offline trainers require them on construction."""
+
+    config: TRLConfig
+    method: Any
     model: nn.Module
     tokenizer: Any
     store: RolloutStore[E]
