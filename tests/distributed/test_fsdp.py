@@ -22,7 +22,7 @@ from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
 
 CASES = {label: (name, changes) for label, name, changes in matrix.cases()}
-ROUND = {"train.batch_size": 8, "optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}, "backend.kind": "fsdp"}
+ROUND = {"train.batch_size": 6, "optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}, "backend.kind": "fsdp"}
 FAST = ("PPOTrainer", "ILQLTrainer")
 
 
