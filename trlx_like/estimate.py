@@ -12,7 +12,7 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
-from trlx_like.distributed.backend import blocks
+from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, tensors_of
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.rehearsal import make_rehearsal
 from trlx_like.samplers.decode import last_only
@@ -34,17 +34,10 @@ COLUMNS = (
     *("activations", "logits", "KV cache"),
 )
 """Kinds of memory. Copies are those of `train.undo_nonfinite_updates` and of the exchange between processes."""
-DIVIDES = ("fsdp", "deepspeed")
-"""Values of `backend.kind` that divide weights over GPUs."""
-HELD = ("weights", "reference", "heads", "optimizer", "copies")
-"""What is there between two steps."""
 QUANTIZED = {"nf4": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
 """Bytes of a weight: 4 bits, a byte for each block of 64, 4 bytes for 256 of these; or 8 bits."""
 BNB_STATES = {"lion": 1}
 """Moments of an 8-bit optimizer of bitsandbytes by the beginning of its name; others have two."""
-
-Table = dict[str, Counter[str]]
-"""Bytes by phase and kind."""
 
 
 @dataclass
@@ -101,7 +94,7 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
         table = _table(trainer, gpus, config.model.quantization)
         copied = _copied(trainer, table["rest"], config, gpus) if config.train.async_save else 0
         if config.backend.kind in DIVIDES and gpus > 1:
-            _divide(table, trainer.model, config, gpus)
+            divide(table, trainer.model, config, gpus)
         return Estimate(table, memory * 2**30, copied)
 
 
@@ -125,7 +118,7 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     # Quantized layers compute in the format that the others have, so only their weights differ.
     model, several = trainer.model, trainer.run.local_batch_size > trainer.run.microbatch_size
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = _bytes(trained)
+    gradients = bytes_of(trained)
     held = _states(trainer)
     if quantization is not None:
         held["weights"] -= _saved(model.lm, QUANTIZED[quantization])
@@ -155,52 +148,11 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     return table
 
 
-def _divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None:
-    """Divide what fsdp or deepspeed holds over GPUs, and add the weights that it gathers.
-
-    While samples are generated and scored all weights are gathered, or with `backend.rollout: layers` what is outside
-    of the blocks, and the block that runs. In a step it is that block with the next one. DeepSpeed updates a copy of
-    the weights, and gathers with ZeRO-3 only.
-    """
-    of_blocks = [_bytes(_tensors([block])) for block in blocks(model)]
-    outside = _bytes(_tensors([model])) - sum(of_blocks)
-    references: list[nn.Module] = getattr(model, "reference_modules", list)()
-    of_references = [block for part in references for block in blocks(part)]
-    backend = config.backend
-    gathered = sum(of_blocks) if backend.shard == "gradients" else 2 * max(of_blocks, default=0)
-    share = 1 / (min(gpus, 8) if backend.shard == "hybrid" else gpus)
-    states, zero = ("optimizer", "copies", "gradients"), backend.kind == "deepspeed"
-    shares = dict.fromkeys((*HELD, *states), share * (backend.offload != "all"))
-    if zero:
-        shares |= dict.fromkeys(states, share * (backend.offload == "none"))
-    if zero and backend.shard != "full":
-        shares |= dict.fromkeys(("weights", "heads", "reference"), 1.0)
-    if zero and backend.shard == "optimizer":
-        shares["gradients"] = 1.0
-    updated = zero * shares["optimizer"] * _bytes(p for p in model.parameters() if p.requires_grad)
-    for phase, row in table.items():
-        whole = row.copy()
-        for name, part in shares.items():
-            row[name] = round(whole[name] * part)
-        row["optimizer"] += round(updated) * (phase != "load")
-        if shares["weights"] == 1.0:
-            continue
-        if phase in ("generate", "reward") and backend.rollout == "layers":
-            row["weights"] += outside + max(of_blocks, default=0)
-            row["reference"] += whole["reference"] - _bytes(_tensors(of_references))
-        elif phase in ("generate", "reward"):
-            row.update({name: whole[name] for name in ("weights", "heads", "reference")})
-        elif phase == "forward/backward":
-            row["weights"] += outside + gathered
-        elif phase == "step":  # gradients are summed where they are made
-            row["copies"] = round(table["rest"]["copies"] * shares["copies"])
-
-
 def _copied(trainer: Any, held: Counter[str], config: TRLConfig, gpus: int) -> int:
     """Count the bytes that the main process copies for a checkpoint: its part of the state, and the export."""
     whole, model = held["weights"] + held["heads"], trainer.model
     alone = config.model.peft_config is not None and hasattr(model, "heads")  # a reward model is exported whole
-    exported = _bytes(p for p in model.parameters() if p.requires_grad) if alone else whole
+    exported = bytes_of(p for p in model.parameters() if p.requires_grad) if alone else whole
     divided = config.backend.kind in DIVIDES
     share = 1 / min(gpus, 8) if config.backend.shard == "hybrid" else 1 / gpus
     moments = held["optimizer"] * config.train.save_optimizer
@@ -210,11 +162,11 @@ def _copied(trainer: Any, held: Counter[str], config: TRLConfig, gpus: int) -> i
 def _states(trainer: Any) -> Counter[str]:
     """Count the bytes of weights, heads and reference."""
     model = trainer.model
-    heads = [part for name in ("heads", "head_tops") for part in _tensors([getattr(model, name, None)])]
+    heads = [part for name in ("heads", "head_tops") for part in tensors_of([getattr(model, name, None)])]
     known = {id(part) for part in heads}
-    reference = _tensors(model.reference_modules()) if hasattr(model, "reference_modules") else []
-    weights = [part for part in _tensors([model]) if id(part) not in known]
-    return Counter(weights=_bytes(weights), heads=_bytes(heads), reference=_bytes(reference))
+    reference = tensors_of(model.reference_modules()) if hasattr(model, "reference_modules") else []
+    weights = [part for part in tensors_of([model]) if id(part) not in known]
+    return Counter(weights=bytes_of(weights), heads=bytes_of(heads), reference=bytes_of(reference))
 
 
 def _saved(lm: Any, size: float) -> int:
@@ -223,15 +175,6 @@ def _saved(lm: Any, size: float) -> int:
     layers = [m for m in lm.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     weights = [layer.weight for layer in layers if not layer.weight.requires_grad]
     return round(sum(weight.numel() * (weight.element_size() - size) for weight in weights))
-
-
-def _tensors(modules: Iterable[nn.Module | None]) -> list[Tensor]:
-    found = [part for module in modules if module is not None for part in (*module.parameters(), *module.buffers())]
-    return list({id(part): part for part in found}.values())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _optimizer_bytes(trainer: Any, trained: list[nn.Parameter]) -> int:
@@ -246,7 +189,9 @@ def _optimizer_bytes(trainer: Any, trained: list[nn.Parameter]) -> int:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return _bytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return bytes_of(
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+    )
 
 
 def _kind(model: nn.Module, trained: list[nn.Parameter]) -> Any:
@@ -287,7 +232,7 @@ def _cache_bytes(cache: Any, rows: int, prompt: int, seq2seq: bool) -> tuple[int
     """Return the bytes of a row of a cache: those of the prompt, and those of each further token."""
 
     def size(one: Any) -> int:
-        return sum(_bytes([layer.keys, layer.values]) for layer in one.layers if layer.keys is not None)
+        return sum(bytes_of([layer.keys, layer.values]) for layer in one.layers if layer.keys is not None)
 
     if seq2seq:
         return size(cache.cross_attention_cache) // rows, size(cache.self_attention_cache) / rows

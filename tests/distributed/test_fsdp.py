@@ -149,7 +149,7 @@ def measured(rank: int, folder: Path, name: str) -> dict[str, float]:
     gc.collect()
     gc.freeze()
     before = live_bytes()
-    model = {"model.model_path": tiny_config(n_embd=96, n_layer=6, n_head=4), "train.undo_nonfinite_updates": False}
+    model = {"model.model_path": tiny_config(layers=6, n_embd=96, n_head=4), "train.undo_nonfinite_updates": False}
     trainer = make(name, folder, **{**matrix.SIX_STEPS, "backend.kind": "fsdp", "train.minibatch_size": 1, **model})
     peak = [0]
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.recipes import make
+from tests.contract.recipes import ingredients, make
 from tests.contract.runs import assert_same
 from tests.distributed import matrix
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_any_ranks import state_at
 from tests.distributed.test_fsdp import CASES, interrupted
+from tests.unit.test_estimate import COMMON, at_end, measured, most, padded
 from trlx_like.errors import ConfigError
+from trlx_like.estimate import estimate
 
 STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "layers")]
 
@@ -139,3 +141,28 @@ def test_a_run_of_zero_3_is_that_with_whole_weights() -> None:
     name, changes = CASES["ILQLTrainer / plain"]
     found = matrix.differences(name, {**changes, "train.total_steps": 2}, kind="zero3")
     assert matrix.too_large("ILQLTrainer / plain", found) == [], found
+
+
+def allocated(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[int, int]:
+    """The bytes that the allocator has given out at most, and at the end, in a run that makes three steps."""
+    with measured() as made:
+        trainer = make("SFTTrainer", folder, **changes)
+        parts = [padded(trainer.longest(trainer.run.microbatch_size)) for _ in range(2)]
+        for _ in range(3):
+            trainer.optimisation.step(parts, trainer.loss, trainer.units, lambda metrics: True)
+    return most(made), at_end(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [24, 96])
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_training_takes_what_the_estimate_says(stage: str, length: int, tmp_path: Path) -> None:
+    """Long samples take more than the buffers of DeepSpeed, short ones less."""
+    matrix.import_deepspeed()
+    changes = {**COMMON, **matrix.KINDS[stage], "train.batch_size": 8, "train.seq_length": length}
+    changes |= {"train.undo_nonfinite_updates": False}
+    table = estimate(ingredients("SFTTrainer", tmp_path, **changes)[0], gpus=2).table
+    training = max(table[phase].total() for phase in ("forward/backward", "step"))
+    for peak, rest in on_ranks(allocated, tmp_path, changes, timeout=400):
+        assert training == pytest.approx(peak, rel=0.1)
+        assert table["rest"].total() == pytest.approx(rest, rel=0.1)

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "distributed/replicated": "tests/contract/test_gradients.py",
     "distributed/divided": "tests/distributed/test_torch_fsdp.py",
     "distributed/divided_state": "tests/distributed/test_torch_fsdp.py",
+    "distributed/footprint": "tests/unit/test_estimate.py",
     "distributed/setup": "tests/distributed/test_commands.py",
     "errors": "tests/unit/test_cli.py",
     "imagined": "tests/unit/test_estimate.py",

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 STAGES = {"optimizer": 1, "gradients": 2, "full": 3}
 """The stage of ZeRO for each value of `backend.shard`."""
+BUCKET = 500_000_000
+"""Numbers of gradients that are summed at once at most: what DeepSpeed takes for `reduce_bucket_size` by itself."""
 OURS = {
     **dict.fromkeys(("fp16", "bf16", "amp", "torch_autocast"), "backend.mixed_precision"),
     **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "train.batch_size"),
@@ -95,7 +97,7 @@ class ZeroBackend(DividedBackend):
         before = zero_engine.hooks(list(model.modules()))
         self._weights = list(model.parameters()) if self._full else []
         try:
-            self._engine = zero_engine.start(model, wanted, _options(self.world, self.config), device)
+            self._engine = zero_engine.start(model, wanted, _options(self.world, self.config, wanted), device)
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(map(str, wrong["loc"]))
@@ -226,10 +228,22 @@ def _names(options: dict[str, Any], place: str = "") -> Iterator[str]:
             yield from _names(value, f"{place}{name}.")
 
 
-def _options(world: World, config: TRLConfig) -> dict[str, Any]:
+def bucket_size(config: TRLConfig, trained: Iterable[Tensor]) -> int:
+    """Return how many numbers of gradients are summed at once. DeepSpeed allocates memory for as many.
+
+    Args:
+        config: The complete configuration.
+        trained: The weights that are trained; there is no use for more numbers than these have.
+    """
+    given: int | None = config.backend.deepspeed_config.get("zero_optimization", {}).get("reduce_bucket_size")
+    return min(BUCKET, sum(weight.numel() for weight in trained)) if given is None else int(given)
+
+
+def _options(world: World, config: TRLConfig, trained: Sequence[Tensor]) -> dict[str, Any]:
     """Return the configuration of DeepSpeed."""
     backend, pinned = config.backend, world.accelerator.device.type != "cpu"
     given = dict(backend.deepspeed_config.get("zero_optimization", {}))
+    given["reduce_bucket_size"] = bucket_size(config, trained)
     moved = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
     for name in moved[backend.offload]:
         given[name] = {"device": "cpu", "pin_memory": pinned, **given.get(name, {})}
