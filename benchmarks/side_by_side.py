@@ -135,11 +135,10 @@ def save_model(size: str, folder: Path) -> None:
         "vocab_size": "vocabulary",
         "n_positions": "positions",
     }
-    kept = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    ids = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": eos}
-    GPT2LMHeadModel(GPT2Config(**{ours: sizes[name] for ours, name in names.items()}, **kept, **ids)).save_pretrained(
-        folder
-    )
+    options: dict[str, Any] = {theirs: sizes[name] for theirs, name in names.items()}
+    options |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    options |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eos)
+    GPT2LMHeadModel(GPT2Config(**options)).save_pretrained(folder)
     tokenizer(sizes["vocabulary"]).save_pretrained(folder)
 
 

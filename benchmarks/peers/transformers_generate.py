@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -10,7 +12,7 @@ from benchmarks.peers.laps import Laps
 
 def main() -> None:
     laps = Laps()
-    model = AutoModelForCausalLM.from_pretrained(laps.task["model"])
+    model: Any = AutoModelForCausalLM.from_pretrained(laps.task["model"])
     words = AutoTokenizer.from_pretrained(laps.task["model"], padding_side="left")
     while True:
         for case in laps.task["cases"]:
