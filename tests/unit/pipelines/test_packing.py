@@ -18,7 +18,7 @@ def of_length(length: int, start: int = 0) -> Dialogue:
     return Dialogue([start + n for n in range(length)], [n > 0 for n in range(length)])
 
 
-def ids(rows: list[list[Dialogue]]) -> list[list[list[int]]]:
+def ids(rows: Sequence[list[Dialogue]]) -> list[list[list[int]]]:
     return [[part.ids for part in row] for row in rows]
 
 

@@ -21,7 +21,7 @@ EOS, A, B, C, D, E = 0, 2, 3, 4, 5, 6
 
 
 def encoded(*rows: Any, tokenizer: Any = None, max_length: int = 20, **options: Any) -> list[Preference]:
-    return encode_preferences(list(rows), tokenizer or tiny_tokenizer(), max_length=max_length, **options)
+    return list(encode_preferences(list(rows), tokenizer or tiny_tokenizer(), max_length=max_length, **options))
 
 
 def row(chosen: Any, rejected: Any, **more: Any) -> dict[str, Any]:
