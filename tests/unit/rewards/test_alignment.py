@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trlx_like.config import RewardFnConfig
 from trlx_like.data import Completion
+from trlx_like.distributed.world import World
 from trlx_like.errors import RewardError
 from trlx_like.rewards.alignment import align, offsets, say_moved
 from trlx_like.rewards.runner import RewardRunner
@@ -92,7 +94,7 @@ class FakeRun:
         train = type("Train", (), {"reward_on_main_process": False})
         self.config: Any = type("Config", (), {"reward": RewardFnConfig(**options), "train": train})
         self.progress, self.folder = type("Progress", (), {"step": 0}), type("Folder", (), {"directory": None})
-        self.world: Any = type("World", (), {"rank": 0, "main": True, "gather": staticmethod(lambda rows: rows)})
+        self.world = World(Accelerator(cpu=True))
 
 
 def scored(function: Callable[..., Any], **options: Any) -> Any:
