@@ -122,6 +122,8 @@ def test_the_twin_of_the_unpaired_loss_agrees(reward: float, point: float, desir
 def test_discopop_golden() -> None:
     # tau 1, m = ln 3: w = 3/4, 0.25 * 0.2876821 + 0.75 / 3. m = -ln 3: w = 1/4, 0.75 * 1.3862944 + 0.25 * 3.
     assert_values(pf.discopop_loss(MARGINS, tau=1.0), [0.3219205, 1.7897208])
+    # tau 0.05, m = 0.05: w = sigmoid(1) = 0.7310586, 0.2689414 * 0.6684594 + 0.7310586 * 0.9512294.
+    assert_values(pf.discopop_loss(torch.tensor([0.05])), [0.8751809])
 
 
 def test_sorted_margin_golden() -> None:

@@ -113,6 +113,12 @@ def test_polyak_golden() -> None:
     assert ql.polyak(online, target, 0.0).tolist() == [5.0, -1.0]
 
 
+def test_the_penalty_is_taken_at_a_temperature_of_one() -> None:
+    # log(e^0 + e^2) - 2 and minus 0.
+    q = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+    torch.testing.assert_close(ql.conservative_loss(q, torch.tensor([1, 0])), torch.tensor([0.1269280, 2.1269280]))
+
+
 def test_a_temperature_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"temperature \(0.0\) must be above 0"):
         ql.conservative_loss(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), 0.0)
