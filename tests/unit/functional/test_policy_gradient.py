@@ -215,3 +215,36 @@ def test_rollout_ratio_by_hand() -> None:
     torch.testing.assert_close(tokens, torch.tensor([[2, 0.5, 1], [0.5, 1, 1]]).double(), rtol=1e-15, atol=0)
     torch.testing.assert_close(sequences, torch.tensor([[1, 1, 1], [0.5, 1, 1]]).double(), rtol=1e-15, atol=0)
     assert tokens.dtype == one.dtype and (tokens[~mask] == 1).all() and (sequences[~mask] == 1).all()
+
+
+def assert_numbers(found: torch.Tensor, *expected: float) -> None:
+    assert found.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_rollout_ratio_is_bounded_by_hand() -> None:
+    """e^20 and e^-20 at most, of a token and of a whole response."""
+    mask, drawn = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3)
+    learned = torch.tensor([[30.0, 1.0, 0.0], [-15.0, -15.0, 0.0]])
+    assert_numbers(pg.rollout_ratio(learned, drawn, mask, "token").log(), 20, 1, 0, -15, -15, 0)
+    assert_numbers(pg.rollout_ratio(learned, drawn, mask, "sequence").log(), 20, 20, 20, -20, -20, -20)
+
+
+def test_clip_sides_between_and_beyond_the_bounds() -> None:
+    """c .2 and .3: ratios of .7, .9, 1.25 and 1.35, with an advantage of each sign."""
+    ratio = torch.tensor([0.7, 0.9, 1.25, 1.35]).repeat(2).log()
+    advantages = torch.tensor([-0.5] * 4 + [0.5] * 4)
+    low, high = pg.clip_sides(ratio, torch.zeros(8), advantages, 0.2, 0.3)
+    assert low.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    assert high.tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_ratio_metrics_by_hand() -> None:
+    ratio = torch.tensor([0.5, 1.0, 1.1])
+    found = pg.ratio_metrics(ratio.log().requires_grad_(), torch.zeros(3))
+    assert list(found) == ["policy/approx_kl", "policy/ratio", "policy/ratio_deviation"]
+    assert_numbers(found["policy/ratio"], 0.5, 1.0, 1.1)
+    assert_numbers(found["policy/ratio_deviation"], 0.5, 0.0, 0.1)
+    assert_numbers(found["policy/approx_kl"], 0.1931472, 0.0, 0.0046898)  # r - 1 - ln r
+    assert not any(value.requires_grad for value in found.values())
+    ranged = pg.ratio_metrics(ratio.log(), torch.zeros(3), 0.2)
+    assert ranged["policy/clip_fraction"].tolist() == [1, 0, 0] and len(ranged) == 4
