@@ -6,6 +6,7 @@ take little more than their token ids, and can lie in a file that is mapped to m
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import eq
@@ -44,13 +45,13 @@ R = TypeVar("R", bound=Flat)
 class LazyRows(Sequence[T]):
     """A sequence whose rows are made anew each time they are read. It is never changed."""
 
+    @abstractmethod
     def row(self, number: int) -> T:
         """Make a row, given its number from 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sizes(self) -> np.ndarray:
         """Count the tokens of each row. [N]"""
-        raise NotImplementedError
 
     @overload
     def __getitem__(self, rows: int) -> T: ...

@@ -12,7 +12,7 @@ import yaml
 from tests.unit.config.support import TRAIN, sentence_of
 from trlx_like.config import ModelConfig, OptimizerConfig, TRLConfig
 from trlx_like.config.methods.ppo import PPOConfig
-from trlx_like.presets import default_ppo_config, default_sft_config
+from trlx_like.presets import default_ddpo_config, default_ppo_config, default_sft_config
 
 
 class LoadedModel:
@@ -93,3 +93,8 @@ def test_options_that_a_backend_would_not_follow_are_refused() -> None:
 def test_a_copy_of_all_weights_does_not_go_with_rollouts_by_layers() -> None:
     given: dict[str, Any] = {"backend": {"kind": "fsdp", "rollout": "layers"}, "sampler": {"engine": "copy"}}
     assert "backend.rollout: 'layers' saves" in sentence_of(lambda: default_ppo_config().evolve(**given))
+
+
+def test_images_are_not_grouped_by_length() -> None:
+    words = sentence_of(lambda: default_ddpo_config().evolve(train={"group_by_length": True}))
+    assert "train.group_by_length: True is for text: images have no lengths" in words
