@@ -30,6 +30,12 @@ def made(kind: str, folder: Path, count: int = ROWS) -> Any:
     return trainer
 
 
+def experiences() -> list[object]:
+    """The rows that the process holds as objects."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Experience)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_flat_and_are_read_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
@@ -42,13 +48,13 @@ def test_rows_are_flat_and_are_read_once(kind: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(TextEncoder, "read_ahead", watched)
     monkeypatch.setattr(prepared, "FEWEST", ROWS)
     monkeypatch.setenv(prepared.VARIABLE, str(tmp_path / "cache"))
+    before = experiences()  # of other tests of the process
     trainer = made(kind, tmp_path)
     asked = len(read)
     assert asked > 0
     held = trainer.prompts.pipeline.ids if kind == "prompts" else trainer.store.elements
     assert isinstance(held, LazyRows) and len(held) == ROWS
-    gc.collect()
-    assert not [thing for thing in gc.get_objects() if issubclass(type(thing), Experience)]
+    assert not {id(thing) for thing in experiences()} - {id(thing) for thing in before}
     (file,) = (tmp_path / "cache").iterdir()
     tokens = {"prompts": 60, "sft": 160, "dpo": 280}[kind]
     assert file.stat().st_size < ROWS * (5 * tokens + 64)
