@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -442,6 +443,11 @@ def kinds() -> Mapping[str, tuple[str, dict[str, Any]]]:
 
 ONE_PROCESS = {"DPOTrainer-sorted": "sorts the whole batch, which several processes do not have in one place"}
 """Scenarios that several processes refuse, with the reason."""
+
+
+def few(cases: Iterable[str], kept: Collection[str] = ("DDPOTrainer", "DPOTrainer", "PPOTrainer")) -> list[Any]:
+    """Cases of which all but a few are marked slow; by default those of images, of pairs and of rollouts are kept."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def scenarios() -> Mapping[str, tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import RECIPES, few, make
 from tests.contract.runs import StopAfter, rows, run_until_stopped
 from trlx_like.checkpoint.claim import LIST
 from trlx_like.errors import CheckpointError
@@ -30,7 +30,7 @@ def trained(trainer: Any) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_a_changed_learning_rate_takes_effect_and_is_recorded(name: str, tmp_path: Path) -> None:
     """With a rate of 0 the weights stay as they were at the stop, whatever the optimiser remembers."""
     first = make(name, tmp_path, callbacks=[StopAfter(2)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import Checked, Whole
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import RECIPES, few, make
 from tests.contract.runs import assert_same, rows, state_of
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
@@ -18,7 +18,7 @@ def test_the_seed(name: str, checked: Checked) -> None:
     checked(name).seed()
 
 
-@trainers
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_evaluating_more_often_changes_nothing(name: str, whole: Whole, tmp_path: Path) -> None:
     seldom, folder = whole(name)
     often = make(name, tmp_path, **{"train.eval_interval": 1, "train.checkpoint_interval": 2})

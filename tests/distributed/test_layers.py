@@ -44,6 +44,7 @@ def held_in_sampling(rank: int, folder: Path, rollout: str) -> tuple[int, int]:
     return sum(4 * weight.numel() for block in blocks for weight in block.parameters()), most
 
 
+@pytest.mark.slow
 def test_blocks_are_whole_while_they_run_alone(tmp_path: Path) -> None:
     """With `rollout: layers` a process holds half of the blocks and the one that runs, of 12 here. As estimated."""
     found = {}
@@ -55,7 +56,7 @@ def test_blocks_are_whole_while_they_run_alone(tmp_path: Path) -> None:
     assert found["whole"] - found["layers"] > 0.8 * blocks * 11 / 12
 
 
-@pytest.mark.parametrize("case", ["PPOTrainer / ragged", "ILQLTrainer / plain"])
+@pytest.mark.parametrize("case", ["PPOTrainer / ragged", pytest.param("ILQLTrainer / plain", marks=pytest.mark.slow)])
 def test_sampling_block_by_block_makes_the_same_run(case: str) -> None:
     """On processes that run the model differently often; `matrix --kind layers` tries all."""
     name, changes = CASES[case]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
-from tests.contract.recipes import make
+from tests.contract.recipes import few, make
 from tests.distributed import matrix
 from tests.distributed.ranks import on_ranks
 from tests.tiny import save_tiny
@@ -35,7 +35,7 @@ def loaded(rank: int, name: str, folder: Path, cases: Mapping[str, Mapping[str, 
     return found
 
 
-@pytest.mark.parametrize("name", ["PPOTrainer", "ILQLTrainer"])
+@pytest.mark.parametrize("name", few(["PPOTrainer", "ILQLTrainer"]))
 def test_weights_are_those_of_a_whole_load(name: str, tmp_path: Path) -> None:
     paths = {family: save_tiny(tmp_path / family, family) for family in ("gpt2", "llama")}
     cases: dict[str, dict[str, Any]] = {
@@ -73,9 +73,7 @@ def peak(rank: int, name: str, folder: Path, changes: Mapping[str, Any]) -> dict
     return {"state": 4 * state, "unit": 4 * max(root, *blocks), "peak": storages.peak.total()}
 
 
-@pytest.mark.parametrize(
-    "name", ["PPOTrainer", *(pytest.param(n, marks=pytest.mark.slow) for n in ("DPOTrainer", "ILQLTrainer"))]
-)
+@pytest.mark.parametrize("name", few(["PPOTrainer", "DPOTrainer", "ILQLTrainer"], kept=["PPOTrainer"]))
 def test_loading_takes_a_share_and_two_units(name: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", n_embd=96, n_head=4, layers=12)
     for changes in ({}, {"model.num_layers_unfrozen": 2}):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import LORA, RECIPES, checks, kinds, make
+from tests.contract.recipes import LORA, RECIPES, checks, few, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
 from trlx_like.testing.checks import WHOLE_ROUND
@@ -17,8 +17,6 @@ from trlx_like.tracking import check_ledger
 from trlx_like.tracking.jsonl import FILES
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
-FEW = ("DDPOTrainer", "DPOTrainer", "PPOTrainer")
-"""Of images, of pairs, of rollouts."""
 AUTO = {"train.resume_from_checkpoint": "auto"}
 
 
@@ -27,7 +25,7 @@ def own_metrics(trainer: Any) -> dict[str, float]:
     return {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
 
 
-@pytest.mark.parametrize(("name", "changes"), kinds().values(), ids=kinds())
+@pytest.mark.parametrize("scenario", few(kinds(), kept=(*RECIPES, "PPOTrainer-seq2seq")))
 @pytest.mark.parametrize(
     ("count", "minibatch_size"),
     [
@@ -37,9 +35,8 @@ def own_metrics(trainer: Any) -> dict[str, float]:
         pytest.param(1, 1, id="a rank without data, 1", marks=pytest.mark.slow),
     ],
 )
-def test_the_weights_are_those_of_one_process(
-    name: str, changes: dict[str, Any], count: int, minibatch_size: int | None
-) -> None:
+def test_the_weights_are_those_of_one_process(scenario: str, count: int, minibatch_size: int | None) -> None:
+    name, changes = kinds()[scenario]
     checks(name, **changes).steps_on_processes(count, minibatch_size)
 
 
@@ -56,7 +53,7 @@ def learn(rank: int, name: str, folder: Path, changes: dict[str, Any], stops: Se
     }
 
 
-@trainers
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_both_end_with_the_same_weights_and_metrics(name: str, tmp_path: Path) -> None:
     """Five samples in batches of two a process: one process has three, the other two, so one has batches left."""
     first, second = on_ranks(learn, name, tmp_path, {"train.eval_interval": 2})
@@ -66,9 +63,7 @@ def test_both_end_with_the_same_weights_and_metrics(name: str, tmp_path: Path) -
     assert [row["step"] for row in rows(tmp_path)] == list(range(first["shared"]["progress"]["step"] + 1))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
-)
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     """The signal comes to the second process only; both stop at the same step."""
     changes = {"train.eval_interval": 2, **AUTO}

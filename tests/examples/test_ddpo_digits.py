@@ -41,6 +41,7 @@ def test_every_digit_is_another_prompt() -> None:
     assert len({tuple(row) for row in tokens}) == 10
 
 
+@pytest.mark.slow
 def test_a_round_from_a_base_that_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

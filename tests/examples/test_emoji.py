@@ -148,6 +148,7 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_base_learns_what_it_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ FAULTS: dict[str, tuple[Mapping[str, Any], str]] = {
 
 # The runner does not look at what it hands on: two of them show the same for tensors.
 CASES = [("pil", name) for name in FAULTS] + [("tensor", "raises"), ("tensor", "wrong_length")]
+QUICK = ("raises", "wrong_length", "hogs")  # tests/faults/test_reward_faults.py has them all, of text
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return made
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] not in QUICK)) for case in CASES]
+)
 def test_a_run_with_faults_is_one_with_abstentions(
     kind: str, name: str, expected: Callable[[str], tuple[Any, Path]], tmp_path: Path
 ) -> None:

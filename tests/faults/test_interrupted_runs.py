@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from tests.contract.recipes import GENERATION, NO_DROPOUT, PROMPTS, RECIPES, count_letters, make
+from tests.contract.recipes import GENERATION, NO_DROPOUT, PROMPTS, RECIPES, count_letters, few, make
 from tests.contract.runs import assert_same, rows
 from tests.faults import kills, system_calls
 from tests.tiny import save_tiny
@@ -74,7 +74,7 @@ def assert_same_outcome(folder: Path, whole: Path) -> None:
         assert (last / path).read_bytes() == (expected / path).read_bytes(), path
 
 
-@pytest.fixture(scope="module", params=list(RECIPES))
+@pytest.fixture(scope="module", params=few(RECIPES))
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A trainer's name and the folder of its run that never stopped."""
     folder = tmp_path_factory.mktemp("whole")
@@ -82,7 +82,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder
 
 
-# SIGINT takes the same way; `test_fresh_processes_on_the_command_line` sends it in every run of the tests.
+# SIGINT takes the same way.
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on(number: int, whole: tuple[str, Path], tmp_path: Path) -> None:
     name, expected = whole
@@ -97,7 +97,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, whole: tuple[str, Path]
     assert_same_outcome(tmp_path, expected)
 
 
-@pytest.mark.parametrize("name", kills.trainers())
+@pytest.mark.parametrize("name", few(kills.trainers()))
 def test_kill_9(name: str, tmp_path: Path) -> None:
     """In a publication, and at a point of another kind; `python -m tests.faults` draws more."""
     chance = random.Random(name)
@@ -192,6 +192,7 @@ def reward(outputs):
 '''
 
 
+@pytest.mark.slow
 def test_fresh_processes_on_the_command_line(tmp_path: Path) -> None:
     """What a user does: Ctrl-C, the same command again. Nothing is left over in memory from the first process."""
     (tmp_path / "reward.py").write_text(REWARD)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import PROMPTS, make
+from tests.contract.recipes import PROMPTS, few, make
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, rows, run_until_stopped, state_of
 from tests.unit.rewards import faulty
 from trlx_like import WeightedRewards
@@ -233,7 +233,7 @@ def test_a_chunk_is_scored_while_the_next_is_generated(tmp_path: Path) -> None:
     assert len(trainer.store) == 5
 
 
-@pytest.mark.parametrize("name", ["PPOTrainer", "RFTTrainer", "OnlineDPOTrainer", "DDPOTrainer"])
+@pytest.mark.parametrize("name", few(["PPOTrainer", "RFTTrainer", "OnlineDPOTrainer", "DDPOTrainer"]))
 def test_a_run_with_workers_is_the_run_without(name: str, tmp_path: Path) -> None:
     changes = {"reward_fn": faulty.vowels, "train.epochs": 3, "train.total_steps": 6}
     if name == "DDPOTrainer":

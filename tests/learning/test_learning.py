@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests import tiny_pipelines
-from tests.contract.recipes import PROMPTS, SEQ2SEQ, make
+from tests.contract.recipes import PROMPTS, SEQ2SEQ, few, make
 from tests.contract.runs import rows
 from trlx_like.rewards.images import brightness
 
@@ -25,7 +25,7 @@ def share_of_a(outputs: Sequence[str], **_: Any) -> list[float]:
     return [output.count("a") / 4 for output in outputs]
 
 
-@pytest.mark.parametrize("model", [{}, SEQ2SEQ], ids=["causal", "seq2seq"])
+@pytest.mark.parametrize("model", [{}, pytest.param(SEQ2SEQ, marks=pytest.mark.slow)], ids=["causal", "seq2seq"])
 def test_ppo_learns_to_say_a_letter(seed: int, model: dict[str, Any], tmp_path: Path) -> None:
     """Within 120 steps on 960 responses."""
     changes = {
@@ -60,7 +60,7 @@ GROUP_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(GROUP_METHODS))
+@pytest.mark.parametrize("kind", few(GROUP_METHODS, kept=("grpo", "rloo")))
 def test_groups_learn_to_say_a_letter(kind: str, seed: int, tmp_path: Path) -> None:
     """Within 120 steps, on 8 responses to each of 4 prompts a round."""
     trainer_name, options = GROUP_METHODS[kind]
@@ -198,7 +198,7 @@ def test_kto_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
     assert best > 1 and best > middle > worst and worst < -1
 
 
-@pytest.mark.parametrize(("loss", "beta"), [("sigmoid", 0.1), ("ipo", 0.02)])
+@pytest.mark.parametrize(("loss", "beta"), [("sigmoid", 0.1), pytest.param("ipo", 0.02, marks=pytest.mark.slow)])
 def test_online_dpo_learns_to_say_a_letter(seed: int, loss: str, beta: float, tmp_path: Path) -> None:
     """From the order of four responses to each of sixteen prompts a step, within 80 steps."""
     changes = {

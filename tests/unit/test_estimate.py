@@ -133,6 +133,7 @@ def prompts(trainer: Any) -> Any:
     return ids, ids.bool(), generation_config(trainer.experience_kwargs, trainer.tokenizer), []
 
 
+@pytest.mark.slow
 def test_quantized_layers_by_hand(tmp_path: Path) -> None:
     # Of each of 3 blocks: 64 x 64 (twice), 64 x 32 (twice), 64 x 160 (three times), in 2 bytes or in a half and 1/64.
     layers = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
@@ -145,6 +146,7 @@ def test_quantized_layers_by_hand(tmp_path: Path) -> None:
     assert plain - Counter(weights=plain["weights"]) == quantized - Counter(weights=quantized["weights"])
 
 
+@pytest.mark.slow
 def test_several_processes(tmp_path: Path) -> None:
     config = ingredients("SFTTrainer", tmp_path, **{**COMMON, "train.minibatch_size": None})[0]
     one, two = estimate(config), estimate(config, gpus=2)
@@ -167,7 +169,11 @@ def test_weights_that_are_divided_over_processes(tmp_path: Path) -> None:
     assert gathered == pytest.approx(outside + 2 * block, rel=0.001)  # and the frequencies of positions
 
 
-def test_states_that_zero_divides(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shard", "weights"),
+    [*(pytest.param(part, 1.0, marks=pytest.mark.slow) for part in ("optimizer", "gradients")), ("full", 0.25)],
+)
+def test_states_that_zero_divides(shard: str, weights: float, tmp_path: Path) -> None:
     config = ingredients("SFTTrainer", tmp_path, **{**COMMON, "train.batch_size": 8})[0]
     whole = estimate(config, gpus=4).table["rest"]
 
@@ -175,11 +181,10 @@ def test_states_that_zero_divides(tmp_path: Path) -> None:
         return estimate(config.evolve(backend={"kind": "deepspeed", **backend}), gpus=4).table["rest"]
 
     trained = whole["optimizer"] / 2  # two moments of each weight, and a few counters
-    for shard, weights in (("optimizer", 1.0), ("gradients", 1.0), ("full", 0.25)):
-        divided = rest(shard=shard)
-        assert divided["weights"] == pytest.approx(weights * whole["weights"], abs=1)
-        assert divided["optimizer"] == pytest.approx((whole["optimizer"] + trained) / 4, rel=1e-3)
-        assert rest(shard=shard, offload="optimizer")["optimizer"] == 0
+    divided = rest(shard=shard)
+    assert divided["weights"] == pytest.approx(weights * whole["weights"], abs=1)
+    assert divided["optimizer"] == pytest.approx((whole["optimizer"] + trained) / 4, rel=1e-3)
+    assert rest(shard=shard, offload="optimizer")["optimizer"] == 0
     # The memory in which gradients are summed stays, as large as all of them here.
     assert sum(rest(offload="all").values()) == pytest.approx(trained, rel=1e-3)
 
@@ -223,6 +228,7 @@ def test_the_command(here: Path) -> None:
     assert result.stdout.splitlines()[-1].endswith("It would with --set train.undo_nonfinite_updates=false")
 
 
+@pytest.mark.slow
 def test_changes_together_and_none(tmp_path: Path) -> None:
     small = {**COMMON, "optimizer.name": "sgd", "optimizer.kwargs": {"lr": 1.0}, "train.minibatch_size": 1}
     config = ingredients("SFTTrainer", tmp_path, **{**small, "model.peft_config": LORA, "model.dtype": "bfloat16"})[0]
