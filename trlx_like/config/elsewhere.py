@@ -81,6 +81,7 @@ _NAMES = {
     "rows with prompt and completion, whose loss is on the completion": "completion_only_loss",
     "sampler.batch_size": "per_device_eval_batch_size",
     "sampler.batch_size, and train.minibatch_size for scoring": "local_rollout_forward_batch_size",
+    "sampler.engine: paged": "use_transformers_paged",
     "sampler.engine: vllm": "use_vllm",
     "sampler.engine: vllm, which samples on servers": "vllm_mode",
     "scheduler.kwargs": "lr_scheduler_kwargs",

@@ -188,9 +188,9 @@ class SamplerConfig(Section):
     section: ClassVar[str] = "sampler"
 
     engine: Applied[str] = "transformers"
-    """Registered name of the engine that generates text: transformers (the trained model itself), copy or vllm."""
+    """Registered name of the engine that generates text: transformers (the trained model itself), copy, paged, vllm."""
     kwargs: Applied[dict[str, Any]] = {}
-    """Options of the engine. copy takes dtype, the number format of its weights; vllm takes url, folder and more."""
+    """Options of the engine: dtype of copy (of its weights), page_size and more of paged, url and more of vllm."""
     batch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of responses to generate at once, per process; null: all of a chunk."""
 

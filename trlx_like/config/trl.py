@@ -155,6 +155,8 @@ class TRLConfig(Section):
             yield Problem(
                 ("backend", "rollout"), "'layers' saves memory that sampler.engine: copy takes; leave one out."
             )
+        if self.backend.rollout == "layers" and self.sampler.engine == "paged":
+            yield Problem(("backend", "rollout"), "'layers' needs sampler.engine: transformers; it is 'paged'.")
         if self.train.group_by_length and self.model.model_arch_type == "diffusion":
             yield Problem(("train", "group_by_length"), "True is for text: images have no lengths; leave it out.")
         generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts

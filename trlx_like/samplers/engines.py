@@ -1,6 +1,6 @@
 """Sampling engines, which turn prompts into responses, as token ids.
 
-`Engine` defines the interface; the built-in ones are "transformers" (here) and "copy" (`plain_copy.py`).
+`Engine` defines the interface. The built-in engines are "transformers" (here), "copy", "paged" and "vllm".
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ ENGINES: Registry[Any] = Registry(
     "sampler engine",
     lazy={
         "copy": "trlx_like.samplers.plain_copy:CopyEngine",
+        "paged": "trlx_like.samplers.paged:PagedEngine",
         "transformers": "trlx_like.samplers.engines:TransformersEngine",
         "vllm": "trlx_like.samplers.vllm:VLLMEngine",
     },
@@ -241,7 +242,7 @@ class TransformersEngine:
             completes = StopStrings(stop, self.tokenizer, 0).complete if stop else None
             all_processors = [*self.processors, *processors]
             decoding = Decoding(self.lm, prompt, prompt_mask, config, keys, all_processors, completes, tell, at_once)
-            with _neutral(self.lm), torch.inference_mode():
+            with neutral(self.lm), torch.inference_mode():
                 decoding.run()
             return decoding.sampled(tell or plain)
         logger.debug("generate() of transformers writes the responses, because of %s.", reason)
@@ -256,7 +257,7 @@ class TransformersEngine:
             processors, config = [*processors, *warpers(config, ids.device), token_sampler], greedy(config)
         stops = StopStrings(stop, self.tokenizer, before) if stop else None
         # Inference mode has less overhead per operation than no_grad, which matters for small models.
-        with _neutral(self.lm), torch.inference_mode():
+        with neutral(self.lm), torch.inference_mode():
             ids = self.lm.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask.long(),
@@ -279,7 +280,7 @@ class TransformersEngine:
 
 
 @contextmanager
-def _neutral(lm: PreTrainedModel) -> Iterator[None]:
+def neutral(lm: PreTrainedModel) -> Iterator[None]:
     """Remove everything from a model that would change how it generates, for the duration of a block.
 
     The model is in evaluation mode (no dropout, and a KV cache even with gradient checkpointing), without generation

@@ -15,7 +15,7 @@ from trlx_like.config.generation import FORBIDDING, NEUTRAL, TYPES, option_probl
 from trlx_like.config.problems import InvalidConfig
 from trlx_like.errors import ConfigError
 
-_SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
 def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
@@ -35,7 +35,7 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     neutral: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     if given.get("do_sample") is False:
         neutral = {}
-        given = {name: value for name, value in given.items() if name not in _SAMPLING_ONLY}
+        given = {name: value for name, value in given.items() if name not in SAMPLING_ONLY}
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -60,7 +60,7 @@ def is_exact(config: GenerationConfig) -> bool:
 
 def greedy(config: GenerationConfig) -> GenerationConfig:
     """Return the same settings for taking the likeliest token instead of drawing one."""
-    return GenerationConfig(**{**config.to_dict(), **dict.fromkeys(_SAMPLING_ONLY), "do_sample": False})
+    return GenerationConfig(**{**config.to_dict(), **dict.fromkeys(SAMPLING_ONLY), "do_sample": False})
 
 
 def eos_ids(config: GenerationConfig) -> list[int]:
