@@ -168,6 +168,11 @@ class OptimizerConfig(Section):
     no_decay: OfWeights[Literal["norms_and_biases"] | None] = None
     """Weights that the weight decay leaves out; null: it is of all weights, as in trlX."""
 
+    def conflicts(self) -> Iterator[Problem]:
+        if self.kwargs.get("lr") == "auto" and "adam" not in self.name.lower():
+            sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
+            yield Problem(("optimizer", "kwargs", "lr"), sentence)
+
 
 class SchedulerConfig(Section):
     """Choose the learning-rate schedule and its arguments: the section `scheduler`."""

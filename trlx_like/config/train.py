@@ -114,7 +114,7 @@ class TrainConfig(Section):
     ] = None
     """End the run once `patience` evaluations in a row did not improve `metric` by more than `min_delta`."""
     save_optimizer: OfWeights[bool] = True
-    """Save the optimizer's state with each checkpoint. Without it a run cannot be resumed exactly."""
+    """Save the optimizer's state with each checkpoint. Without it a resumed run keeps only the schedule."""
     resume_from_checkpoint: OfStart[PathText | None] = None
     """Checkpoint to continue from; auto: the newest one in `checkpoint_dir`, if any; null: start anew."""
     force_resume: OfStart[bool] = False

@@ -128,8 +128,8 @@ class RolloutStore(Generic[E]):
         if isinstance(self.elements, LazyRows):
             return torch.from_numpy(self.elements.sizes())
         masks = {column.metadata["mask"] for column in fields(self.experience_class) if "mask" in column.metadata}
-        sizes = [sum(len(found) for mask in masks if (found := getattr(e, mask)) is not None) for e in self.elements]
-        return torch.tensor(sizes)
+        held = ([getattr(element, mask) for mask in masks] for element in self.elements)
+        return torch.tensor([sum(len(m) for m in of if m is not None and m.dtype == torch.bool) for of in held])
 
     def state_dict(self) -> dict[str, Any]:
         """Return all elements, each field as one flat tensor with the shapes of the elements."""

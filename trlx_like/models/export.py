@@ -57,8 +57,7 @@ def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> Non
         lm: The model.
         directory: The folder.
         merge: Save the whole model with its adapter merged. This also happens if the adapter's folder could not name
-            its
-            model: because that has random weights or was given in memory.
+            the model, because that has random weights or was given in memory.
 
     Raises:
         ConfigError: See `check_folder`.

@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from operator import itemgetter
 
+import numpy as np
+
 from trlx_like.data.flat import View
 from trlx_like.pipelines.tokens import Dialogue
 
@@ -72,9 +74,15 @@ def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> View[list[Dia
     return _made(dialogues, [row for number, row in enumerate(rows, start=1) if number in learned])
 
 
+class _Packed(View[list[Dialogue]]):
+    """Rows that are made of their pieces when they are read."""
+
+    def sizes(self) -> np.ndarray:
+        return np.array([sum(count for _, _, count in row) for row in self.rows])
+
+
 def _made(dialogues: Sequence[Dialogue], rows: Sequence[Sequence[Place]]) -> View[list[Dialogue]]:
-    """Return rows that are made of their pieces when they are read."""
-    return View(rows, lambda row: [piece(dialogues[number], start, count) for number, start, count in row])
+    return _Packed(rows, lambda row: [piece(dialogues[number], start, count) for number, start, count in row])
 
 
 def piece(dialogue: Dialogue, start: int, longest: int) -> Dialogue:

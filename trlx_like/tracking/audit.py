@@ -55,15 +55,17 @@ class Audit:
 
     Args:
         config: The configuration of the run as nested mappings. Its `reward.weights` weigh the reward functions, its
-            `method` says how the KL weight acts, and advice names only options that are in it.
+            `method` says how the KL weight acts, its `optimizer.name` what a learning rate means, and advice names only
+            options that are in it.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         config = config or {}
-        reward, method = config.get("reward"), config.get("method")
-        weights = reward.get("weights") if isinstance(reward, Mapping) else None
+        names = ("reward", "method", "optimizer")
+        reward, method, optimizer = (s if isinstance(s := config.get(name), Mapping) else {} for name in names)
+        weights = reward.get("weights")
         known = [float(weight) for weight in weights] if isinstance(weights, list) else None
-        self.history = History(known, method if isinstance(method, Mapping) else None)
+        self.history = History(known, method, str(optimizer.get("name", "adamw")))
         self.verdicts = {name: Verdict(name, advice(remedies, config)) for name, (_, remedies) in JUDGED.items()}
 
     @property

@@ -65,7 +65,7 @@ def too_large_steps(history: History) -> Finding:
     start = history.start("policy/entropy")
     flipped = start > SETTLED and not start / FLIPPED < entropy < start * FLIPPED
     signs = {
-        f"the learning rate is {rate:.2g}, as large as weights are": rate >= STRIDE,
+        f"the learning rate is {rate:.2g}, as large as weights are": history.unit_steps and rate >= STRIDE,
         f"policy/approx_kl is {near:.2g} nats per token within a round": near >= STEEP,
         f"policy/kl_per_token is {far:.2g}": far >= FAR,
         history.moved("policy/entropy"): flipped and not math.isnan(entropy),
@@ -113,10 +113,11 @@ def too_small_steps(history: History) -> Finding:
     moved, rate = history.now("policy/kl_per_token"), history.now("learning_rate")
     still = history.travel <= TRAVEL if math.isnan(moved) else moved <= STILL
     words = f"the policy hardly moves: policy/kl_per_token {moved:.2g}, " if not math.isnan(moved) else ""
-    words += (
-        f"the learning rate is {rate:.2g}, and all steps together move a weight by at most about {history.travel:.1g}"
-    )
-    return still and history.count >= PATIENCE, history.travel, f"KL {STILL:g}, or {TRAVEL:g}", words
+    words += f"the learning rate is {rate:.2g}"
+    if history.unit_steps:
+        words += f", and all steps together move a weight by at most about {history.travel:.1g}"
+    value = history.travel if math.isnan(moved) else moved
+    return still and history.count >= PATIENCE, value, f"KL {STILL:g}, or {TRAVEL:g}", words
 
 
 def _alike(history: History) -> tuple[bool, tuple[str, float]]:

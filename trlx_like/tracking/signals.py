@@ -23,6 +23,9 @@ COMMONEST = 0.7
 ENTROPY, SPREAD = 0.1, 0.75
 TRUNCATED, RISE = 0.5, 0.3
 
+UNIT_STEPS = ("adam", "lion", "rmsprop")
+"""In the names of optimizers that move a weight by about the learning rate in a step, however large its gradient is."""
+
 Row = Mapping[str, float]
 
 
@@ -45,15 +48,23 @@ class History:
     Args:
         weights: `reward.weights`, in the order of the reward functions; None if all weigh the same.
         method: The options of the method; empty if they are not known.
+        optimizer: The name of the optimizer.
     """
 
-    def __init__(self, weights: Sequence[float] | None = None, method: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        weights: Sequence[float] | None = None,
+        method: Mapping[str, Any] | None = None,
+        optimizer: str = "adamw",
+    ) -> None:
         self.weights, self.method = weights, method or {}
+        self.unit_steps = any(name in optimizer.lower() for name in UNIT_STEPS)
         self.first: Row = {}
         self.last: list[Row] = []
         self.steps: list[list[Row]] = []  # the rows of all steps of the last `WINDOW` rounds, and of the running one
         self.count = 0
-        self.travel = 0.0  # sum of the learning rates: with Adam, about the farthest that a weight can have moved
+        # Sum of the learning rates: with `UNIT_STEPS`, about the farthest that a weight can have moved; else NaN.
+        self.travel = 0.0 if self.unit_steps else math.nan
 
     def add(self, row: Row) -> None:
         """Append the metrics of a round, which are those of its first step too."""

@@ -136,7 +136,7 @@ def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> li
     for row, reward in enumerate(checked):
         if isinstance(reward, list):
             raise DataError(
-                f"rewards[{row}] is {reward!r}; a label is true or false, or a number (above 0: desirable)."
+                f"{name}: row {row} has {reward!r}; a label is true or false, or a number (above 0: desirable)."
             )
     return [reward > 0 for reward in checked]  # type: ignore[operator]
 

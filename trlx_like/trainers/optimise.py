@@ -8,7 +8,6 @@ of several terms names the unit of each, and each term is divided by the total o
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -171,6 +170,8 @@ class Optimisation:
         made = make_optimizer(trained, run.config.optimizer, norms_and_biases(model), weights)
         self.optimizer = run.accelerator.prepare_optimizer(made)
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
+        # The schedule goes on with dropped and resumed steps, too. Otherwise torch takes them for a mistake and warns.
+        self.optimizer.optimizer._opt_called = True
         self._units: NamedNumbers[str] = NamedNumbers(run.world)
         self._metrics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)
         self._statistics: NamedNumbers[tuple[str, str]] = NamedNumbers(run.world)
@@ -190,10 +191,8 @@ class Optimisation:
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update({**own, "params": group["params"]})
         self.scheduler.load_state_dict(schedule)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer steps of the earlier process
-            for _ in range(self.run.progress.step):
-                self.scheduler.step()
+        for _ in range(self.run.progress.step):
+            self.scheduler.step()
 
     def step(
         self,

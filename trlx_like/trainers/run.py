@@ -48,7 +48,7 @@ class RunFolder:
         resumed: Whether the run goes on from a checkpoint, or from an earlier call of `learn`.
         changes: What differs from the checkpoint that the run was resumed from.
         source: That checkpoint, until it is noted in the history.
-        reschedule: Called if a resume changes the optimizer's options or the schedule.
+        reschedule: Called if a resume changes the optimizer's options or the schedule, or has neither of them.
     """
 
     def __init__(self, config: TRLConfig, world: World, given: Mapping[str, Any] | None = None) -> None:
@@ -134,7 +134,7 @@ class RunFolder:
         # A schedule's state holds learning rates, which would win over changed ones.
         anew = any(change.option.startswith(("optimizer.", "scheduler.")) for change in self.changes)
         state.load(self.source, self.world.rank, self.world.size, skip=("scheduler",) if anew else ())
-        if anew:
+        if anew or not self.config.train.save_optimizer:
             self.reschedule()
         self.resumed, self.saving.saved = True, self.source
         self._say("Resumed from %s.", self.source)

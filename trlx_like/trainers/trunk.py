@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -108,7 +108,7 @@ class TrunkStates:
             return False
         lm = self.model.lm
         size = sum(map(_tokens, elements)) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = psutil.virtual_memory().available
         sizes = len(elements), size / 2**30, free / 2**30
         if too_much := bool(world.max(size > free / 2)):
             logger.warning(

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.unit.data.test_experience import Trace, elements, same, trace
 from trlx_like.checkpoint import load_tree, save_tree
-from trlx_like.data import RolloutStore, store as store_module
+from trlx_like.data import Completion, RolloutStore, store as store_module
 from trlx_like.data.flat import View
 from trlx_like.data.store import similar_lengths
 from trlx_like.errors import CheckpointError
@@ -158,6 +158,13 @@ def test_similar_lengths_save_padding() -> None:
     store = RolloutStore(Trace)
     store.push(trace(1, int(length)) for length in lengths)
     assert padded_tokens(store, by_length=True) < 1.15 < 1.9 < padded_tokens(store)
+
+
+def test_a_length_is_in_tokens_whatever_is_kept_beside_them() -> None:
+    store, one = RolloutStore(Completion), torch.tensor([7])
+    sizes = torch.tensor([2, 1], dtype=torch.int32)  # words of `choices` for each token
+    store.push([Completion(one, one > 0, sizes.long(), sizes > 0, choices=torch.arange(3), choice_sizes=sizes)])
+    assert store._sizes().tolist() == [3]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from trlx_like.data.flat import View
 from trlx_like.pipelines.packing import fill_blocks, fit_best, piece
 from trlx_like.pipelines.tokens import Dialogue
 
-Fill = Callable[[Sequence[Dialogue], int], list[list[Dialogue]]]
+Fill = Callable[[Sequence[Dialogue], int], View[list[Dialogue]]]
 
 
 def of_length(length: int, start: int = 0) -> Dialogue:
@@ -56,6 +57,7 @@ def test_every_output_is_learned_once(fill: Fill, lengths: list[int], room: int)
     dialogues = [of_length(length, 100 * number) for number, length in enumerate(lengths)]
     rows = fill(dialogues, room)
     assert all(0 < sum(map(len, row)) <= room for row in rows)
+    assert rows[1:].sizes().tolist() == [sum(map(len, row)) for row in rows[1:]]
     learned = [
         (part.ids[place - 1], token)  # with the token before it
         for row in rows

@@ -30,10 +30,15 @@ STEP = {"policy/approx_kl": 0.02, "policy/clip_fraction": 0.1, "learning_rate": 
 
 
 def verdicts(
-    last: dict[str, float], step: dict[str, float] | None = None, rounds: int = 12, method: Any = None, **first: float
+    last: dict[str, float],
+    step: dict[str, float] | None = None,
+    rounds: int = 12,
+    method: Any = None,
+    optimizer: str = "adamw",
+    **first: float,
 ) -> dict[str, str]:
     """The states of the causes in a run of two steps a round: `first` in all rounds, `last` from the second on."""
-    audit = Audit({"method": method} if method else None)
+    audit = Audit({"method": method, "optimizer": {"name": optimizer}} if method or optimizer != "adamw" else None)
     for number in range(rounds):
         audit.add({**FLAT, **first, **(last if number else {})}, 2 * number + 1)
         audit.add({**STEP, **(step or {})}, 2 * number + 2)
@@ -93,6 +98,16 @@ def test_scores_that_are_all_the_same() -> None:
 )
 def test_too_large_steps(clean: dict[str, float], bad: dict[str, float]) -> None:
     assert found(clean) == {} and found(bad) == {"too large steps": "found at step 9"}
+
+
+def test_a_learning_rate_says_how_far_weights_move_with_optimizers_like_adam_alone() -> None:
+    large, small = {"learning_rate": 0.1}, {"policy/kl_per_token": math.nan, "learning_rate": 9e-6}
+    for name in ("paged_adamw_8bit", "lion_8bit", "RMSprop"):
+        assert list(found(large, optimizer=name)) == ["too large steps"]
+        assert list(found({}, {"learning_rate": 9e-6}, 10, None, name, **small)) == ["too small steps"]
+    assert found(large, optimizer="sgd") == {}
+    assert verdicts({}, {}, 10, None, "sgd", **small)["too small steps"] == "not measured"
+    assert list(found({}, {}, 10, None, "sgd", **{"policy/kl_per_token": 9e-5})) == ["too small steps"]
 
 
 def test_steps_within_a_round_count_once_the_round_is_complete() -> None:

@@ -382,6 +382,13 @@ def test_without_the_optimizer_a_checkpoint_has_only_the_rest(tmp_path: Path) ->
     assert {"model", "progress", "rng", "store"} <= set(state_of(trainer))
 
 
+def test_without_the_optimizer_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path) -> None:
+    falling = {"scheduler.name": "linear", "scheduler.kwargs": {"num_training_steps": 8}, "train.save_optimizer": False}
+    line(tmp_path, {**falling, "train.total_steps": 4}).learn()
+    resumed = line(tmp_path, {**falling, "train.total_steps": 6, "train.resume_from_checkpoint": "auto"})
+    assert resumed.learn()["learning_rate"] == pytest.approx(0.1 * 3 / 8)  # 1, 7/8, 6/8, 5/8; resumed: 4/8, 3/8
+
+
 def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None:
     class Older(LineTrainer):
         def counts(self, batch: Points) -> dict[str, float]:

@@ -108,9 +108,11 @@ def test_a_rollback_goes_on_from_the_newest_checkpoint_with_a_smaller_rate(name:
     assert (trainer.progress.step, trainer.progress.rollbacks) == (8, 1)
 
 
+@pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.usefixtures("early")
-def test_rollbacks_add_up_and_end(tmp_path: Path) -> None:
-    trainer = make("SFTTrainer", tmp_path, **OPTIONS, **{"train.on_divergence": "rollback", "train.max_rollbacks": 2})
+def test_rollbacks_add_up_and_end(saved: bool, tmp_path: Path) -> None:
+    rollback = {"train.on_divergence": "rollback", "train.max_rollbacks": 2, "train.save_optimizer": saved}
+    trainer = make("SFTTrainer", tmp_path, **OPTIONS, **rollback)
     spike(trainer, 6, times=100)
     with pytest.raises(DivergenceError, match="The run was rolled back 2 times before"):
         trainer.learn()

@@ -26,8 +26,8 @@ from trlx_like.trainers.context import Run
 from trlx_like.trainers.optimise import LossOutput, MetricSums, Optimisation, Totals, Units
 
 torch.set_num_threads(1)
-# Some steps are refused, and the optimiser then never gets to its first.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+# Some steps are refused, and the optimiser then never gets to its first, which is no reason to warn.
+pytestmark = pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 
 FALLING = {"name": "linear", "kwargs": {"num_warmup_steps": 0, "num_training_steps": 4}}  # 1/2, 3/8, 1/4, 1/8
 
