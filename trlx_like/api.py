@@ -48,6 +48,7 @@ def train(
     logit_mask: Any = None,
     model_path: Any = None,
     tokenizer: Any = None,
+    optimizers: Any = None,
     plugins: Sequence[str] = (),
     callbacks: Sequence[Any] = (),
 ) -> BaseRLTrainer[Any]:
@@ -80,6 +81,8 @@ def train(
         logit_mask: bool [V, V], True where the second token may follow the first.
         model_path: a folder, a hub name, a PretrainedConfig or a loaded model, in place of `model.model_path`.
         tokenizer: a tokenizer, in place of `tokenizer.tokenizer_path`.
+        optimizers: an optimizer of the parameters of a loaded model, in place of the section `optimizer`, or the pair
+            of one and its schedule. What the trainer adds to the model, such as a value head, joins its last group.
         plugins: modules, .py files or entry points to load first.
         callbacks: `Callback`s to call during training.
 
@@ -94,7 +97,14 @@ def train(
     data = {name: given[name] for name in DATA}
     refuse_in_worker()
     complete = read_config(
-        config, model_path=model_path, plugins=plugins, reward_fn=reward_fn, judge=judge, tools=tools, data=data
+        config,
+        model_path=model_path,
+        optimizers=optimizers,
+        plugins=plugins,
+        reward_fn=reward_fn,
+        judge=judge,
+        tools=tools,
+        data=data,
     )
     check_folder(complete)
     functions = {name: given[name] for name in FUNCTIONS if name != "config"}
@@ -107,6 +117,7 @@ def read_config(
     config: TRLConfig | Mapping[str, Any] | str | PathLike[str] | None,
     *,
     model_path: Any = None,
+    optimizers: Any = None,
     plugins: Sequence[str] = (),
     reward_fn: Any = None,
     judge: Any = None,
@@ -117,7 +128,7 @@ def read_config(
     """Return the complete configuration that `train` would use. The caller's object is not changed.
 
     Args:
-        config, model_path, plugins, reward_fn, judge, tools: as in `train`.
+        config, model_path, optimizers, plugins, reward_fn, judge, tools: as in `train`.
         data: the arguments of `train` that are data; with reward_fn and judge they choose a preset if config is None.
         overrides: "key=value" settings that replace options of a YAML file.
 
@@ -143,6 +154,10 @@ def read_config(
     changes: dict[str, Any] = {"plugins": list(dict.fromkeys([*chosen.plugins, *plugins]))}
     if model_path is not None:
         changes["model"] = {"model_path": model_path}
+    if optimizers is not None:
+        optimizer, schedule = optimizers if isinstance(optimizers, tuple) else (optimizers, None)
+        changes["optimizer"] = {"name": optimizer}
+        changes["scheduler"] = {} if schedule is None else {"name": schedule}
     if tools is not None:
         from trlx_like.pipelines.chat import common_options
 

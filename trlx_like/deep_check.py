@@ -96,9 +96,8 @@ def deep_check(config: TRLConfig, **given: Any) -> list[str]:
     ) as folder:
         watch = Watch()
         own = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "rollout_logging_dir": None}
-        elsewhere = config.evolve(train={**own, "tracker": None, "logging_dir": None})
-        if not isinstance(elsewhere.model.model_path, str):
-            elsewhere.model.model_path = copy.deepcopy(elsewhere.model.model_path)
+        # A loaded model, and an optimizer of its parameters, stay as they are.
+        elsewhere = copy.deepcopy(config.evolve(train={**own, "tracker": None, "logging_dir": None}))
         with warnings_only():
             trainer = api.make_trainer(elsewhere, **{**given, "callbacks": [watch]})
         if not isinstance(trainer, BaseRLTrainer):

@@ -1,11 +1,12 @@
 """Optimizers and learning-rate schedules by the names that a YAML gives them.
 
 The optimizers are those of torch, under their class names, and the 8-bit ones of bitsandbytes. The schedules are three
-of torch, and those of `transformers.get_scheduler`, which warm up and decay.
+of torch, and those of `transformers.get_scheduler`, which warm up and decay. A program may also give the objects.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,48 @@ def make_optimizer(
     return optimizer
 
 
+def adopted(optimizer: Any, model: nn.Module, loaded: Any = None) -> Optimizer:
+    """Let an optimizer that the program has made update exactly the trained parameters of a model.
+
+    A frozen parameter leaves the optimizer. A parameter that the trainer has added to the model, such as that of a
+    value head or of an adapter, joins the last group.
+
+    Args:
+        optimizer: The optimizer, which is changed.
+        model: The model of the trainer.
+        loaded: The model that the program has given, whose trained parameters the optimizer must have.
+
+    Raises:
+        ConfigError: If the optimizer is for another model, lacks parameters, or can only step with a closure.
+    """
+    place = f"optimizer.name ({type(optimizer).__name__})"
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(f"{place}: its step needs a closure, which the loop does not have.")
+    trained = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    given = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if given.isdisjoint(model.parameters()):
+        raise ConfigError(
+            f"{place}: none of its parameters is one of the model's. Give the loaded model as model.model_path, and "
+            "make the optimizer of the parameters of that."
+        )
+    beside_adapter = given.isdisjoint(trained)  # an adapter, which is part of the loaded model by now, has come since
+    own = set(loaded.parameters()) if isinstance(loaded, nn.Module) and not beside_adapter else set()
+    if lacking := [name for parameter, name in trained.items() if parameter in own - given]:
+        raise ConfigError(
+            f"{place}: {len(lacking)} trained parameters of the model are not in it, such as {lacking[0]}. Add them, or "
+            "freeze them with requires_grad_(False) before."
+        )
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter in trained]
+        group.pop("param_names", None)
+    optimizer.param_groups[-1]["params"] += [parameter for parameter in trained if parameter not in given]
+    for parameter in given.difference(trained):
+        optimizer.state.pop(parameter, None)
+    made: Optimizer = optimizer
+    return made
+
+
 def norms_and_biases(model: nn.Module) -> list[bool]:
     """Tell for each trained parameter of a model whether it is a bias or belongs to a normalization layer.
 
@@ -128,6 +171,10 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
         RegistryError: if no schedule has that name.
         ConfigError: if the schedule refuses its keyword arguments, or cannot warm up.
     """
+    scheduler: LRScheduler
+    if not isinstance(config.name, str):
+        scheduler = config.name
+        return scheduler
     name, kwargs = SCHEDULERS.canonical(config.name), config.kwargs
     if "warmup_ratio" in kwargs:
         raise ConfigError(
@@ -149,7 +196,7 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
         for share in SHARES:
             if isinstance(part := kwargs.get(share), float) and 0 < part < 1 and kwargs["num_training_steps"]:
                 kwargs[share] = math.ceil(part * kwargs["num_training_steps"])
-    scheduler: LRScheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
+    scheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
     return scheduler
 
 
@@ -171,6 +218,8 @@ def try_out(optimizer: OptimizerConfig, scheduler: SchedulerConfig, total_steps:
         RegistryError: if no optimizer or schedule has that name.
         ConfigError: if one of them refuses its arguments, or sets a learning rate that is not a number of at least 0.
     """
+    if not (isinstance(optimizer.name, str) and isinstance(scheduler.name, str)):
+        return  # objects are not to take steps before the run
     parameter = nn.Parameter(torch.zeros(2, 2))
     made = make_optimizer([parameter], optimizer)
     schedule = make_scheduler(made, scheduler, total_steps)

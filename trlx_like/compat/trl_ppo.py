@@ -23,7 +23,6 @@ from trlx_like.models.layout import blocks
 from trlx_like.models.reference import create_reference_model
 from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from trlx_like.models.wrapper import PreTrainedModelWrapper
-from trlx_like.optim import OPTIMIZERS
 from trlx_like.presets import default_ppo_config
 from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.trainers import ppo
@@ -168,10 +167,10 @@ class PPOTrainer(ppo.PPOTrainer):
         ref_model: The reference; None: the model as it is given.
         tokenizer: The tokenizer.
         dataset: Rows for `dataloader`.
-        optimizer: An optimizer of torch with one group: its class and options are taken, for all trained parameters.
+        optimizer: An optimizer of torch of the model's parameters.
         data_collator: Makes a batch of `dataset` of a list of its rows.
         num_shared_layers: Layers from the bottom that are frozen and shared with the reference.
-        lr_scheduler: Must be None.
+        lr_scheduler: A schedule of torch of `optimizer`.
 
     Raises:
         ConfigError: For what cannot be followed.
@@ -190,11 +189,10 @@ class PPOTrainer(ppo.PPOTrainer):
         lr_scheduler: Any = None,
     ) -> None:
         options = config or PPOConfig()
-        if lr_scheduler is not None:
-            raise ConfigError("lr_scheduler: name it in the section scheduler, or register it with register_scheduler.")
         policy, reference = (getattr(one, "pretrained_model", one) for one in (model, ref_model))
         policy = vars(options)["model_name"] if policy is None else policy
-        more: dict[str, dict[str, Any]] = {} if optimizer is None else {"optimizer": _like(optimizer)}
+        objects = {"optimizer": optimizer, "scheduler": lr_scheduler}
+        more = {section: {"name": one, "kwargs": {}} for section, one in objects.items() if one is not None}
         if num_shared_layers is not None:
             unfrozen = len(blocks(policy)) - num_shared_layers
             more["model"] = {"num_layers_unfrozen": unfrozen}
@@ -288,16 +286,3 @@ class PPOTrainer(ppo.PPOTrainer):
         if len(queries) != expected:
             raise DataError(f"step: {len(queries)} queries; PPOConfig.batch_size says {expected} for each process.")
         return super().step(queries, responses, scores, response_masks)
-
-
-def _like(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the section `optimizer` for an optimizer of the same class and options."""
-    name = type(optimizer).__name__.lower()
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    if name not in OPTIMIZERS.names() or any(group != groups[0] for group in groups[1:]):
-        raise ConfigError(
-            f"optimizer ({type(optimizer).__name__}): only a class that `trlx-like list optimizers` shows, with the "
-            "same options for all parameters, can be made again for the trained ones; use register_optimizer."
-        )
-    off = (None, False)
-    return {"name": name, "kwargs": {key: value for key, value in optimizer.defaults.items() if value not in off}}

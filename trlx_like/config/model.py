@@ -50,6 +50,21 @@ def _tokenizer_source(value: Any) -> Any:
     raise ValueError
 
 
+def _optimizer_source(value: Any) -> Any:
+    """Accept a name or an optimizer, recognised by attributes so that torch is not imported."""
+    if isinstance(value, str) or (hasattr(value, "param_groups") and not isinstance(value, type)):
+        return value
+    raise ValueError
+
+
+def _scheduler_source(value: Any) -> Any:
+    if not isinstance(value, str) and (isinstance(value, type) or not hasattr(value, "get_last_lr")):
+        raise ValueError
+    if any(kind.__name__ == "ReduceLROnPlateau" for kind in type(value).__mro__):
+        raise ValueError("ReduceLROnPlateau needs a metric at each step, which the loop does not pass.")
+    return value
+
+
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """Text that may be given as a `Path`."""
 
@@ -149,8 +164,11 @@ class TokenizerConfig(Section):
 
 def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:
     """Return trlX's options of Adam, or the learning rate alone for an optimizer that does not take betas."""
+    name = values.get("name", "")
+    if not isinstance(name, str):
+        return {}  # it has its own
     adam = {"betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
-    return {"lr": 3.0e-5, **(adam if values.get("name", "").lower().startswith("adam") else {})}
+    return {"lr": 3.0e-5, **(adam if name.lower().startswith("adam") else {})}
 
 
 class OptimizerConfig(Section):
@@ -158,8 +176,16 @@ class OptimizerConfig(Section):
 
     section: ClassVar[str] = "optimizer"
 
-    name: OfWeights[str] = "adamw"
-    """Registered name of the optimizer; `trlx-like list optimizers` shows all."""
+    name: OfWeights[
+        Annotated[
+            Any,
+            AfterValidator(_optimizer_source),
+            Accepts("a registered name", "an optimizer of torch"),
+            WithJsonSchema({"type": "string"}),
+        ]
+    ] = "adamw"
+    """Registered name of the optimizer; `trlx-like list optimizers` shows all. From Python also an optimizer of the
+    loaded model's parameters."""
     kwargs: Annotated[
         dict[str, Any],
         OnResume("the optimizer's state depends on it", applied_keys=("lr", "betas", "eps", "weight_decay")),
@@ -169,9 +195,15 @@ class OptimizerConfig(Section):
     """Weights that the weight decay leaves out; null: it is of all weights, as in trlX."""
 
     def conflicts(self) -> Iterator[Problem]:
+<<<<<<< HEAD
         if self.kwargs.get("lr") == "auto" and "adam" not in self.name.lower():
             sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
             yield Problem(("optimizer", "kwargs", "lr"), sentence)
+=======
+        for name in ("kwargs", "no_decay"):
+            if not isinstance(self.name, str) and getattr(self, name):
+                yield Problem(("optimizer", name), "is for an optimizer by its name; an object has its own options.")
+>>>>>>> 4382474 (A program can give its optimizer and schedule as objects to every trainer)
 
 
 class SchedulerConfig(Section):
@@ -179,12 +211,25 @@ class SchedulerConfig(Section):
 
     section: ClassVar[str] = "scheduler"
 
-    name: Applied[str] = "constant"
-    """Registered name of the learning-rate schedule; `trlx-like list schedulers` shows all."""
+    name: Applied[
+        Annotated[
+            Any,
+            AfterValidator(_scheduler_source),
+            Accepts("a registered name", "a schedule of torch"),
+            WithJsonSchema({"type": "string"}),
+        ]
+    ] = "constant"
+    """Registered name of the learning-rate schedule; `trlx-like list schedulers` shows all. From Python also a schedule
+    of the optimizer in `optimizer.name`."""
     kwargs: Applied[dict[str, Any]] = {}
     """Keyword arguments of the schedule."""
     warmup: Applied[int | float] = Field(default=0, ge=0)
     """Number of steps in which the learning rate rises from 0, or a fraction below 1 of all steps."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        for name in ("kwargs", "warmup"):
+            if not isinstance(self.name, str) and getattr(self, name):
+                yield Problem(("scheduler", name), "is for a schedule by its name; an object has its own options.")
 
 
 class SamplerConfig(Section):

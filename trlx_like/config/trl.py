@@ -145,6 +145,9 @@ class TRLConfig(Section):
                 f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
             )
             yield Problem(("model", "model_arch_type"), problem)
+        schedule = self.scheduler.name
+        if not isinstance(schedule, str) and schedule.optimizer is not self.optimizer.name:
+            yield Problem(("scheduler", "name"), "is a schedule of another optimizer than the one in optimizer.name.")
         if self.train.stop_kl is not None and not self.method.measures_kl:
             yield Problem(
                 ("train", "stop_kl"),

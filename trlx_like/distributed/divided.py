@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, distributed as dist, nn
 
 from trlx_like.config import TRLConfig
+from trlx_like.config.problems import shown
 from trlx_like.distributed.backend import Backend, Value
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
 from trlx_like.distributed.replicated import clip
@@ -177,10 +178,10 @@ def refuse_undividable(config: TRLConfig) -> None:
             f"{kind}: model.quantization ({config.model.quantization}) packs weights in a form that has no rows; "
             "leave it out, or use ddp."
         )
-    if config.optimizer.name.lower() not in ELEMENTWISE:
+    if str(config.optimizer.name).lower() not in ELEMENTWISE:
         raise ConfigError(
-            f"{kind}: optimizer.name ({config.optimizer.name}) must be an optimizer that treats every number of a "
-            f"weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
+            f"{kind}: optimizer.name ({shown(config.optimizer.name)}) must be the name of an optimizer that treats "
+            f"every number of a weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
         )
 
 

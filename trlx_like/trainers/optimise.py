@@ -22,7 +22,7 @@ from trlx_like.data import Experience
 from trlx_like.distributed import NamedNumbers
 from trlx_like.errors import ConfigError
 from trlx_like.models.formats import refused_half
-from trlx_like.optim import make_optimizer, make_scheduler, norms_and_biases
+from trlx_like.optim import adopted, make_optimizer, make_scheduler, norms_and_biases
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.guard import UPDATE, Guard
 
@@ -167,7 +167,11 @@ class Optimisation:
             raise ConfigError("model.num_layers_unfrozen (0) leaves this trainer nothing to train.")
         if half := next((p.dtype for p in trained if p.dtype in (torch.float16, torch.bfloat16)), None):
             raise ConfigError(refused_half(str(half).removeprefix("torch.")))
-        made = make_optimizer(trained, run.config.optimizer, norms_and_biases(model), weights)
+        section = run.config.optimizer
+        if isinstance(section.name, str):
+            made = make_optimizer(trained, section, norms_and_biases(model), weights)
+        else:
+            made = adopted(section.name, model, run.config.model.model_path)
         self.optimizer = run.accelerator.prepare_optimizer(made)
         self.scheduler = make_scheduler(self.optimizer.optimizer, run.config.scheduler, train.total_steps)
         # The schedule goes on with dropped and resumed steps, too. Otherwise torch takes them for a mistake and warns.
@@ -286,9 +290,10 @@ class Optimisation:
     def scale_learning_rate(self, factor: float) -> float:
         """Multiply the learning rate of this and all later steps, and return that of the next step."""
         for group in self.optimizer.param_groups:
-            for name in {"lr", "initial_lr"} & set(group):
+            for name in {"lr", "initial_lr", "max_lr", "min_lr"} & set(group):
                 group[name] *= factor
-        self.scheduler.base_lrs = [rate * factor for rate in self.scheduler.base_lrs]
+        for schedule in getattr(self.scheduler, "_schedulers", [self.scheduler]):  # those of a SequentialLR
+            schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
         self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         return float(self.scheduler.get_last_lr()[0])
 
