@@ -131,8 +131,8 @@ def adopted(optimizer: Any, model: nn.Module, loaded: Any = None) -> Optimizer:
     own = set(loaded.parameters()) if isinstance(loaded, nn.Module) and not beside_adapter else set()
     if lacking := [name for parameter, name in trained.items() if parameter in own - given]:
         raise ConfigError(
-            f"{place}: {len(lacking)} trained parameters of the model are not in it, such as {lacking[0]}. Add them, or "
-            "freeze them with requires_grad_(False) before."
+            f"{place}: {len(lacking)} trained parameters of the model are not in it, such as {lacking[0]}. Add them, "
+            "or freeze them with requires_grad_(False) before."
         )
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter in trained]

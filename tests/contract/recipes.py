@@ -250,7 +250,12 @@ RECIPES = {
             "reward_fn": count_letters,
         },
         variants={
-            "adapter": {"model.peft_config": LORA, "method.undesirable_weight": 0.5},
+            "adapter": {
+                "model.peft_config": LORA,
+                "method.undesirable_weight": 0.5,
+                "method.precompute_ref_log_probs": True,
+                "eval_samples": [{"prompt": "ab", "completion": " dog", "label": True}],
+            },
             "dropout": {"model.model_path": tiny_config(), "method.disable_dropout": False, "train.eval_interval": 2},
             "top": {"model.num_layers_unfrozen": 1, "method.loss_type": "apo_zero_unpaired"},
             "seq2seq": {

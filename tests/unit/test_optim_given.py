@@ -23,8 +23,9 @@ AUTO = {"train.resume_from_checkpoint": "auto"}
 
 def stepwise(lm: Any) -> tuple[Optimizer, LRScheduler]:
     """AdamW without weight decay for vectors, warmed up for two steps and then divided by two at each second one."""
-    groups = [{"params": [p for p in lm.parameters() if (p.dim() < 2) is flat]} for flat in (False, True)]
-    optimizer = AdamW([groups[0], {**groups[1], "weight_decay": 0.0}], lr=1e-2, weight_decay=0.1)
+    matrices, vectors = ([p for p in lm.parameters() if (p.dim() < 2) is flat] for flat in (False, True))
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = AdamW(groups, lr=1e-2, weight_decay=0.1)
     warm, fall = LinearLR(optimizer, start_factor=0.5, total_iters=2), MultiStepLR(optimizer, [2, 4], gamma=0.5)
     return optimizer, SequentialLR(optimizer, [warm, fall], milestones=[2])
 
@@ -53,7 +54,7 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path: Path) -> None:
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert set(updated) == set(optimizer.state) == {p for p in whole.model.parameters() if p.requires_grad}
     assert len(updated) == len(set(updated)) < len(list(whole.model.parameters()))
-    assert {p for p in whole.model.heads.parameters()} <= set(optimizer.param_groups[-1]["params"])
+    assert set(whole.model.heads.parameters()) <= set(optimizer.param_groups[-1]["params"])
 
 
 def test_the_run_is_that_of_the_names(tmp_path: Path) -> None:

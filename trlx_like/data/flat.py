@@ -56,8 +56,8 @@ class LazyRows(Sequence[T]):
     @overload
     def __getitem__(self, rows: int) -> T: ...
     @overload
-    def __getitem__(self, rows: slice) -> View[T]: ...
-    def __getitem__(self, rows: int | slice) -> T | View[T]:
+    def __getitem__(self, rows: slice) -> LazyRows[T]: ...
+    def __getitem__(self, rows: int | slice) -> T | LazyRows[T]:
         chosen = range(len(self))[rows]
         return self.row(chosen) if isinstance(chosen, int) else View(self, numbers=chosen)
 

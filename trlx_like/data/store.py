@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from trlx_like.data.columns import ColumnRows, batch_of, packed
 from trlx_like.data.experience import Experience
 from trlx_like.data.flat import LazyRows
 from trlx_like.errors import CheckpointError
@@ -42,10 +43,10 @@ class RolloutStore(Generic[E]):
 
         Args:
             elements: The elements.
-            whole: True: every process adds all of them, in the same order. False: each adds its own share. Whole rows
-                that are made when they are read stay so, as long as nothing else is in the store.
+            whole: True: every process adds all of them, in the same order. False: each adds its own share. Rows that
+                are made when they are read stay so, as long as nothing else is in the store.
         """
-        if whole and isinstance(elements, LazyRows) and not self.elements:
+        if isinstance(elements, LazyRows) and not self.elements:
             self.elements = elements
         else:
             self.elements = [*self.elements, *elements]
@@ -61,18 +62,18 @@ class RolloutStore(Generic[E]):
             gather: Returns the items of all processes, in the order of ranks.
             ranks: The number of processes.
         """
-        if isinstance(self.elements, LazyRows):
+        if isinstance(self.elements, LazyRows) and (self.joined or ranks == 1):
+            self.joined = len(self.elements)
             return  # they are whole on all processes
-        new = list(self.elements[self.joined :])
+        new: Sequence[E] = self.elements[self.joined :]
         if ranks > 1:
-            shares = gather([_packed(self.experience_class, new)])
-            parts = [_unpacked(self.experience_class, share) for share in shares]
-            longest = max(len(part) for part in parts)
-            new = [part[row] for row in range(longest) for part in parts if row < len(part)]
-        places = [int(element.place) for element in new if element.place is not None]
-        if len(places) == len(new):
-            new = [new[row] for row in sorted(range(len(new)), key=places.__getitem__)]
-        self.elements = [*self.elements[: self.joined], *new]
+            shares = gather([packed(self.experience_class, new)])
+            new = _dealt(self.experience_class, shares) if any(share["count"] for share in shares) else []
+        else:
+            places = [int(element.place) for element in new if element.place is not None]
+            if len(places) == len(new):
+                new = [new[row] for row in sorted(range(len(new)), key=places.__getitem__)]
+        self.elements = [*self.elements[: self.joined], *new] if self.joined else new
         self.joined = len(self.elements)
 
     def clear(self) -> None:
@@ -119,8 +120,8 @@ class RolloutStore(Generic[E]):
                     skip -= 1
                     continue
                 self.rows = order[start : start + batch_size].tolist()
-                own = [self.elements[row] for row in self.rows[rank::ranks]]
-                yield self.experience_class.collate(own) if own else None
+                own = self.rows[rank::ranks]
+                yield batch_of(self.experience_class, self.elements, own) if own else None
         self.rows = []
 
     def _sizes(self) -> Tensor:
@@ -133,7 +134,7 @@ class RolloutStore(Generic[E]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all elements, each field as one flat tensor with the shapes of the elements."""
-        return _packed(self.experience_class, self.elements)
+        return packed(self.experience_class, self.elements)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the elements by those that were saved.
@@ -153,8 +154,18 @@ class RolloutStore(Generic[E]):
             raise CheckpointError(
                 f"the checkpoint's store lacks {', '.join(missing)}, which every {self.experience_class.__name__} has."
             )
-        self.elements = _unpacked(self.experience_class, state)
+        self.elements = ColumnRows.unpacked(self.experience_class, state) if state["count"] else []
         self.joined = len(self.elements)
+
+
+def _dealt(kind: type[E], shares: Sequence[dict[str, Any]]) -> ColumnRows[E]:
+    """Return the elements of all processes: by their place or, without one, one of each process in turn."""
+    every = ColumnRows.unpacked(kind, *shares)
+    if "place" in every.columns:
+        order = every.columns["place"].batch()
+    else:  # the number of each element in its share, and among those with the same number that of the process
+        order = torch.cat([torch.arange(share["count"]) for share in shares])
+    return every.taken(order.argsort(stable=True))
 
 
 def similar_lengths(order: Tensor, sizes: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
@@ -175,29 +186,3 @@ def similar_lengths(order: Tensor, sizes: Tensor, batch_size: int, generator: to
         batches = window[sizes[window].argsort(stable=True)].view(-1, batch_size)
         found.append(batches[torch.randperm(len(batches), generator=generator)].view(-1))
     return torch.cat([*found, order[whole:]])
-
-
-def _packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, Any]:
-    """Return elements as their number and flat columns: all numbers of a field, and the shapes of the elements."""
-    columns: dict[str, Any] = {}
-    for column in fields(kind) if elements else ():
-        values = [getattr(element, column.name) for element in elements]
-        if values[0] is not None:
-            flat = torch.cat([value.reshape(-1) for value in values])
-            shapes = torch.tensor([list(value.shape) for value in values], dtype=torch.int64)
-            columns[column.name] = {"values": flat, "shapes": shapes}
-    return {"count": len(elements), "columns": columns}
-
-
-def _unpacked(kind: type[E], packed: dict[str, Any]) -> list[E]:
-    """Return the elements that `_packed` was given."""
-    columns: dict[str, list[Any]] = {}
-    for column in fields(kind):
-        saved = packed["columns"].get(column.name)
-        if saved is None:
-            columns[column.name] = [None] * packed["count"]
-            continue
-        shapes = [tuple(shape) for shape in saved["shapes"].tolist()]
-        pieces = saved["values"].split([torch.Size(shape).numel() for shape in shapes])
-        columns[column.name] = [p.reshape(s).clone() for p, s in zip(pieces, shapes, strict=True)]
-    return [kind(**{name: values[row] for name, values in columns.items()}) for row in range(packed["count"])]

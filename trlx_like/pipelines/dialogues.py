@@ -7,8 +7,11 @@ from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from trlx_like.data.columns import Column
 from trlx_like.data.flat import FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
@@ -79,6 +82,33 @@ def encode_dialogues(
             f"{'shorten its prompt' if any(dialogues[int(row)].lost) else 'it is empty'}."
         )
     return dialogues
+
+
+def columns_of(dialogues: FlatRows[Dialogue], at: Tensor | None = None) -> dict[str, Column]:
+    """Return the fields of completions, of which token number `at` begins the response of each sample.
+
+    Args:
+        dialogues: The samples.
+        at: [N] int64; None: the second token of each.
+    """
+    ids = Column.of(dialogues, "ids")
+    assert ids.lengths is not None
+    prompt = torch.ones_like(ids.lengths) if at is None else at
+    rest = ids.lengths - prompt
+    return {
+        "prompt": ids.part(0, prompt),
+        "prompt_mask": Column.true(prompt),
+        "response": ids.part(prompt, rest),
+        "mask": Column.true(rest),
+    }
+
+
+def first_outputs(dialogues: FlatRows[Dialogue]) -> Tensor:
+    """Return the number of the first output in each sample. The first token of a sample is never one. [N] int64"""
+    outputs, lengths = dialogues.values("is_output"), dialogues.lengths("is_output")
+    starts = np.cumsum(lengths) - lengths
+    begins = np.flatnonzero(outputs[1:] > outputs[:-1]) + 1
+    return torch.from_numpy(begins[np.searchsorted(begins, starts)] - starts)
 
 
 def _texts(sample: Any) -> Iterable[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -67,38 +65,6 @@ class Preference:
         """Make the preference of which `numbers` returned these lists."""
         masks = (chosen_mask, rejected_mask) if chosen_mask else None
         return cls(prompt, chosen, rejected, masks, sum(margin, 0.0), sum(header), Lost(*lost))
-
-
-class SamePreferences:
-    """Refuse to resume a run with preferences that differ from those of its beginning.
-
-    A checkpoint holds the experience made from the first preferences, so changed ones would silently be ignored.
-
-    Args:
-        preferences: The preferences of this run.
-        name: Their name in errors.
-    """
-
-    def __init__(self, preferences: Sequence[Preference], name: str = "preferences") -> None:
-        self.name = name
-        digest = hashlib.sha256()
-        for pair in preferences:
-            digest.update(array("q", [*pair.prompt, -1, *pair.chosen, -1, *pair.rejected, -1]).tobytes())
-            masks = pair.assistant_masks
-            digest.update(b"" if masks is None else b"assistant_masks" + bytes([*masks[0], *masks[1]]))
-        self.state = {"pairs": len(preferences), "sha256": digest.hexdigest()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of pairs and their digest."""
-        return dict(self.state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Compare with the saved digest; DataError if it differs."""
-        if dict(state) != self.state:
-            raise DataError(
-                f"{self.name}: the resumed run had {state['pairs']} pairs, which are not the {self.state['pairs']} "
-                "given now. Pass the same pairs, or start a new run from its hf_model."
-            )
 
 
 def configured_preferences(

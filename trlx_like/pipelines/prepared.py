@@ -22,12 +22,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.data.flat import Flat, FlatRows
+from trlx_like.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,39 @@ def prepared(
     else:
         logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
     return FlatRows(kind, kept)
+
+
+class SameRows:
+    """Refuse to resume a run with data that differ from those of its beginning, register it with a run's state.
+
+    A checkpoint holds the experience made from the first data, so changed ones would silently be ignored.
+
+    Args:
+        data: The rows of this run, in one or more sets.
+        fields: Their fields that count.
+        name: Their name in errors.
+    """
+
+    def __init__(self, data: Sequence[FlatRows[Any]], fields: Sequence[str], name: str) -> None:
+        self.name = name
+        total = hashlib.sha256()
+        for rows in data:
+            for field in fields:
+                for values in (rows.lengths(field), rows.values(field)):
+                    total.update(np.ascontiguousarray(values).data)
+        self.state = {"rows": sum(map(len, data)), "sha256": total.hexdigest()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of rows and their digest."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with the saved digest; DataError if it differs."""
+        if dict(state) != self.state:
+            raise DataError(
+                f"{self.name}: the resumed run had {state['rows']} rows, which are not the {self.state['rows']} given "
+                "now. Pass the same rows, or start a new run from its hf_model."
+            )
 
 
 def chunks(rows: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:

@@ -7,8 +7,8 @@ docs/algorithms/dpo.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.dpo import SORTED, DPOConfig
-from trlx_like.data import PreferenceExperience, RolloutStore
-from trlx_like.data.flat import View
+from trlx_like.data import Completion, PreferenceExperience
+from trlx_like.data.columns import Column, ColumnRows
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import ConfigError
 from trlx_like.functional.sequences import policy_weights, sequence_sums
 from trlx_like.models.loading import load_model
 from trlx_like.models.policy import PolicyOutput
-from trlx_like.pipelines.preferences import Preference, SamePreferences, configured_preferences
+from trlx_like.pipelines.preferences import Preference, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.text import TextSampler
@@ -30,8 +31,11 @@ from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs, pair_loss
 from trlx_like.trainers.evaluation import texts
 from trlx_like.trainers.optimise import Term
+from trlx_like.trainers.precomputed import Precomputed
 from trlx_like.trainers.text import TextTrainer
-from trlx_like.trainers.trunk import filled
+
+FIELDS = ("prompt", "chosen", "rejected", "chosen_mask", "rejected_mask")
+"""What a resumed run must have in common with the pairs of its beginning."""
 
 
 class DPOTrainer(TextTrainer[PreferenceExperience]):
@@ -47,14 +51,12 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def build(self, tokenizer: Any = None) -> None:
         self._check_sorting()
         super().build(tokenizer)
-        self.eval_store = RolloutStore(PreferenceExperience)
+        self.precomputed: Precomputed[PreferenceExperience] | None = None
         if self.method.precomputes:
-            held_out = list(chain.from_iterable(self.eval_preferences.values()))
-            self.state.register("preferences", SamePreferences(self.preferences))
-            self.state.register("eval_preferences", SamePreferences(held_out, "eval_preferences"))
-            # Saved, because by the time of a resume the policy is no longer its own reference.
-            self.state.register("store", self.store, small=False)
-            self.state.register("eval_store", self.eval_store, small=False)
+            other = None if self.config.model.ref_model_path is None else self.load_reference
+            self.precomputed = Precomputed(self.run, self.model, self.trunk, self.store, other, _add_reference)
+            self.precomputed.same("preferences", [self.preferences], FIELDS)
+            self.precomputed.same("eval_preferences", list(self.eval_preferences.values()), FIELDS)
         elif not self.method.reference_free:
             self.add_reference(moving=self.method.sync_ref_model)
         if self.method.sync_ref_model:
@@ -70,10 +72,13 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
     def make_experience(self) -> Metrics:
         pairs = self.preferences
-        if self.method.precomputes or self.model.trunk is not None:  # each process computes its part
-            self.push_to_store(self.experience(list(pairs)))
+        rows = _rows(pairs)
+        if self.precomputed is not None:
+            self.push_to_store(self.precomputed.share(rows))
+        elif self.model.trunk is not None:  # each process computes its part
+            self.push_to_store(rows[self.world.rank :: self.world.size])
         else:
-            self.push_to_store(View(pairs, _element), whole=True)
+            self.push_to_store(rows, whole=True)
         tokens = len(pairs.values("chosen")) + len(pairs.values("rejected"))
         truncation = Truncation.of(pairs.values("lost"), len(pairs), len(self.data["preferences"]))
         return {"data/pairs": float(len(pairs)), "data/tokens": float(tokens), **truncation.metrics()}
@@ -149,37 +154,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             "mean_token_accuracy": (right.sum(), "chosen_tokens"),
         }
 
-    # The reference.
-
-    def experience(self, preferences: list[Preference]) -> list[PreferenceExperience]:
-        """Convert this process's share of the pairs to experience.
-
-        Reference log-probabilities are added if they are computed once (`precompute_ref_log_probs`).
-        """
-        elements = [_element(pair) for pair in self.world.share(preferences)]
-        return self.with_reference(elements) if self.method.precomputes else elements
-
-    @torch.no_grad()
-    def with_reference(self, elements: list[PreferenceExperience]) -> list[PreferenceExperience]:
-        """Compute log-probabilities under the reference once for all pairs, and add them to the elements.
-
-        The reference is `model.ref_model_path`, or the policy itself without one.
-        """
-        other = self.config.model.ref_model_path is not None
-        if other:
-            self.load_reference()
-        keep = self.trunk.worth_keeping(elements, whole=False)
-
-        def score(part: PreferenceExperience) -> None:
-            with self.run.forward("logprobs"):
-                out = self.model(part.completions(), reference=other)
-            self.trunk.keep(part, out.trunk if keep else None)
-            part.ref_chosen, part.ref_rejected = part.sides(out.ref_logprobs if other else out.logprobs)
-
-        found = filled(self.run, elements, _tokens, score)
-        self.model.drop_reference()
-        return found
-
     # Evaluation.
 
     def evaluate(self) -> Metrics:
@@ -188,12 +162,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         if start and self.method.generate_during_eval:
             sampler, options = self._reference_sampler(), self.method.gen_kwargs
             self.reference_texts = texts(self.run, sampler, self.eval_batches(), options)
-        if start or not self.method.precomputes:
-            self.eval_store.clear()
-            self.eval_store.push(self.experience(list(chain.from_iterable(self.eval_preferences.values()))))
-            self.eval_store.join(self.world.gather, self.world.size)
-        stored = iter(self.eval_store.elements)
-        held_out = {name: list(islice(stored, len(pairs))) for name, pairs in self.eval_preferences.items()}
+        held_out: Mapping[str, Sequence[PreferenceExperience]]
+        held_out = {name: _rows(pairs) for name, pairs in self.eval_preferences.items()}
+        if self.precomputed is not None:
+            held_out = self.precomputed.held_out(held_out)
         return self.evaluate_prompts(self.reference_texts) | self.evaluate_held_out(held_out)
 
     def _reference_sampler(self) -> TextSampler:
@@ -215,9 +187,18 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             )
 
 
-def _element(pair: Preference) -> PreferenceExperience:
-    return PreferenceExperience.of(pair.prompt, pair.chosen, pair.rejected, pair.assistant_masks)
+def _rows(pairs: FlatRows[Preference]) -> ColumnRows[PreferenceExperience]:
+    """Return the element of each pair."""
+    columns = {}
+    for side in ("prompt", "chosen", "rejected"):
+        columns[side] = ids = Column.of(pairs, side)
+        assert ids.lengths is not None
+        columns[f"{side}_mask"] = whole = Column.true(ids.lengths)
+        if side != "prompt":
+            marked = Column.of(pairs, f"{side}_mask").either(whole)
+            columns[f"{side}_assistant_mask"] = marked
+    return ColumnRows(PreferenceExperience, columns)
 
 
-def _tokens(element: PreferenceExperience) -> int:
-    return len(element.prompt) + max(len(element.chosen), len(element.rejected))
+def _add_reference(part: PreferenceExperience, under_reference: Callable[[Completion], Tensor]) -> None:
+    part.ref_chosen, part.ref_rejected = part.sides(under_reference(part.completions()))

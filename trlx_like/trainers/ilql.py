@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from trlx_like.config.methods.ilql import ILQLConfig
 from trlx_like.data import Completion, padded
-from trlx_like.data.flat import View
+from trlx_like.data.columns import ColumnRows
 from trlx_like.errors import ConfigError
 from trlx_like.functional.q_learning import (
     awac_weights,
@@ -30,7 +29,7 @@ from trlx_like.functional.q_learning import (
 )
 from trlx_like.functional.q_values import action_values, action_values_and_conservative_loss
 from trlx_like.models.heads import ILQLHeads
-from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.dialogues import columns_of, encode_dialogues, first_outputs
 from trlx_like.pipelines.returns import check_rewards, standardized
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.engines import Engine
@@ -170,11 +169,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         )
         self.truncation = Truncation.of(dialogues.values("lost"), len(dialogues))
         self.actions = float(dialogues.values("is_output").sum())
-        return View(dialogues, partial(_element, seq2seq=self.seq2seq))
-
-
-def _element(dialogue: Dialogue, seq2seq: bool) -> ILQLExperience:
-    ids, action, rewards = (torch.tensor(values) for values in (dialogue.ids, dialogue.is_output, dialogue.rewards))
-    real = torch.ones_like(action)
-    at = len(dialogue.split()[0]) if seq2seq else 1
-    return ILQLExperience(ids[:at], real[:at], ids[at:], real[at:], action[at:], rewards[at:])
+        columns = columns_of(dialogues, first_outputs(dialogues) if self.seq2seq else None)
+        names = {"action": "is_output", "rewards": "rewards"}
+        columns |= {name: columns["response"].beside(dialogues, of) for name, of in names.items()}
+        return ColumnRows(ILQLExperience, columns)

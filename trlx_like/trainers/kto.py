@@ -7,7 +7,7 @@ of other prompts, over the whole batch. No pairs, no reward model, no sampling. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,19 +16,24 @@ from torch import Tensor
 
 from trlx_like.config.methods.kto import KTOConfig
 from trlx_like.data import Completion, padded
+from trlx_like.data.columns import Column, ColumnRows
 from trlx_like.data.flat import FlatRows
 from trlx_like.data.preference import MultiTurnCompletion
 from trlx_like.errors import DataError
 from trlx_like.functional.preference import unpaired_loss
 from trlx_like.functional.sequences import sequence_sums
-from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.dialogues import Dialogue, columns_of, encode_dialogues, first_outputs
 from trlx_like.pipelines.forms import reward_of
 from trlx_like.pipelines.returns import check_rewards
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.optimise import Term
+from trlx_like.trainers.precomputed import Precomputed
 from trlx_like.trainers.text import TextTrainer
+
+FIELDS = ("ids", "is_output")
+"""What a resumed run must have in common with the samples of its beginning."""
 
 
 @dataclass
@@ -39,6 +44,8 @@ class LabelledExperience(MultiTurnCompletion):
     other_mask: Tensor = padded(value=False, mask="other_mask")  # [B, K] bool
     other_scored: Tensor = padded(value=False, mask="other_mask")  # [B, K] bool, see `MultiTurnCompletion.scored`
     label: Tensor = field(kw_only=True, metadata={"value": False})  # [B] bool, True: desirable
+    ref_response: Tensor | None = padded(default=None, kw_only=True)  # [B, R] log-probabilities under the reference
+    ref_other: Tensor | None = padded(mask="other_mask", default=None, kw_only=True)  # [B, K]
 
     def mismatched(self) -> MultiTurnCompletion:
         """Return the prompts with completions that do not belong to them."""
@@ -57,29 +64,44 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
 
     def build(self, tokenizer: Any = None) -> None:
         super().build(tokenizer)
-        self.add_reference()
+        self.precomputed: Precomputed[LabelledExperience] | None = None
+        if self.method.precompute_ref_log_probs:
+            other = None if self.config.model.ref_model_path is None else self.load_reference
+            self.precomputed = Precomputed(self.run, self.model, self.trunk, self.store, other, _add_reference)
+            self.precomputed.same("samples", [self.dialogues], FIELDS)
+            self.precomputed.same("eval_samples", self.held_out_dialogues, FIELDS)
+        else:
+            self.add_reference()
 
     def read_data(self) -> None:
         self.labels = labels_of(self.data["rewards"], len(self.data["samples"]))
         self.dialogues = self._encoded(self.data["samples"], "samples")
-        self.held_out = {}
+        self.held_out: dict[str, Sequence[LabelledExperience]] = {}
+        self.held_out_dialogues = []
         for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples"):
             labels = labels_of([reward_of(row) for row in rows], len(rows), f"the labels of {place}")
-            self.held_out[name] = self._elements(self._encoded(rows, place), labels)
+            self.held_out_dialogues.append(self._encoded(rows, place))
+            self.held_out[name] = self._rows(self.held_out_dialogues[-1], labels)
 
     def make_experience(self) -> Metrics:
-        self.push_to_store(self._elements(self.dialogues, self.labels), whole=True)
+        rows = self._rows(self.dialogues, self.labels)
+        if self.precomputed is None:
+            self.push_to_store(rows, whole=True)
+        else:
+            self.push_to_store(self.precomputed.share(rows))
         truncation = Truncation.of(self.dialogues.values("lost"), len(self.dialogues))
         share = sum(self.labels) / len(self.labels)
         return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
 
     def statistics(self, batch: LabelledExperience) -> Mapping[str, Tensor | Term]:
         """Estimate the KL divergence of policy and reference, on completions of other prompts."""
-        return {"kl": self.log_ratios(batch.mismatched()).sum()} if self.method.loss_type == "kto" else {}
+        if self.method.loss_type != "kto":
+            return {}
+        return {"kl": self.log_ratios(batch.mismatched(), batch.ref_other).sum()}
 
     def loss(self, batch: LabelledExperience, kl: float = 0.0) -> LossOutput:
         method, desirable = self.method, batch.label
-        log_ratios, kl = self.log_ratios(batch), max(kl, 0.0)
+        log_ratios, kl = self.log_ratios(batch, batch.ref_response), max(kl, 0.0)
         rewards = method.beta * log_ratios  # [B]
         weights = torch.where(desirable, method.desirable_weight, method.undesirable_weight)
         losses = weights * unpaired_loss(rewards, desirable, method.beta * kl)
@@ -100,7 +122,8 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
 
     def evaluate(self) -> Metrics:
         """Evaluate responses to the evaluation prompts, and log the metrics of held-out samples as `eval/<name>`."""
-        metrics = self.evaluate_held_out(self.held_out)
+        held_out = self.held_out if self.precomputed is None else self.precomputed.held_out(self.held_out)
+        metrics = self.evaluate_held_out(held_out)
         for name in [name for name in metrics if name.startswith("eval/rewards/chosen")]:
             rejected = metrics.get(name.replace("chosen", "rejected"), 0.0)
             metrics[name.replace("chosen", "margins")] = metrics[name] - rejected
@@ -110,15 +133,36 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
         longest, seq2seq = self.config.train.seq_length, self.seq2seq
         return encode_dialogues(rows, self.tokenizer, longest, seq2seq=seq2seq, template=self.chat_options, name=name)
 
-    def _elements(self, dialogues: Sequence[Dialogue], labels: Sequence[bool]) -> list[LabelledExperience]:
-        rows = zip(dialogues, labels, mismatches(dialogues), strict=True)
-        return [element(*row, self.config.train.seq_length) for row in rows]
+    def _rows(self, dialogues: FlatRows[Dialogue], labels: Sequence[bool]) -> ColumnRows[LabelledExperience]:
+        """Return the element of each sample, with the completion of another, cut to the length that is left."""
+        at = first_outputs(dialogues)
+        columns = columns_of(dialogues, at)
+        response, prompt = columns["response"], columns["prompt"]
+        assert response.lengths is not None
+        others = response.taken(torch.tensor(mismatches([prompt.element(row).tolist() for row in range(len(at))])))
+        assert others.lengths is not None
+        room = self.config.train.seq_length - at
+        for name, column, lengths in (
+            ("response", response, response.lengths.minimum(room)),
+            ("other", others, others.lengths.minimum(room)),
+        ):
+            ids = column.part(0, lengths)
+            mask = {"response": "mask", "other": "other_mask"}[name]
+            scored = {"response": "assistant_mask", "other": "other_scored"}[name]
+            columns |= {name: ids, mask: Column.true(lengths), scored: ids.beside(dialogues, "is_output")}
+        return ColumnRows(LabelledExperience, {**columns, "label": Column.single(torch.tensor(labels))})
 
-    def log_ratios(self, batch: Completion) -> Tensor:
-        """Sum the log-ratio of policy to reference over the tokens of each completion. [B]"""
-        out = self.model(batch, reference=True)
-        assert out.ref_logprobs is not None
-        return sequence_sums(out.logprobs - out.ref_logprobs, batch.scored)
+    def log_ratios(self, batch: Completion, reference: Tensor | None) -> Tensor:
+        """Sum the log-ratio of policy to reference over the tokens of each completion. [B]
+
+        Args:
+            batch: The completions.
+            reference: Their log-probabilities under the reference; None: the reference computes them. [B, R]
+        """
+        out = self.model(batch, reference=reference is None)
+        known = out.ref_logprobs if reference is None else reference
+        assert known is not None
+        return sequence_sums(out.logprobs - known, batch.scored)
 
 
 def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> list[bool]:
@@ -141,25 +185,18 @@ def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> li
     return [reward > 0 for reward in checked]  # type: ignore[operator]
 
 
-def mismatches(dialogues: Sequence[Dialogue]) -> list[Dialogue]:
-    """Return for each sample the next one that has another prompt, or the next one if all have the same."""
-    prompts, count = [dialogue.split()[0] for dialogue in dialogues], len(dialogues)
+def mismatches(prompts: Sequence[Any]) -> list[int]:
+    """Return for each sample the number of the next one that has another prompt; if there is none, of the next one."""
+    count = len(prompts)
     found = [(row + 1) % count for row in range(count)]
     if any(prompt != prompts[0] for prompt in prompts):
         for row in reversed(range(2 * count - 1)):  # twice around: a run of equal prompts may go on at the beginning
             row, following = row % count, (row + 1) % count
             if prompts[row] == prompts[following]:
                 found[row] = found[following]
-    return [dialogues[row] for row in found]
+    return found
 
 
-def element(dialogue: Dialogue, label: bool, other: Dialogue, longest: int) -> LabelledExperience:
-    """Make the element of a sample, with the completion of another, which is cut to the length that is left."""
-    prompt = torch.tensor(dialogue.split()[0])
-    size = len(prompt)
-    columns = []
-    for of, start in ((dialogue, size), (other, len(other.split()[0]))):
-        ids, scored = torch.tensor(of.ids[start:]), torch.tensor(of.is_output[start:])
-        columns.append([part[: longest - size] for part in (ids, torch.ones_like(scored), scored)])
-    mask = torch.ones_like(prompt, dtype=torch.bool)
-    return LabelledExperience(prompt, mask, *columns[0], *columns[1], label=torch.tensor(label))
+def _add_reference(part: LabelledExperience, under_reference: Callable[[Completion], Tensor]) -> None:
+    part.ref_response = under_reference(part)
+    part.ref_other = under_reference(part.mismatched())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.data import Completion, padded
+from trlx_like.data.columns import ColumnRows
 from trlx_like.data.flat import FlatRows, View
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
@@ -23,7 +24,7 @@ from trlx_like.models.layout import keeps_packed_apart
 from trlx_like.models.neftune import noisy_embeddings
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.unread import lowest_blocks
-from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
+from trlx_like.pipelines.dialogues import Dialogue, columns_of, encode_dialogues, first_outputs
 from trlx_like.pipelines.formatting import formatted
 from trlx_like.pipelines.packing import fill_blocks, fit_best
 from trlx_like.pipelines.rows import named_sets
@@ -94,17 +95,17 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         longest = None if self.method.packing else self.config.train.seq_length
         self.dialogues = self._encoded(self.data["samples"], "samples", longest)
         self.held_out = {
-            name: [self._row(dialogue) for dialogue in self._encoded(rows, place, self.config.train.seq_length)]
+            name: _rows(self._encoded(rows, place, self.config.train.seq_length), self.seq2seq)
             for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples")
         }
 
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
-        rows: Sequence[Any] = dialogues
+        rows: Sequence[SFTExperience] = _rows(dialogues, self.seq2seq)
         if self.method.packing:  # into rows of `train.seq_length` tokens
             fill = fill_blocks if self.method.packing == "blocks" else fit_best
-            rows = fill(dialogues, self.config.train.seq_length)
-        self.push_to_store(View(rows, self._row), whole=True)
+            rows = View(fill(dialogues, self.config.train.seq_length), _packed)
+        self.push_to_store(rows, whole=True)
         learned = dialogues.values("is_output").sum()  # packing loses and repeats no output
         sizes = {"data/samples": len(dialogues), "data/rows": len(rows), "data/tokens": learned}
         lost = Truncation.of(dialogues.values("lost"), len(dialogues)).metrics()
@@ -130,10 +131,6 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         perplexities = {name.replace("losses/total_loss", "perplexity"): _perplexity(losses[name]) for name in losses}
         return self.evaluate_prompts() | metrics | perplexities
 
-    def _row(self, row: Dialogue | Sequence[Dialogue]) -> SFTExperience:
-        """Make the element of a sample, or of the samples that are packed in a row."""
-        return _element([row], False, self.seq2seq) if isinstance(row, Dialogue) else _element(row, True, self.seq2seq)
-
     def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> FlatRows[Dialogue]:
         function = self.method.formatting_func
         if isinstance(function, str):
@@ -153,11 +150,16 @@ def _perplexity(loss: float) -> float:
     return math.exp(min(loss, MOST_NATS))
 
 
-def _element(row: Sequence[Dialogue], packed: bool, seq2seq: bool = False) -> SFTExperience:
+def _rows(dialogues: FlatRows[Dialogue], seq2seq: bool = False) -> ColumnRows[SFTExperience]:
+    """Return the element of each sample."""
+    columns = columns_of(dialogues, first_outputs(dialogues) if seq2seq else None)
+    return ColumnRows(SFTExperience, {**columns, "target": columns["response"].beside(dialogues, "is_output")})
+
+
+def _packed(row: Sequence[Dialogue]) -> SFTExperience:
+    """Make the element of the samples that are packed in a row."""
     ids = torch.tensor([token for dialogue in row for token in dialogue.ids])
     target = torch.tensor([output for dialogue in row for output in dialogue.is_output])
     segment = torch.tensor([number for number, dialogue in enumerate(row) for _ in dialogue.ids])
     real = torch.ones_like(target)
-    at = len(row[0].split()[0]) if seq2seq else 1
-    of = segment[at:] if packed else None
-    return SFTExperience(ids[:at], real[:at], ids[at:], real[at:], target[at:], segment=of)
+    return SFTExperience(ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:])

@@ -7,11 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+<<<<<<< HEAD
 import psutil
+=======
+import numpy as np
+>>>>>>> 2ac9ea8 (Given samples lie in flat tensors for every offline trainer, and KTO can compute its reference once)
 import torch
 from torch import Tensor
 
+from trlx_like.data.columns import ColumnRows, batch_of, packed
 from trlx_like.data.experience import IDS, Experience
+from trlx_like.data.flat import LazyRows
 from trlx_like.models.dropout import has_dropout
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.trainers.context import Run
@@ -21,28 +27,31 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experience)
 
 
-def filled(run: Run, elements: Sequence[E], length: Callable[[E], int], fill: Callable[[Any], None]) -> list[E]:
+def filled(run: Run, elements: Sequence[E], fill: Callable[[Any], None], flat: bool = False) -> Sequence[E]:
     """Fill in fields of samples, in micro-batches of similar lengths on the device. Every process calls it.
 
     Args:
         run: The run.
         elements: This process's samples.
-        length: Returns the length of a sample.
         fill: Sets fields of a micro-batch.
+        flat: Whether to return them in flat tensors. This takes twice the memory for a moment, and then less.
 
     Returns:
         The samples in their order, on the CPU.
     """
-    found, size = list(elements), run.microbatch_size
-    order = sorted(range(len(found)), key=lambda row: length(found[row]))  # saves padding
+    made: list[Any] = []
+    order, size = np.argsort(_sizes(elements), kind="stable").tolist(), run.microbatch_size  # saves padding
     for start in range(0, run.world.max(math.ceil(len(order) / size)) * size, size):
         run.check_stop()
         if rows := order[start : start + size]:
-            part = type(found[0]).collate([found[row] for row in rows]).to(run.device)
+            part = batch_of(type(elements[0]), elements, rows).to(run.device)
             fill(part)
-            for row, element in zip(rows, part.to("cpu").split(), strict=True):
-                found[row] = element
-    return found
+            split = part.to("cpu").split()
+            made += [packed(type(part), split)] if flat else split
+    places = np.argsort(order)
+    if flat and made:
+        return ColumnRows.unpacked(type(elements[0]), *made).taken(places)
+    return [made[place] for place in places]
 
 
 class TrunkStates:
@@ -90,7 +99,7 @@ class TrunkStates:
             with self.run.forward("logprobs"):
                 self.keep(part, self.model.trunk_states(part.completions()))
 
-        return filled(self.run, elements, _tokens, add)
+        return filled(self.run, elements, add)
 
     def worth_keeping(self, elements: Sequence[Any], whole: bool) -> bool:
         """Tell whether the states of given samples are used more than once, and fit into half of the free memory.
@@ -107,8 +116,13 @@ class TrunkStates:
         if uses <= 1:
             return False
         lm = self.model.lm
+<<<<<<< HEAD
         size = sum(map(_tokens, elements)) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
         free = psutil.virtual_memory().available
+=======
+        size = int(_sizes(elements).sum()) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+>>>>>>> 2ac9ea8 (Given samples lie in flat tensors for every offline trainer, and KTO can compute its reference once)
         sizes = len(elements), size / 2**30, free / 2**30
         if too_much := bool(world.max(size > free / 2)):
             logger.warning(
@@ -121,5 +135,9 @@ class TrunkStates:
         return not too_much
 
 
-def _tokens(element: Any) -> int:
-    return sum(len(ids) for name in IDS if (ids := getattr(element, name, None)) is not None)
+def _sizes(elements: Sequence[Any]) -> np.ndarray:
+    """Count the tokens of each sample. [N]"""
+    if isinstance(elements, LazyRows):
+        return elements.sizes()
+    lengths = (sum(len(ids) for name in IDS if (ids := getattr(e, name, None)) is not None) for e in elements)
+    return np.fromiter(lengths, np.int64, len(elements))

@@ -16,7 +16,7 @@ from trlx_like.models.layout import keeps_packed_apart
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.dialogues import Dialogue, encode_dialogues
 from trlx_like.pipelines.packing import fit_best
-from trlx_like.trainers.sft import SFTExperience, _element
+from trlx_like.trainers.sft import SFTExperience, _packed, _rows
 
 EOS, A, B, C, D = 0, 2, 3, 4, 5
 
@@ -135,9 +135,9 @@ def test_packed_samples_are_scored_as_they_are_alone(family: str, attention: str
     lm = sharp_lm(family)
     lm.set_attn_implementation(attention)
     policy = LanguagePolicy(lm)
-    alone = scored(policy, SFTExperience.collate([_element([dialogue], False) for dialogue in dialogues]))
+    alone = scored(policy, _rows(dialogues).batch())
     alone_gradients = gradients(policy)
-    packed = scored(policy, SFTExperience.collate([_element(row, True) for row in rows]))
+    packed = scored(policy, SFTExperience.collate([_packed(row) for row in rows]))
     packed_gradients = gradients(policy)
     assert packed == pytest.approx(alone, abs=1e-5)
     assert packed_gradients.keys() == alone_gradients.keys()
@@ -148,7 +148,7 @@ def test_packed_samples_are_scored_as_they_are_alone(family: str, attention: str
 
 def test_packed_inputs_golden() -> None:
     # Rows of 3 + 2 and of 2 tokens: positions start again with each sample, and with the padding.
-    first, second = [_element([of_length(3), of_length(2)], True), _element([of_length(2)], True)]
+    first, second = [_packed([of_length(3), of_length(2)]), _packed([of_length(2)])]
     batch = SFTExperience.collate([first, second])
     inputs = {name: value.tolist() for name, value in batch.inputs().items()}
     assert inputs["position_ids"] == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]

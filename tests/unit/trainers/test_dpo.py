@@ -218,10 +218,10 @@ def test_a_resumed_run_wants_the_same_pairs(tmp_path: Path) -> None:
     others = [*PREFERENCES[:-1], ("abcdefg", "h", "x y")]
     forced = {"train.resume_from_checkpoint": "auto", "train.force_resume": True}
     resumed = make("DPOTrainer", tmp_path, preferences=others, **forced)
-    with pytest.raises(DataError, match=r"preferences: the resumed run had 5 pairs, which are not the 5 given now"):
+    with pytest.raises(DataError, match=r"preferences: the resumed run had 5 rows, which are not the 5 given now"):
         resumed.learn()
     resumed = make("DPOTrainer", tmp_path, eval_preferences=others, **forced)
-    with pytest.raises(DataError, match=r"eval_preferences: the resumed run had 0 pairs, which are not the 5 given"):
+    with pytest.raises(DataError, match=r"eval_preferences: the resumed run had 0 rows, which are not the 5 given"):
         resumed.learn()
 
 

@@ -13,7 +13,6 @@ from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.tiny import tiny_lm
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.pipelines.tokens import Dialogue
 from trlx_like.trainers.kto import labels_of, mismatches
 
 SAMPLES = [("ab", "c"), ("the", "dog"), ("z", "zz top")]
@@ -68,10 +67,8 @@ POSITIVE = 6
 
 def test_completions_come_from_the_next_sample_with_another_prompt() -> None:
     """By hand: a b b c a, where the last and the first have the same prompt; the b's take the completion of c."""
-    samples = [Dialogue([ord(letter), number], [False, True]) for number, letter in enumerate("abbca")]
-    assert [other.ids[1] for other in mismatches(samples)] == [1, 3, 3, 4, 1]
-    same = [Dialogue([7, number], [False, True]) for number in range(3)]
-    assert sorted(other.ids[1] for other in mismatches(same)) == [0, 1, 2]
+    assert mismatches("abbca") == [1, 3, 3, 4, 1]
+    assert sorted(mismatches("aaa")) == [0, 1, 2]
 
 
 def test_labels() -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trlx_like.config.method import TextMethodConfig
 from trlx_like.config.problems import Problem
-from trlx_like.config.resume import Applied
+from trlx_like.config.resume import Applied, OfReference
 
 
 class KTOConfig(TextMethodConfig):
@@ -23,6 +23,8 @@ class KTOConfig(TextMethodConfig):
     """Weight of the completions that were liked."""
     undesirable_weight: Applied[float] = Field(default=1.0, ge=0)
     """Weight of the completions that were disliked."""
+    precompute_ref_log_probs: OfReference[bool] = False
+    """Compute reference log-probabilities once, before training, and keep no reference in memory."""
     disable_dropout: Applied[bool] = True
     """Switch dropout off in training."""
 

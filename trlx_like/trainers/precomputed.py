@@ -1,0 +1,95 @@
+"""Log-probabilities of a reference that does not change, computed once for all given samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from trlx_like.data import Completion, Experience, RolloutStore
+from trlx_like.data.flat import FlatRows
+from trlx_like.models.policy import LanguagePolicy
+from trlx_like.pipelines.prepared import SameRows
+from trlx_like.trainers.context import Run
+from trlx_like.trainers.trunk import TrunkStates, filled
+
+E = TypeVar("E", bound=Experience)
+
+
+class Precomputed(Generic[E]):
+    """Add the reference's log-probabilities to samples, and keep them in checkpoints.
+
+    By the time of a resume the policy is no longer its own reference. So checkpoints hold the samples, and a resumed
+    run has to be given the same ones.
+
+    Args:
+        run: The run.
+        model: The policy, before its first update.
+        trunk: Its kept states.
+        store: The store that the samples of training will be in.
+        load: Adds the reference to the policy; None: the policy as it is now is the reference.
+        score: Fills in the log-probabilities of a batch, by the function that it gets, from completions [B, R] to their
+            log-probabilities under the reference [B, R]. The first completions that it asks for are those of the batch.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: LanguagePolicy,
+        trunk: TrunkStates,
+        store: RolloutStore[E],
+        load: Callable[[], None] | None,
+        score: Callable[[E, Callable[[Completion], Tensor]], None],
+    ) -> None:
+        self.run, self.model, self.trunk, self.load, self.score = run, model, trunk, load, score
+        self.held_out_store = RolloutStore(store.experience_class)
+        run.state.register("store", store, small=False)
+        run.state.register("eval_store", self.held_out_store, small=False)
+
+    def same(self, name: str, data: Sequence[FlatRows[Any]], fields: Sequence[str]) -> None:
+        """Refuse to resume with other data.
+
+        Args:
+            name: The argument of `train` that the data come from.
+            data: The data.
+            fields: Their fields that count.
+        """
+        self.run.state.register(name, SameRows(data, fields, name))
+
+    @torch.no_grad()
+    def share(self, elements: Sequence[E]) -> Sequence[E]:
+        """Return this process's share of samples that all processes have, with the reference's log-probabilities."""
+        own = elements[self.run.world.rank :: self.run.world.size]
+        if self.load is not None:
+            self.load()
+        keep = self.trunk.worth_keeping(own, whole=False)
+
+        def score(part: E) -> None:
+            states: list[Tensor | None] = []
+
+            def under_reference(completions: Completion) -> Tensor:
+                with self.run.forward("logprobs"):
+                    out = self.model(completions, reference=self.load is not None)
+                states.append(out.trunk)
+                found: Tensor = out.logprobs if self.load is None else out.ref_logprobs
+                return found
+
+            self.score(part, under_reference)
+            self.trunk.keep(part, states[0] if keep else None)
+
+        made = filled(self.run, own, score, flat=not keep)
+        self.model.drop_reference()
+        return made
+
+    def held_out(self, sets: Mapping[str, Sequence[E]]) -> Mapping[str, Sequence[E]]:
+        """Return held-out samples with the reference's log-probabilities, which are computed before the first step."""
+        store, world = self.held_out_store, self.run.world
+        if self.run.progress.step == 0:  # the policy is its own reference
+            store.clear()
+            store.push(self.share(list(chain.from_iterable(sets.values()))))
+            store.join(world.gather, world.size)
+        stored = iter(store.elements)
+        return {name: list(islice(stored, len(rows))) for name, rows in sets.items()}
