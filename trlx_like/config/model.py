@@ -195,15 +195,12 @@ class OptimizerConfig(Section):
     """Weights that the weight decay leaves out; null: it is of all weights, as in trlX."""
 
     def conflicts(self) -> Iterator[Problem]:
-<<<<<<< HEAD
-        if self.kwargs.get("lr") == "auto" and "adam" not in self.name.lower():
-            sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
-            yield Problem(("optimizer", "kwargs", "lr"), sentence)
-=======
         for name in ("kwargs", "no_decay"):
             if not isinstance(self.name, str) and getattr(self, name):
                 yield Problem(("optimizer", name), "is for an optimizer by its name; an object has its own options.")
->>>>>>> 4382474 (A program can give its optimizer and schedule as objects to every trainer)
+        if self.kwargs.get("lr") == "auto" and "adam" not in str(self.name).lower():
+            sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
+            yield Problem(("optimizer", "kwargs", "lr"), sentence)
 
 
 class SchedulerConfig(Section):

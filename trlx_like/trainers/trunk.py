@@ -7,11 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-<<<<<<< HEAD
-import psutil
-=======
 import numpy as np
->>>>>>> 2ac9ea8 (Given samples lie in flat tensors for every offline trainer, and KTO can compute its reference once)
+import psutil
 import torch
 from torch import Tensor
 
@@ -116,13 +113,8 @@ class TrunkStates:
         if uses <= 1:
             return False
         lm = self.model.lm
-<<<<<<< HEAD
-        size = sum(map(_tokens, elements)) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
-        free = psutil.virtual_memory().available
-=======
         size = int(_sizes(elements).sum()) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
->>>>>>> 2ac9ea8 (Given samples lie in flat tensors for every offline trainer, and KTO can compute its reference once)
+        free = psutil.virtual_memory().available
         sizes = len(elements), size / 2**30, free / 2**30
         if too_much := bool(world.max(size > free / 2)):
             logger.warning(
