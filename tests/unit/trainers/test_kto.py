@@ -77,7 +77,7 @@ def test_labels() -> None:
         labels_of([True], 2)
     with pytest.raises(DataError, match=r"rewards\[1\] is 'yes'; give a finite number"):
         labels_of([True, "yes"], 2)
-    with pytest.raises(DataError, match=r"rewards\[1\] is \[1.0, 2.0\]; a label is true or false"):
+    with pytest.raises(DataError, match=r"rewards: row 1 has [[]1.0, 2.0[]]; a label is true or false"):
         labels_of([True, [1.0, 2.0]], 2)
 
 
