@@ -25,6 +25,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
 from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, tensors_of
 from trlx_like.imagined import LiveBytes, imagined
+from trlx_like.optim import bounded
 from trlx_like.rehearsal import make_rehearsal
 from trlx_like.samplers.decode import last_only
 from trlx_like.trainers.probe import generate_longest
@@ -123,7 +124,8 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     if quantization is not None:
         held["weights"] -= _saved(model.lm, QUANTIZED[quantization])
     held["optimizer"] = _optimizer_bytes(trainer, trained)
-    held["copies"] = (gradients + held["optimizer"]) * trainer.config.train.undo_nonfinite_updates
+    if trainer.config.train.undo_nonfinite_updates and not bounded(trainer.optimizer.optimizer):
+        held["copies"] = gradients + held["optimizer"]
     bare = Counter({name: held[name] for name in ("weights", "reference", "heads")})
     kind, batch = _kind(model, trained), trainer.longest(trainer.run.microbatch_size)
     table: Table = {"load": bare}

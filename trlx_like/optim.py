@@ -30,6 +30,8 @@ register_scheduler = SCHEDULERS.register
 
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimizers of torch that can update all parameters in one fused kernel."""
+BOUNDED = ("adam", "adamw")
+"""Optimizers whose steps `bounded` knows."""
 OTHERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 """Other optimizers of torch, which are made from parameters and keyword arguments alone."""
 BITSANDBYTES = {
@@ -156,6 +158,13 @@ def norms_and_biases(model: nn.Module) -> list[bool]:
         if "norm" in type(module).__name__.lower() or "bias" in f"{path}.{name}"
     }
     return [parameter in found for parameter in model.parameters() if parameter.requires_grad]
+
+
+def bounded(optimizer: Optimizer) -> bool:
+    """Tell whether the numbers that go into a step bound how far it changes a weight: Adam without hooks of its own."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    plain = not any(group.get("capturable") or group.get("differentiable") for group in optimizer.param_groups)
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and plain and not any(hooks)
 
 
 def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: int | None = None) -> LRScheduler:

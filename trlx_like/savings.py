@@ -9,6 +9,7 @@ from typing import Any
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
+from trlx_like.optim import BOUNDED, OPTIMIZERS
 
 
 def smallest_change(config: TRLConfig, gpus: int, memory: float) -> dict[str, Any] | None:
@@ -37,8 +38,9 @@ def smallest_change(config: TRLConfig, gpus: int, memory: float) -> dict[str, An
 
 def _changes(config: TRLConfig, gpus: int) -> Iterator[dict[str, Any]]:
     """Yield changes that save memory, those that cost least first."""
-    train, model = config.train, config.model
-    if train.undo_nonfinite_updates:
+    train, model, optimizer = config.train, config.model, config.optimizer.name
+    copies = not isinstance(optimizer, str) or OPTIMIZERS.canonical(optimizer) not in BOUNDED
+    if train.undo_nonfinite_updates and copies:
         yield {"train.undo_nonfinite_updates": False}
     if not config.backend.gradient_checkpointing:
         yield {"backend.gradient_checkpointing": True}

@@ -209,6 +209,43 @@ def test_nothing_is_saved_or_pruned_from_weights_that_are_not_finite(tmp_path: P
     assert all(bool(p.isfinite().all()) for p in again.model.parameters())
 
 
+def test_no_copy_is_made_for_steps_of_adam_that_are_known_to_be_harmless(tmp_path: Path) -> None:
+    """Step 2 has a learning rate whose change overflows, so it is undone. Before step 5 a moment is written to."""
+    weights, copied = Weights(), []
+
+    class Change(Callback):
+        def on_step(self, trainer: Any, metrics: Mapping[str, float]) -> None:
+            step = trainer.progress.step + 1
+            trainer.optimizer.param_groups[0]["lr"] = 3e38 if step == 2 else 1e-3
+            if step == 5:
+                next(iter(trainer.optimizer.state.values()))["exp_avg"].view(-1)[0] = 1e25
+
+    changes = {**OPTIONS, "train.total_steps": 5, "train.checkpoint_interval": 100, "train.max_grad_norm": None}
+    trainer = make("SFTTrainer", tmp_path, **changes, callbacks=[weights, Change()])
+    keep = trainer.optimisation.guard._keep
+    trainer.optimisation.guard._keep = lambda: copied.append(trainer.progress.step + 1) or keep()
+    trainer.learn()
+    assert copied == [2, 5]
+    assert_same(weights.seen[1], weights.seen[0])
+    assert [row["step"] for row in records(tmp_path)] == [2]
+    assert any(not torch.equal(weights.seen[2][name], value) for name, value in weights.seen[1].items())
+
+
+def test_a_weight_that_something_else_makes_nan_in_a_step_ends_the_run(tmp_path: Path) -> None:
+    trainer = make("SFTTrainer", tmp_path, **OPTIONS)
+    make_step = trainer.run.backend.step
+
+    def poisoned(optimizer: Any, accepted: bool) -> None:
+        make_step(optimizer, accepted)
+        if trainer.progress.step + 1 == BAD_STEP:
+            next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
+
+    trainer.run.backend.step = poisoned
+    with pytest.raises(NonFiniteError, match="Step 2 made .* the optimizer cannot have done it"):
+        trainer.learn()
+    assert [path.name for path in tmp_path.glob("checkpoint_*")] == ["checkpoint_1"]
+
+
 def test_an_update_that_cannot_be_undone_ends_the_run(tmp_path: Path) -> None:
     trainer = make("SFTTrainer", tmp_path, **OPTIONS, **{"train.undo_nonfinite_updates": False})
     spoil(trainer, "update", range(BAD_STEP, BAD_STEP + 1))

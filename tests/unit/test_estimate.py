@@ -225,7 +225,7 @@ def test_the_command(here: Path) -> None:
     peak = estimate(TRLConfig.load_yaml(Path(file))).peak / 2**30
     result = run("estimate", file, "--gpu-memory", 0.9 * peak)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].endswith("It would with --set train.undo_nonfinite_updates=false")
+    assert result.stdout.splitlines()[-1].endswith("It would with --set backend.gradient_checkpointing=true")
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ class TrainConfig(Section):
     max_nonfinite_steps: Applied[int] = Field(default=3, ge=0)
     """Number of steps in a row that may have a NaN or infinite loss or gradient. Such a step changes no weight."""
     undo_nonfinite_updates: Applied[bool] = True
-    """Copy weights and optimizer state before each step, to undo one that makes them NaN or infinite; needs memory."""
+    """Copy weights and optimizer state before a step that could make them NaN or infinite, to undo it; needs memory."""
     stop_kl: Applied[float | None] = Field(default=None, gt=0)
     """KL to the reference per response (`policy/kl`) above which the run counts as diverged; null: no limit."""
     on_divergence: Applied[Literal["warn", "stop", "rollback"]] = "warn"

@@ -39,6 +39,7 @@ NOT_STATE = {
     ".divergence_watch._warned",
     ".divergence_watch.optimisation",  # looked at as the trainer's own
     ".optimisation.guard._copies",  # of the last step, to undo it
+    *(".optimisation.guard._known", ".optimisation.guard._weights", ".optimisation.guard._moments"),  # looked up again
     ".by_hand.sampler",  # the same
     ".rollouts.scoring",  # looked at as the trainer's own
 }

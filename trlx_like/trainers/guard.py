@@ -1,7 +1,8 @@
 """Keeps NaN and infinity out of weights and optimiser state, and records the steps that would have caused them.
 
 A step is dropped if its loss or its gradient is not finite. A step is undone if the weights or the optimiser's state
-are not finite after it. All processes decide the same, because they decide on numbers of the global batch.
+are not finite after it. That needs a copy of them, which is made only before steps that could end so, see `_harmless`.
+All processes decide the same, because they decide on numbers of the global batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.data import Experience
 from trlx_like.errors import NonFiniteError, writing
+from trlx_like.optim import bounded
 from trlx_like.trainers.context import Metrics, Row, Run
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 NONFINITE_FILE = "nonfinite_steps.jsonl"
 """File of the run folder with the steps that were dropped: metrics, loss and samples of the first bad micro-batch."""
 UPDATE = "the weights or the optimizer's state after the step"
+LARGEST = 1e30
+"""Numbers up to this one do not overflow in a step: float32 and bfloat16 reach 3.4e38."""
 LONGEST_TEXT = 500
 """Most characters of a text that the record and messages show."""
 
@@ -42,6 +46,10 @@ class Guard:
     def __init__(self, run: Run, model: nn.Module, optimizer: Any, tokenizer: Any = None) -> None:
         self.run, self.model, self.optimizer, self.tokenizer = run, model, optimizer, tokenizer
         self._copies: list[Tensor] = []  # memory for what a step may change, kept from step to step
+        self._known: list[
+            tuple[int, int]
+        ] = []  # the tensors that the two bounds are of, and how often each was written
+        self._weights = self._moments = math.inf  # the largest of each is at most so large
 
     def nonfinite(self, metrics: Metrics) -> list[str]:
         """Name the parts of the loss that are not finite, and `grad_norm` if it is not.
@@ -53,38 +61,77 @@ class Guard:
             names.append("grad_norm")
         return names
 
-    def step(self, make: Callable[[], None]) -> str | None:
+    def step(self, make: Callable[[], None], grad_norm: float) -> str | None:
         """Make an optimiser step, and undo it if its result is not finite.
 
         Args:
             make: Makes the step.
+            grad_norm: The norm of the gradients of all processes, before clipping.
 
         Returns:
             None if weights and optimiser state are finite after it. Otherwise they are as before it, and the name of
             the first parameter that was not finite is returned, "" if only the optimiser's state was not.
 
         Raises:
-            NonFiniteError: If they are not finite, and `train.undo_nonfinite_updates` is off.
+            NonFiniteError: If they are not finite, and `train.undo_nonfinite_updates` is off or something else than
+                the optimizer wrote them.
         """
-        undo = self._keep() if self.run.config.train.undo_nonfinite_updates else None
+        harmless = not self.run.world.max(int(not self._harmless(grad_norm)))
+        undo = self._keep() if self.run.config.train.undo_nonfinite_updates and not harmless else None
         make()
-        if not self.run.world.max(int(not _all_finite(self._changed()))):
+        largest = _largest(self._trained() if harmless else self._changed())
+        if not self.run.world.max(int(not math.isfinite(largest))):
+            self._weights, self._known = largest, self._versions() if harmless else []
             return None
         parameter = self._bad_parameter()  # every process calls it
         if undo is None:
+            why = "the optimizer cannot have done it" if harmless else "train.undo_nonfinite_updates is false"
             raise NonFiniteError(
                 f"Step {self.run.progress.step + 1} made {parameter or 'the state of the optimizer'} NaN or infinite, "
-                "and train.undo_nonfinite_updates is false, so it cannot be undone. Continue from the newest "
+                f"and {why}, so it cannot be undone. Continue from the newest "
                 "checkpoint with a smaller optimizer.kwargs.lr."
             )
         undo()
         return parameter or ""
 
+    def _harmless(self, grad_norm: float) -> bool:
+        """Return whether a step cannot make a number NaN or infinite, by the largest numbers that it reads.
+
+        It is known of Adam. Its moments are means of gradients and of their squares, so none is larger than all of
+        these, and a weight changes by at most lr / (1 - beta1) * |first moment| / eps (Kingma and Ba 2015,
+        arXiv:1412.6980, algorithm 1, with the second moment at 0). A hook of the optimizer may do anything.
+        """
+        if not bounded(self.optimizer.optimizer):
+            return False
+        if self._known != self._versions():  # the first step, or somebody else wrote them, such as a checkpoint's load
+            self._weights, self._moments = _largest(self._trained()), _largest(self._state())
+        if not all(map(math.isfinite, (self._weights, self._moments, grad_norm))):
+            return False
+        weights = []  # the largest that each group could get
+        for group in self.optimizer.param_groups:
+            rate, decay, eps = (float(group[name]) for name in ("lr", "weight_decay", "eps"))
+            gradient = grad_norm + decay * self._weights
+            self._moments = max(self._moments, gradient, gradient * gradient)
+            change = rate / (1 - float(group["betas"][0])) * self._moments / eps if eps > 0 else math.inf
+            weights.append((1 + rate * decay) * self._weights + change)
+        return all(number < LARGEST for number in (self._moments, *weights))
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return what changes if anybody replaces or writes in place a tensor that a step changes."""
+        return [(id(tensor), tensor._version) for tensor in self._changed()]
+
+    def _trained(self) -> list[Tensor]:
+        """List the trained parameters."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _state(self) -> list[Tensor]:
+        """List the tensors of the optimiser's state."""
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        return [value for value in state if isinstance(value, Tensor)]
+
     def _changed(self) -> list[Tensor]:
         """List the trained parameters and the tensors of the optimiser's state."""
-        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        state = [value for values in self.optimizer.state.values() for value in values.values()]
-        return [*trained, *(value for value in state if isinstance(value, Tensor))]
+        return [*self._trained(), *self._state()]
 
     @torch.no_grad()
     def _keep(self) -> Callable[[], None]:
@@ -201,15 +248,26 @@ class Guard:
                 lines.write(json.dumps(_plain(record)) + "\n")
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all entries of all tensors are finite. Counters, such as Adam's number of steps, are left out."""
+@torch.no_grad()
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Return a number that no entry of any tensor exceeds; NaN or infinity if one entry is that.
+
+    Counters, such as Adam's number of steps, are left out.
+    """
     wanted = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() and tensor.numel()]
     # The norm is several times faster than `isfinite`. It can overflow where no entry does, and is not trusted then.
-    return not wanted or _finite(torch._foreach_norm(wanted, 2)) or _finite(torch._foreach_norm(wanted, torch.inf))
+    found = 0.0
+    for order in (2, torch.inf) if wanted else ():
+        norms = [norm.to(wanted[0].device, torch.float64) for norm in torch._foreach_norm(wanted, order)]
+        found = float(torch.stack(norms).max())
+        if math.isfinite(found):
+            break
+    return found
 
 
-def _finite(numbers: Sequence[Tensor]) -> bool:
-    return bool(torch.stack([number.to(numbers[0].device, torch.float64) for number in numbers]).isfinite().all())
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all entries of all tensors are finite, but for counters."""
+    return math.isfinite(_largest(tensors))
 
 
 def _described(batch: Experience, tokenizer: Any) -> list[Row]:

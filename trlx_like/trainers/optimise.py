@@ -244,7 +244,7 @@ class Optimisation:
             if nonfinite or not accept(metrics):
                 backend.step(self.optimizer, accepted=False)
             else:
-                undone = self.guard.step(lambda: backend.step(self.optimizer, accepted=True))
+                undone = self.guard.step(lambda: backend.step(self.optimizer, accepted=True), norm)
                 nonfinite = [] if undone is None else [UPDATE]
             if nonfinite:
                 mean = lambda part: loss(part).mean(totals.units, totals.main)  # noqa: E731
