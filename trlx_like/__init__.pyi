@@ -65,7 +65,7 @@ AccelerateSFTTrainer = SFTTrainer
 __version__: str
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset for PPO: trlX's values, on a GPT-2 that was fine-tuned on film reviews."""
+    """Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model."""
 
 def default_grpo_config() -> TRLConfig:
     """Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews."""
@@ -92,7 +92,7 @@ def default_kto_config() -> TRLConfig:
     """Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs."""
 
 def default_online_dpo_config() -> TRLConfig:
-    """Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths."""
+    """Return the preset for Online DPO on GPT-2, with TRL's batch size and lengths."""
 
 def default_distill_config() -> TRLConfig:
     """Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses."""

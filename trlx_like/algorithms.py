@@ -85,7 +85,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "ppo",
         "PPO",
-        "Return the preset for PPO: trlX's values, on a GPT-2 that was fine-tuned on film reviews.",
+        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model.",
         _text(IMDB, "auto", total_steps=10000, batch_size=32)
         | {"model": {"model_path": IMDB, "num_layers_unfrozen": 2}},
         aliases=("AcceleratePPOTrainer",),
@@ -144,7 +144,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "online_dpo",
         "OnlineDPO",
-        "Return the preset for Online DPO on GPT-2, with TRL's learning rate, batch size and lengths.",
+        "Return the preset for Online DPO on GPT-2, with TRL's batch size and lengths.",
         _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
     ),

@@ -70,8 +70,8 @@ def train(
         metric_fn: a function called like `reward_fn`, in evaluations only; returns a dict from names to numbers.
         samples: strings, (prompt, output, ...) dialogues, messages, or dicts with "prompt" and "output".
         eval_samples: held-out samples, in the same forms, or several sets of them as for `eval_prompts`.
-        rewards: for each sample one number, or a list with one number per output, or per token of the outputs; if left
-            out, the column "reward", "score" or "label" of the samples.
+        rewards: for each sample one number (of KTO a label, true or false), or a list with one number per output, or
+            per token of the outputs; if left out, the column "reward", "score" or "label" of the samples.
         preferences: rows with "chosen" and "rejected", and optionally "prompt" and "margin".
         eval_preferences: held-out preferences, in the same form, or several sets of them as for `eval_prompts`.
         judge: decides which of several responses is better: a judge, a reward function, a registered name, or a

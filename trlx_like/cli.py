@@ -96,7 +96,10 @@ def train(
     ] = "1",
     resume: Resume = False,
     restarts: Restarts = 0,
-    force: Annotated[bool, typer.Option("--force", help="Resume even if what must not change has changed.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Resume even if options or data have changed that a resume refuses to change."),
+    ] = False,
 ) -> None:
     """Train a model with the configuration in a YAML file."""
     changes = [
@@ -122,7 +125,7 @@ def check(
         bool, typer.Option("--deep", help="Load everything, make one round and one step elsewhere, and measure them.")
     ] = False,
 ) -> None:
-    """Check a YAML file, and the data, functions and models that it names.
+    """Check a YAML file and the data, functions and models in it.
 
     Reads the data, encodes its first row, imports the functions and reads the headers of the model's files, but calls
     no function, reads no weights and uses no network. With --deep it does all of that: it makes the first round and the
@@ -155,7 +158,7 @@ def test_reward(
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
     outputs: Annotated[int, typer.Option(min=2, help="Number of outputs for each prompt.")] = 4,
 ) -> None:
-    """Test the reward function of a YAML file on outputs of its model and on edge cases.
+    """Test the reward function of a YAML file.
 
     Calls it on outputs of the start model, twice, in another order and one by one, and on empty, cut, repeated, long,
     foreign and meaningless text. Prints the problems that were found, with samples; exits with 1 if there are any.
@@ -231,9 +234,10 @@ def show_config(
 
 @app.command()
 def schema() -> None:
-    """Print a JSON Schema of the YAML files, with which editors complete and check them.
+    """Print a JSON Schema of the YAML files, for editors.
 
-    Name it in the first line of a file: # yaml-language-server: $schema=trlx_like.schema.json
+    Editors then complete and check such files. Name the schema in the first line of a file: # yaml-language-server:
+    $schema=trlx_like.schema.json
     """
     kinds = {
         "optimizer.name": "optimizers",
@@ -262,9 +266,10 @@ def reproduce_(
     run: records.RunArgument,
     step: Annotated[int | None, typer.Option(help="Step to run to; by default the last one.")] = None,
 ) -> None:
-    """Run a run again from its folder, and compare metrics and checkpoints bit by bit.
+    """Repeat a run from its folder, and compare the results.
 
-    Exits with 0 if they are equal. Otherwise prints the first difference, and exits with 4.
+    Metrics and checkpoints are compared bit by bit. Exits with 0 if they are equal. Otherwise prints the first
+    difference, and exits with 4.
     """
     from trlx_like.reproduce import reproduce
 

@@ -102,7 +102,7 @@ def launch(
     resume: Resume = False,
     restarts: Restarts = 0,
 ) -> None:
-    """Train on several machines: run this command on each of them.
+    """Train on several machines; run it on each of them.
 
     In a job step of SLURM (`srun`) the machines, their numbers, the address and the port are known. Elsewhere give
     --nodes, --node, --address and --port.
@@ -134,9 +134,10 @@ def slurm(
     time: Annotated[str | None, typer.Option("--time", help="Time limit, such as 12:00:00.")] = None,
     seconds: Annotated[int, typer.Option("--seconds", min=1, help="Seconds before the limit to save and stop.")] = 90,
 ) -> None:
-    """Print a file for `sbatch` of SLURM, which runs the YAML file on several machines.
+    """Print a file for `sbatch` of SLURM.
 
-    The run is saved before the time limit, queued again, and continued. Nothing is submitted.
+    It trains with the YAML file on several machines. The run is saved before the time limit, queued again, and
+    continued. Nothing is submitted.
     """
     api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     sizes = ["--nodes", str(nodes), "--gpus", str(gpus)]
@@ -153,10 +154,11 @@ def estimate(
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs.")] = 1,
     memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in GiB.")] = 80.0,
 ) -> None:
-    """Estimate the memory that a run needs on each GPU, without weights, data or a GPU.
+    """Estimate the memory that a run needs on each GPU.
 
-    Prints a table of phases and kinds of memory, and whether it fits. If it does not, prints the smallest change that
-    would make it fit, and exits with 1. Reward functions, judges and what CUDA itself takes are not counted.
+    Needs neither weights nor data nor a GPU. Prints a table of phases and kinds of memory, and whether it fits. If it
+    does not, prints the smallest change that would make it fit, and exits with 1. Reward functions, judges and what
+    CUDA itself takes are not counted.
     """
     from trlx_like.estimate import estimate as estimated
     from trlx_like.savings import smallest_change

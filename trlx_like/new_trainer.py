@@ -19,10 +19,11 @@ FILES = {"{}.py": "trainer.py.txt", "{}.yml": "trainer.yml.txt", "test_{}.py": "
 def new_trainer(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the trainer is called, such as ReMax or best_of.")],
 ) -> None:
-    """Write a trainer of your own, a configuration and a test into the current folder.
+    """Write a trainer of your own to start from.
 
-    For ReMax these are re_max_trainer.py with the class ReMaxTrainer, re_max_trainer.yml, which trains a tiny model on
-    a CPU in seconds, and test_re_max_trainer.py. All three work as written; change them from there.
+    Writes it, a configuration and a test into the current folder. For ReMax these are re_max_trainer.py with the class
+    ReMaxTrainer, re_max_trainer.yml, which trains a tiny model on a CPU in seconds, and test_re_max_trainer.py. All
+    three work as written; change them from there.
     """
     stem = re.sub(r"_?trainer$", "", name, flags=re.IGNORECASE)
     if not (stem.isascii() and stem.isidentifier() and stem.strip("_")):

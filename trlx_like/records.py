@@ -60,12 +60,13 @@ def _follow(run: Path, files: RunFiles) -> None:
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("comparison.html"),
 ) -> None:
-    """Write one page that compares runs: their curves, options and samples.
+    """Write one page that compares several runs.
 
-    Runs that differ only in their seed are drawn as their median, in a band from the lowest to the highest.
+    It shows their curves, differing options and samples. Runs that differ only in their seed are drawn as their median,
+    in a band from the lowest to the highest.
     """
     from trlx_like.tracking.compare import write_comparison
 
@@ -73,7 +74,7 @@ def compare(
 
 
 def audit(run: RunArgument) -> None:
-    """Look for signs of reward hacking in a run, and for causes why it does not learn.
+    """Find signs of reward hacking, and causes of failed learning.
 
     Exits with 0 if nothing is found, and with 4 otherwise.
     """
@@ -83,7 +84,7 @@ def audit(run: RunArgument) -> None:
 
 
 def ledger(run: RunArgument) -> None:
-    """Check that a run used each row of its data exactly once in each epoch.
+    """Check that a run used each row of its data once per epoch.
 
     Exits with 0 if so. Otherwise prints the first wrong line of ledger.jsonl, and exits with 4.
     """

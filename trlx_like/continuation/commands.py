@@ -26,7 +26,7 @@ Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Random see
 
 def generate(
     model: Model,
-    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue. Repeatable.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue. Repeatable.")] = None,
     messages: Annotated[
         list[str] | None,
         typer.Option(metavar="JSON", help='Dialogue to answer: [{"role": "user", "content": "Hi"}]. Repeatable.'),
@@ -42,10 +42,11 @@ def generate(
     reward: Annotated[bool, typer.Option("--reward", help="Show the reward of each sample by data.reward_fn.")] = False,
     seed: Seed = None,
 ) -> None:
-    """Sample from a trained model, with the chat template and the stop sequences of its run.
+    """Sample from a trained model.
 
-    Prints each prompt with its continuation, separated by empty lines. Text is continued as it is; messages are written
-    by the chat template. By default a continuation has at most 40 new tokens.
+    Uses the chat template and the stop sequences of its run. Prints each prompt with its continuation, separated by
+    empty lines. Text is continued as it is; messages are written by the chat template. By default a continuation has at
+    most 40 new tokens.
     """
     from trlx_like.continuation.generator import Generator, find_model
 
@@ -73,10 +74,11 @@ def chat(
     beta: Beta = None,
     seed: Seed = None,
 ) -> None:
-    """Talk to a trained model by its chat template, a line at a time.
+    """Talk to a trained model, a line at a time.
 
-    An empty line begins a new dialogue; the end of the input (Ctrl-D) ends the command. If a dialogue becomes too long
-    for the model, its beginning is cut off. By default an answer has at most 200 new tokens.
+    Messages are written by its chat template. An empty line begins a new dialogue; the end of the input (Ctrl-D) ends
+    the command. If a dialogue becomes too long for the model, its beginning is cut off. By default an answer has at
+    most 200 new tokens.
     """
     from trlx_like.continuation.generator import Generator, find_model
 

@@ -33,7 +33,7 @@ def push(
     merge: Merge = False,
     dtype: Dtype = None,
 ) -> None:
-    """Upload the model of a run to the Hugging Face Hub, with a model card."""
+    """Upload the model of a run to the Hugging Face Hub."""
     from trlx_like.sharing.hub import push
 
     typer.echo("\n".join(push(run, repo, private=private or None, dry_run=dry_run, merge=merge, dtype=dtype)))

@@ -27,9 +27,10 @@ def sweep(
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
-    """Search for good values of options: train with many, each with several seeds.
+    """Search for good values of options.
 
-    The same command goes on with a sweep that was stopped or killed. Exits with 1 if no trial was finished.
+    Trains with many values of the options, each with several seeds. The same command goes on with a sweep that was
+    stopped or killed. Exits with 1 if no trial was finished.
     """
     spec, notes = read_sweep(file, base)
     for note in notes:
