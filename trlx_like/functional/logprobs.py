@@ -220,12 +220,16 @@ def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics
 @torch.no_grad()
 def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor, ...]:
     """Compute the columns of `TokenStatistics`. Forbidden tokens (logit -inf) are left out of the mean logit."""
-    probabilities, possible = logprobs.exp(), logits > -torch.inf
-    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 * -inf is NaN
+    probabilities, finite = logprobs.exp(), logprobs
+    total, count = logits.sum(dim=-1), torch.tensor(logits.shape[-1])
+    if not total.isfinite().all():
+        finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 * -inf is NaN
+        possible = logits > -torch.inf
+        total, count = logits.where(possible, 0).sum(dim=-1), possible.sum(dim=-1)
     return (
         -torch.linalg.vecdot(probabilities, finite),
         torch.linalg.vecdot(probabilities, probabilities).log(),
-        logits.where(possible, 0).sum(dim=-1) / possible.sum(dim=-1),
+        total / count,
         taken >= logprobs.amax(dim=-1),
     )
 
