@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from os.path import commonprefix
 from typing import Any
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages
 
 logger = logging.getLogger(__name__)
@@ -30,8 +33,8 @@ logger = logging.getLogger(__name__)
 QUESTIONS = {"question": "answer", "problem": "solution", "query": "response"}
 """Columns of a prompt that has another name, and the column of its answer."""
 
-OUTPUTS = ("output", "completion", "response", "answer", "solution")
-"""Columns of the output of a sample; the first that a row has."""
+OUTPUTS = ("output", "completion", "response")
+"""Columns of the output of a sample before those in `QUESTIONS`; the first that a row has."""
 
 REWARDS = ("reward", "score")
 """Columns of the reward of a sample; the first that a row has."""
@@ -49,16 +52,19 @@ def as_prompt(row: Any) -> Any:
         return row
     row = _asked(row)
     conversation = row.get("messages")
-    if "prompt" not in row and is_messages(conversation):
+    if row.get("prompt") is None and is_messages(conversation):
         last = conversation[-1]
         answered = isinstance(last, Mapping) and last.get("role") == "assistant"
         row = {name: value for name, value in row.items() if name != "messages"}
         row["prompt"] = conversation[:-1] if answered else conversation
         return {"reference": last.get("content"), **row} if answered else row
-    if "prompt" not in row and isinstance(row.get("chosen"), str):
+    if row.get("prompt") is None and row.get("chosen") is not None:
         row = as_preference(row)
-    if "prompt" not in row and isinstance(row.get("text"), str):
-        row = {"prompt": row["text"], **{name: value for name, value in row.items() if name != "text"}}
+        if is_messages(row["chosen"]) and is_messages(row.get("rejected")):
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(row["chosen"], row["rejected"], strict=False))
+            row = {**row, "prompt": [message for message, _ in same]}
+    if row.get("prompt") is None and isinstance(row.get("text"), str):
+        row = {**{name: value for name, value in row.items() if name != "text"}, "prompt": row["text"]}
     return row
 
 
@@ -92,10 +98,12 @@ def as_sample(row: Any) -> Any:
     """Return a row as text, as messages, or with its parts under "prompt" and "output"."""
     if not isinstance(row, Mapping):
         return row
+    own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
     row = _asked(row)
     if is_messages(row.get("messages")):
         return row
-    output = next((row[name] for name in OUTPUTS if row.get(name) is not None), None)
+    names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it
+    output = next((row[name] for name in names if row.get(name) is not None), None)
     if row.get("prompt") is not None and output is not None:
         if is_messages(row["prompt"]) and is_messages(output):
             return {**row, "messages": [*row["prompt"], *output]}
@@ -122,11 +130,18 @@ def as_preference(row: Any) -> Any:
 
 
 def reward_of(row: Any) -> Any:
-    """Return the reward that stands in the row of a sample, 1 or 0 for a label of KTO; None if it has none."""
+    """Return the reward that stands in the row of a sample, 1 or 0 for a label of KTO; None if it has none.
+
+    The text of a number, as in a csv, becomes the number. Other text is returned as it is.
+    """
     if not isinstance(row, Mapping):
         return None
     label = _label(row)
-    return next((row[name] for name in REWARDS if row.get(name) is not None), None if label is None else float(label))
+    found = next((row[name] for name in REWARDS if row.get(name) is not None), None if label is None else float(label))
+    if isinstance(found, str):
+        with suppress(ValueError):
+            return finite(found)
+    return found
 
 
 def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:

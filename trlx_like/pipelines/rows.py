@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeGuard
 
@@ -73,8 +73,9 @@ def unusable_text(value: Any) -> str | None:
 
 def row_list(rows: Any, name: str) -> list[Any]:
     """Return rows as a list. Raise DataError for text or a dict in its place, and an empty list."""
-    if isinstance(rows, str | Mapping):
-        raise DataError(f"{name} is a {'string' if isinstance(rows, str) else 'dict'}; give a list of rows.")
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        kind = "string" if isinstance(rows, str) else type(rows).__name__
+        raise DataError(f"{name} is a {kind}; give a list of rows.")
     if not (listed := list(rows)):
         raise DataError(f"{name} is empty; give at least one.")
     return listed

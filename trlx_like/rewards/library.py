@@ -10,18 +10,20 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from trlx_like.config.problems import expected
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.rewards.formulas import agree, answer_of, reference_of
 from trlx_like.rewards.programs import passes
 
 Columns = Mapping[str, Sequence[Any]]
 Rewards = list[float | None]
+Count = Annotated[int, Field(ge=1)]
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*-?\d[\d,]*)?")
 _FENCE = re.compile(r"```[\w+-]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_HUGE = re.compile(r"\d{4}|\^[^+*/-]*\^|\*\*")
-_FORMULA = re.compile(r"(?:\d+(?:\.\d+)?|sqrt|pi|sin|cos|tan|log|exp|[a-z](?![a-z])|[-+*/^() ])+")
 
 
 def exact_match(
@@ -57,12 +59,13 @@ def numeric_match(
     *,
     column: str = "reference",
     extract: str | None = None,
-    tolerance: float = 1e-6,
+    tolerance: Annotated[float, Field(ge=0)] = 1e-6,
     symbolic: bool = True,
 ) -> Rewards:
     r"""Give 1 to an output whose answer is the reference as a number, else 0.
 
-    The answer is what the last \boxed{...} holds, else the last number; of the reference, too ("#### 72").
+    The answer is what the last \boxed{...} holds, else the last number; of the reference, too ("#### 72"), unless it is
+    a formula.
 
     Options:
         column: The key of the prompts that holds the reference.
@@ -72,15 +75,9 @@ def numeric_match(
     """
     rewards: Rewards = []
     for output, right in zip(outputs, _references(columns, column), strict=True):
-        answer = _boxed(output) if extract is None else _extracted(output, extract)
-        wanted = None if right is None else _boxed(str(right))
-        first, second = _number(answer), _number(wanted)
-        if right is None or wanted is None:
-            rewards.append(None)
-        elif first is not None and second is not None:
-            rewards.append(float(abs(first - second) <= tolerance * max(1.0, abs(second))))
-        else:
-            rewards.append(float(answer is not None and symbolic and _same_formula(answer, wanted)))
+        answer = answer_of(output) if extract is None else _extracted(output, extract)
+        wanted = None if right is None else reference_of(str(right))
+        rewards.append(None if wanted is None else float(agree(answer, wanted, tolerance, symbolic)))
     return rewards
 
 
@@ -96,7 +93,7 @@ def regex_match(outputs: Sequence[str], columns: Columns, *, pattern: str, whole
     return [float(match(output.strip() if whole else output) is not None) for output in outputs]
 
 
-def tags(outputs: Sequence[str], columns: Columns, *, names: Sequence[str]) -> Rewards:
+def tags(outputs: Sequence[str], columns: Columns, *, names: Annotated[list[str], Field(min_length=1)]) -> Rewards:
     """Give 1 to an output that is made of these tags, each once and in this order, else 0.
 
     Options:
@@ -117,7 +114,7 @@ def json_valid(outputs: Sequence[str], columns: Columns, *, schema: Mapping[str,
     rewards: Rewards = []
     for output in outputs:
         try:
-            value = json.loads(_code(output))
+            value = json.loads(_code(output), parse_constant=int)  # which refuses NaN
         except (ValueError, RecursionError):
             rewards.append(0.0)
             continue
@@ -129,10 +126,10 @@ def length(
     outputs: Sequence[str],
     columns: Columns,
     *,
-    target: int | None = None,
-    cap: int | None = None,
-    cache: int = 0,
-    unit: str = "tokens",
+    target: Count | None = None,
+    cap: Count | None = None,
+    cache: Annotated[int, Field(ge=0)] = 0,
+    unit: Literal["tokens", "words", "characters"] = "tokens",
 ) -> Rewards:
     """Punish a wrong length: 0 for a right one, and down to -1.
 
@@ -156,7 +153,7 @@ def length(
     return [-1.0 if size > cap else -max(0.0, (size - (cap - cache)) / cache) if cache else 0.0 for size in sizes]
 
 
-def repetition(outputs: Sequence[str], columns: Columns, *, words: int = 3) -> Rewards:
+def repetition(outputs: Sequence[str], columns: Columns, *, words: Count = 3) -> Rewards:
     """Punish repetition: minus the fraction of runs of some words that occurred before in the same output.
 
     Options:
@@ -171,7 +168,12 @@ def repetition(outputs: Sequence[str], columns: Columns, *, words: int = 3) -> R
 
 
 def passes_tests(
-    outputs: Sequence[str], columns: Columns, *, column: str = "tests", seconds: float = 5.0, memory: int = 512
+    outputs: Sequence[str],
+    columns: Columns,
+    *,
+    column: str = "tests",
+    seconds: Annotated[float, Field(gt=0)] = 5.0,
+    memory: Count = 512,
 ) -> Rewards:
     """Give the fraction of tests that the Python code of an output passes. This is no sandbox, see rewards/programs.py.
 
@@ -229,15 +231,20 @@ def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedRew
     missing = [key for key, p in known.items() if p.default is p.empty and key not in options]
     if unknown or missing:
         raise ConfigError(f"{option}: {name} has the options {', '.join(known)}, not {', '.join(options) or 'none'}.")
+    hints = get_type_hints(FUNCTIONS[name], include_extras=True)
+    for key, value in options.items():
+        try:
+            TypeAdapter(hints[key], config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        except ValidationError:
+            raise ConfigError(f"{option}.{key} ({value!r}) must be {expected(hints[key])}.") from None
     if name == "length":
-        size, unit, cache = options.get("target") or options.get("cap"), options.get("unit"), options.get("cache", 0)
-        one = ("target" in options) != ("cap" in options) and isinstance(size, int) and size > 0
-        if not one or unit not in (None, "tokens", "words", "characters") or not 0 <= cache <= size:
-            raise ConfigError(f"{option}: length needs a target or a cap above 0, in tokens, words or characters.")
+        target, cap, cache = options.get("target"), options.get("cap"), options.get("cache", 0)
+        if (target is None) == (cap is None) or cache > (cap or 0):
+            raise ConfigError(f"{option}: length needs a target or a cap above 0, and a cache only up to its cap.")
     for key in ("pattern", "extract"):
         try:
             re.compile(options.get(key) or "")
-        except (re.error, TypeError) as error:
+        except re.error as error:
             raise ConfigError(f"{option}.{key} ({options[key]!r}) is no regular expression: {error}.") from None
     if options.get("schema") is not None:
         _validator(options["schema"], option)
@@ -256,59 +263,6 @@ def _extracted(output: str, pattern: str | None) -> str | None:
         return output
     found = list(re.finditer(pattern, output, re.DOTALL))
     return (found[-1][1] if found[-1].re.groups else found[-1][0]) if found else None
-
-
-def _boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{...} holds, else the last number; None without either."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        numbers = _NUMBER.findall(text)
-        return numbers[-1] if numbers else None
-    depth, begin = 1, start + len("\\boxed{")
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if not depth:
-            return text[begin:place]
-    return None
-
-
-def _number(text: str | None) -> float | None:
-    plain = re.sub(r"\\[dt]?frac{([^{}]*)}{([^{}]*)}", r"\1/\2", text or "").strip(" $%.")
-    if not _NUMBER.fullmatch(plain):
-        return None
-    above, _, below = plain.replace(",", "").partition("/")
-    return float(above) / float(below) if below and float(below) else None if below else float(above)
-
-
-def _same_formula(first: str, second: str) -> bool:
-    """Compare two formulas by sympy; without it, as text. What could run code or take for ever is compared as text."""
-    plain = [_plain_formula(text) for text in (first, second)]
-    if plain[0].replace(" ", "") == plain[1].replace(" ", ""):
-        return True
-    if any(len(text) > 100 or not _FORMULA.fullmatch(text) or _HUGE.search(text) for text in plain):
-        return False
-    try:
-        from sympy import simplify
-        from sympy.parsing.sympy_parser import (
-            convert_xor,
-            implicit_multiplication_application,
-            parse_expr,
-            standard_transformations,
-        )
-    except ImportError:
-        return False
-    rules = (*standard_transformations, convert_xor, implicit_multiplication_application)
-    try:
-        one, other = (parse_expr(text, transformations=rules) for text in plain)
-        return bool(simplify(one - other) == 0)
-    except Exception:  # text that is no formula
-        return False
-
-
-def _plain_formula(text: str) -> str:
-    text = re.sub(r"\\[dt]?frac{([^{}]*)}{([^{}]*)}", r"((\1)/(\2))", text.strip(" $"))
-    text = re.sub(r"\\(sqrt|pi|sin|cos|tan|log|exp)", r"\1", text).replace("\\cdot", "*")
-    return text.replace("{", "(").replace("}", ")")
 
 
 def _code(output: str) -> str:

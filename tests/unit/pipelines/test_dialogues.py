@@ -81,6 +81,7 @@ def test_bos_stays_where_the_beginning_is_cut() -> None:
     [
         ([], "samples is empty"),
         ("abc", "samples is a string; give a list"),
+        (len, "samples is a builtin_function_or_method; give a list"),
         (["ab", ["a"]], r"samples\[1\] has 1 turns; a dialogue alternates"),
         ([["a", "b", "c"]], r"samples\[0\] has 3 turns"),
         ([[]], r"samples\[0\] has 0 turns"),

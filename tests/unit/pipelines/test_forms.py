@@ -32,6 +32,7 @@ BINARIZED = {
     "score_chosen": 8.5,
     "score_rejected": 7.0,
 }
+ANSWERS = {name: BINARIZED[name] for name in ("chosen", "rejected")}
 ULTRAFEEDBACK = {
     "source": "evol_instruct",
     "instruction": "Hi",
@@ -65,6 +66,8 @@ IMDB = {"text": "I rented this film.", "label": 0}
         ({"messages": HI}, {"prompt": HI}),
         (HH, {"prompt": ASKED, "chosen": " I don't know.", "rejected": " I won't say."}),
         (BINARIZED, BINARIZED),
+        ({**ANSWERS, "text": None}, {**ANSWERS, "text": None, "prompt": HI[1:]}),
+        ({"prompt": None, "text": "Hi"}, {"prompt": "Hi"}),
         ({"caption": "a cat"}, {"caption": "a cat"}),
     ],
 )
@@ -77,7 +80,7 @@ def test_prompts(row: Any, prompt: Any) -> None:
     [
         (IMDB, "I rented this film."),
         (GSM8K, ("How many clips?", GSM8K["answer"])),
-        (MATH, ("Find $x$.", "$\\boxed{2}$")),
+        ({"answer": "2", **MATH}, ("Find $x$.", "$\\boxed{2}$")),  # as MATH-500
         (ALPACA, ("Name the odd one.\n\nTwitter, Telegram", "Telegram")),
         (NO_INPUT, ("Give three tips.", "1. Eat.")),
         (DOLLY, ("When?\n\nIn 2000.", "2000")),
@@ -124,4 +127,5 @@ def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
 
 def test_rewards_in_the_rows_of_samples() -> None:
     rows = [*KTO[:2], {"text": "a", "reward": -0.5}, {"text": "a", "score": "3"}, IMDB, "text"]
-    assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, "3", None, None]
+    assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, 3.0, None, None]
+    assert reward_of({"text": "a", "reward": ""}) == ""  # of a csv; `check_rewards` names the row

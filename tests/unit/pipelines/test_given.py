@@ -32,6 +32,9 @@ def test_data_sets_with_splits_become_training_and_evaluation_rows() -> None:
 
 def test_rewards_stand_in_the_rows_of_samples() -> None:
     assert shaped({"samples": LOGS}, data(), {"samples", "rewards"})["rewards"] == [1.5, -1]
+    assert shaped({"samples": [{"text": "a", "score": "-1"}]}, data(), {"samples", "rewards"})["rewards"] == [
+        -1.0
+    ]  # csv
     assert shaped({"samples": KTO}, data(), {"samples", "rewards"})["rewards"] == [1.0, 0.0, 1.0]
     assert shaped({"samples": LOGS, "rewards": [0, 1]}, data(), {"samples", "rewards"})["rewards"] == [0, 1]
     assert shaped({"samples": ["a"]}, data(), {"samples", "rewards"})["rewards"] is None

@@ -36,30 +36,6 @@ def test_exact_match() -> None:
         rewards(["b"], keys=[{"answer": "b"}], name="exact_match")
 
 
-@pytest.mark.parametrize(
-    ("output", "reference", "reward"),
-    [
-        ("5 boxes of 14 are 70, plus 2: 72", "48+24 = <<48+24=72>>72\n#### 72", 1),
-        ("about 1,250.0 in all", 1250, 1),
-        ("It is 1/4.", "0.25", 1),
-        ("-3", "3", 0),
-        ("no number", "3", 0),
-        (r"so \boxed{\frac{1}{2}} of 9", "0.5", 1),
-        (r"\boxed{x^2+2x+1}", r"\boxed{(x+1)^2}", 1),
-        (r"\boxed{x^2+2x}", r"\boxed{(x+1)^2}", 0),
-        (r"\boxed{2\sqrt{3}}", r"$\boxed{\sqrt{12}}$", 1),
-        (r"\boxed{9^9^9^9}", r"\boxed{x}", 0),  # at once
-        (r"\boxed{__import__('os')}", r"\boxed{x}", 0),
-        (r"\boxed{1", "1", 0),
-        ("1", None, None),
-        ("1", "none", None),
-    ],
-)
-def test_numeric_match(output: str, reference: Any, reward: float | None) -> None:
-    pytest.importorskip("sympy")
-    assert rewards([output], keys=references(reference), name="numeric_match") == [reward]
-
-
 def test_forms() -> None:
     assert rewards(["so\n#### 7", "7"], name="regex_match", pattern=r"#### \d+$") == [1, 0]
     assert rewards(["7\n", "so 7"], name="regex_match", pattern=r"\d+", whole=True) == [1, 0]
@@ -69,6 +45,7 @@ def test_forms() -> None:
     pytest.importorskip("jsonschema")
     outputs = ['{"a": 1}', 'Here:\n```json\n{"a": 2}\n```\nthat is it', '{"a": "b"}', "{a}", "[" * 100000]
     assert rewards(outputs, name="json_valid") == [1, 1, 1, 0, 0]
+    assert rewards(["NaN", "[-Infinity]"], name="json_valid") == [0, 0]
     assert rewards(outputs, name="json_valid", schema=SCHEMA) == [1, 1, 0, 0, 0]
 
 
@@ -105,7 +82,10 @@ def test_code_that_passes_its_tests() -> None:
         ({"name": "tags", "names": ["a"], "order": 1}, "data.reward_fn: tags has the options names, not names, order"),
         ({"name": "regex_match", "pattern": "("}, r"data.reward_fn.pattern \('\('\) is no regular expression"),
         ({"name": "length"}, "data.reward_fn: length needs a target or a cap above 0"),
-        ({"name": "length", "cap": 3, "unit": "lines"}, "data.reward_fn: length needs a target or a cap above 0"),
+        ({"name": "length", "target": 3, "cache": 1}, "data.reward_fn: length needs a target or a cap above 0"),
+        ({"name": "length", "cap": 3, "unit": "lines"}, r"data.reward_fn.unit \('lines'\) must be 'tokens', 'words'"),
+        ({"name": "length", "cap": 0}, r"data.reward_fn.cap \(0\) must be a whole number of at least 1 or null"),
+        ({"name": "tags", "names": "think"}, r"data.reward_fn.names \('think'\) must be a list of texts"),
         ({"name": "json_valid", "schema": {"type": "any"}}, "data.reward_fn.schema is no JSON schema"),
     ],
 )
