@@ -17,7 +17,7 @@ from tests.contract.recipes import make
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig, api
 from trlx_like.compat.trl import GONE, AllTrueJudge, BaseBinaryJudge, BasePairwiseJudge, BaseRankJudge
-from trlx_like.errors import ConfigError, RegistryError, RewardError
+from trlx_like.errors import ConfigError, RegistryError
 from trlx_like.rewards.judging import judged
 
 
@@ -77,7 +77,7 @@ def test_what_it_does_not_have_says_what_to_use() -> None:
 
 
 def test_a_reward_function_of_trl(here: Path) -> None:
-    seen: list[tuple[list[str], list[str]]] = []
+    seen: list[tuple[list[Any], list[Any]]] = []
 
     def reward(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
         seen.append((prompts, completions))
@@ -87,8 +87,9 @@ def test_a_reward_function_of_trl(here: Path) -> None:
     def short(completions: list[str]) -> list[float]:
         return [float(len(text)) for text in completions]
 
-    def other(completion_ids: list[Any]) -> list[float]:
-        return []
+    def tokens(completion_ids: list[list[int]], completions: list[Any], prompts: list[Any]) -> list[float]:
+        seen.append((prompts, completions))
+        return [float(len(ids)) for ids in completion_ids]
 
     model = save_tiny(here / "model")
     config = trlx_like.default_online_dpo_config().evolve(
@@ -99,8 +100,13 @@ def test_a_reward_function_of_trl(here: Path) -> None:
     config = TRLConfig.update(config, {"reward": {"weights": [1.0, 2.0]}})
     trlx_like.train(config, [reward, short], prompts=["ab", "c"])
     assert {prompt for prompts, _ in seen for prompt in prompts} == {"ab", "c"}
-    with pytest.raises(RewardError, match="other wants completion_ids, which is neither samples, prompts, outputs or"):
-        trlx_like.train(config.evolve(reward={"weights": None}), other, prompts=["ab", "c"])
+    seen.clear()
+    config = config.evolve(reward={"weights": None}, tokenizer={"chat_template": "{{ messages[0]['content'] }}"})
+    asked, told = [{"role": "user", "content": "ab"}], [{"role": "assistant", "content": "b"}]
+    trlx_like.train(config, tokens, prompts=[asked, {"prompt": "c", "messages": told}], eval_prompts=[asked])
+    pairs = [pair for prompts, completions in seen for pair in zip(prompts, completions, strict=True)]
+    assert any(one == asked for one, _ in pairs) and any(one == "c" for one, _ in pairs)
+    assert all(isinstance(said, str) if one == "c" else said[0]["role"] == "assistant" for one, said in pairs)
 
 
 def test_data_that_is_read_once_is_read_at_the_start(tmp_path: Path) -> None:

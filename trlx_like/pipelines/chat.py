@@ -191,7 +191,7 @@ def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBa
         answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options).ids
     except DataError:
         return  # encoding the messages will raise it again
-    if answer[-1] != tokenizer.eos_token_id:
+    if answer[-1:] != [tokenizer.eos_token_id]:
         logger.warning(
             "The chat template writes the answer '.' as %r, which does not end with the tokenizer's EOS, %r, where "
             "generation stops. Set tokenizer.tokenizer_extra_configs.eos_token to the token that ends a turn.",

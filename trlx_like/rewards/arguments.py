@@ -15,7 +15,8 @@ Columns = Mapping[str, Sequence[Any]]
 def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Sequence[str]) -> Mapping[str, Any]:
     """Select the keywords that a function accepts: all of them if it has `**kwargs`.
 
-    A function that requires `completions`, as those of TRL do, gets the outputs under this name.
+    A function that requires `completions`, as those of TRL do, gets the outputs under this name. Of prompts that are
+    messages it gets these, and each output as a list of one message, as from TRL.
 
     Args:
         function: The user's function.
@@ -27,7 +28,14 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
     """
     names, required, takes_all = parameters(function)
     if "completions" in required and "outputs" in keywords:
-        keywords = {"completions": keywords["outputs"], **keywords}  # a key of the prompts goes first
+        outputs = keywords["outputs"]
+        asked = [_conversation(given) for given in keywords.get("messages", [None] * len(outputs))]
+        completions = [
+            text if one is None else [{"role": "assistant", "content": text}]
+            for text, one in zip(outputs, asked, strict=True)
+        ]
+        prompts = [text if one is None else one for text, one in zip(keywords["prompts"], asked, strict=True)]
+        keywords = {"completions": completions, **keywords, "prompts": prompts}  # a key of the prompts goes first
     if takes_all:
         return keywords
     missing = required - set(keywords)
@@ -37,6 +45,12 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
             f"{own[-1]} nor a key of the prompts ({', '.join(sorted(set(keywords) - set(own))) or 'they have none'})."
         )
     return {name: value for name, value in keywords.items() if name in names}
+
+
+def _conversation(messages: Any) -> Any:
+    """Return the messages that a prompt was; None for a column of other data, which ends with an answer."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return messages if isinstance(last, Mapping) and last.get("role", "assistant") != "assistant" else None
 
 
 def parameters(function: Callable[..., Any]) -> tuple[set[str], set[str], bool]:

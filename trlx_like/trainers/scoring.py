@@ -172,6 +172,8 @@ def argument_columns(
     wanted = set().union(*(parameters(part)[0] for part in parts_of(function).values()))
     hidden = {"metadata", "length", *TOKEN_COLUMNS} - wanted
     found = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in hidden}
+    if "completion_ids" in wanted and rows and "output_ids" in rows[0]:  # TRL's name
+        found["completion_ids"] = [row["output_ids"] for row in rows]
     if "output_offsets" in wanted and rows and "output_ids" in rows[0]:
         found["output_offsets"] = [offsets(row["output_ids"], row["outputs"], tokenizer) for row in rows]
     return found, [row["metadata"] for row in rows]
