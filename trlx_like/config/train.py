@@ -153,6 +153,8 @@ class TrainConfig(Section):
         default=1000, ge=0, le=2**32 - 1
     )
     """Seed of all random numbers of the run."""
+    max_empty_rounds: Applied[int] = Field(default=100, ge=1)
+    """Number of rounds in a row without a sample to learn from, such as ties alone, after which training stops."""
     max_grad_norm: Applied[float | None] = Field(default=1.0, gt=0)
     """Maximum norm that the gradient is clipped to; null: no clipping."""
     max_nonfinite_steps: Applied[int] = Field(default=3, ge=0)

@@ -35,6 +35,7 @@ from trlx_like.trainers.callbacks import Callback, call, checked
 from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
+from trlx_like.trainers.empty import note_empty
 from trlx_like.trainers.interrupt import Interrupted, stop_requests
 from trlx_like.trainers.optimise import LossOutput, Optimisation
 from trlx_like.trainers.probe import ProbeMemory
@@ -146,10 +147,10 @@ class BaseRLTrainer(Verbs[E]):
             while not self.finished:
                 for _ in self._run_round():
                     pass
-            if self.round_steps == 0 and self.progress.step:  # nothing to learn from in the last round
-                if self.progress.step % self.config.train.eval_interval:
-                    self._log(self._evaluated())
-                if self.progress.step % self.config.train.checkpoint_interval:
+            if self.round_steps == 0:  # nothing to learn from in the last round
+                step, train = self.progress.step, self.config.train
+                self._log({**self._pending, **(self._evaluated() if step % train.eval_interval else {})})
+                if step % train.checkpoint_interval:
                     self.save()
             self.run.folder.saving.wait()
             self._call("on_train_end")
@@ -160,7 +161,8 @@ class BaseRLTrainer(Verbs[E]):
         progress, train = self.progress, self.config.train
         between_rounds = not progress.in_round or progress.position == self.round_steps
         no_more_rounds = between_rounds and progress.round >= (1 if self.offline else train.epochs)
-        return self.stopped or exhausted(train, progress) or no_more_rounds or progress.step >= train.total_steps
+        ended = progress.step >= train.total_steps or progress.empty_rounds >= train.max_empty_rounds
+        return self.stopped or exhausted(train, progress) or no_more_rounds or ended
 
     def _run_round(self) -> Iterator[Metrics]:
         """Make experience if there is none, then the round's remaining steps, and yield the metrics of each."""
@@ -177,6 +179,7 @@ class BaseRLTrainer(Verbs[E]):
         """Start a round, after its experience was put into the store."""
         self.store.join(self.world.gather, self.world.size)
         self.progress.round, self.progress.position, self.progress.in_round = self.progress.round + 1, 0, True
+        self._pending |= note_empty(self.run, len(self.store))
         self.run.ledger.close_round()
 
     def end_round(self) -> None:

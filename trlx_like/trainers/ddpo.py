@@ -147,8 +147,6 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             self.push_to_store([made[row]])
         self.rollouts.keep(kept.tolist())
         shown.log([a if keep else None for a, keep in zip(advantages.tolist(), kept.tolist(), strict=True)])
-        if not self.world.sum([len(self.store)])[0]:
-            logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         return {}
 
     def scored_images(self) -> Iterator[tuple[Trajectories, Scores]]:

@@ -6,7 +6,6 @@ which the algorithm defines), and makes `num_iterations` passes of clipped updat
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from trlx_like.rewards.call import Reward
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, whole
 from trlx_like.trainers.samples import ShownSamples, spread
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -126,8 +123,6 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         trained = groups.kept & (groups.finished | (not method.mask_truncated_completions))  # [P, G]
         self.rollouts.keep(trained.flatten().tolist())
         self.push_to_store(batch[trained[groups.kept]].split())
-        if not self.world.sum([len(self.store)])[0]:
-            logger.warning("Nothing of this round can be learned from, and it passes without a step.")
         drawn = {"rollout/sampling_attempts": float(attempts)}
         return self.group_metrics(groups) | drawn | self.policy_metrics(batch) | correction
 

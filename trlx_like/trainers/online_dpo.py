@@ -6,7 +6,6 @@ steps on the best and the worst response to each prompt. Documented in docs/algo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +27,6 @@ from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs
 from trlx_like.trainers.online import OnlineTextTrainer, whole
 from trlx_like.trainers.samples import ShownSamples
-
-logger = logging.getLogger(__name__)
 
 REFERENCE_KEY = "reference"
 """Key of an evaluation prompt that holds a completion to compare the policy's response with."""
@@ -112,12 +109,6 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             without: Number of this process's prompts under "ties" and under "unjudged".
         """
         pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
-        if not pairs and self.round_steps != 0:  # logged once for many such rounds in a row
-            logger.warning(
-                "All %d prompts of this round are ties or were not judged: there is nothing to learn from, and the "
-                "round passes without a step, as will others like it.",
-                ties + unjudged,
-            )
         return {"rollout/pairs": pairs, "rollout/ties": ties, "rollout/unjudged": unjudged}
 
     def take_prompts(self, count: int) -> PromptBatch:

@@ -18,6 +18,7 @@ class Progress:
     in_round: bool = False
     nonfinite_steps: int = 0  # steps whose loss or gradient was NaN or infinite
     nonfinite_in_row: int = 0  # how many of them came last, without a good step between
+    empty_rounds: int = 0  # rounds without a step that came last
     rollbacks: int = 0  # times that the run went back to a checkpoint
     losses: list[float] = field(default_factory=list)  # the last ones, to tell when one is out of range
     shown: int | None = None  # step before the round whose samples were last shown
