@@ -312,15 +312,8 @@ def keeps_packed_apart(lm: PreTrainedModel) -> bool:
 def probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     """Make the inputs of a small test run."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=lm.device)
-    if is_encoder_decoder(lm):
-        ones = torch.ones_like(ids)
-        return {
-            "input_ids": ids,
-            "attention_mask": ones,
-            "decoder_input_ids": ids,
-            "decoder_attention_mask": ones,
-        }
-    return {"input_ids": ids}
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return given | {f"decoder_{name}": value for name, value in given.items()} if is_encoder_decoder(lm) else given
 
 
 def embedding_width(embeddings: nn.Module) -> int:
