@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.recipes import ingredients, make
 from tests.contract.runs import assert_same
-from tests.distributed import matrix
+from tests.distributed import matrix, test_async_save
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_any_ranks import state_at
 from tests.distributed.test_fsdp import CASES, interrupted
@@ -141,6 +141,13 @@ def test_a_run_of_zero_3_is_that_with_whole_weights() -> None:
     name, changes = CASES["ILQLTrainer / plain"]
     found = matrix.differences(name, {**changes, "train.total_steps": 2}, kind="zero3")
     assert matrix.too_large("ILQLTrainer / plain", found) == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_checkpoints_that_are_written_beside_training_are_the_same(stage: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    test_async_save.same(stage, tmp_path)
 
 
 def allocated(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[int, int]:
