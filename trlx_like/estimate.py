@@ -27,7 +27,8 @@ from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, te
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.optim import bounded
 from trlx_like.rehearsal import make_rehearsal
-from trlx_like.samplers.decode import last_only
+from trlx_like.samplers.decode import last_only, spare
+from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.probe import generate_longest
 
 COLUMNS = (
@@ -96,6 +97,8 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
         copied = _copied(trainer, table["rest"], config, gpus) if config.train.async_save else 0
         if config.backend.kind in DIVIDES and gpus > 1:
             divide(table, trainer.model, config, gpus)
+        for row in table.values():
+            row["weights"] += bytes_of(tensors_of(getattr(trainer.model, "frozen", [])))
         return Estimate(table, memory * 2**30, copied)
 
 
@@ -131,7 +134,7 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
     table: Table = {"load": bare}
     if not trainer.offline:
         table["generate"] = held + _generation(trainer, kind)
-    if not trainer.offline or held["reference"]:
+    if hasattr(model, "lm") and (not trainer.offline or held["reference"]):
         with LiveBytes(kind) as live, torch.no_grad(), trainer.run.forward("logprobs"):
             if isinstance(batch, Completion) and held["reference"]:
                 model(batch, reference=True)
@@ -213,19 +216,27 @@ def _kind(model: nn.Module, trained: list[nn.Parameter]) -> Any:
 
 
 def _generation(trainer: Any, kind: Callable[[Tensor], str]) -> Counter[str]:
-    """Measure the forward pass of the prompts and of a token; count the cache at the end of the responses."""
-    length, prompt, lm = trainer.config.train.seq_length, trainer.max_prompt_length, trainer.model.lm
+    """Measure the forward pass of the prompts and of a token; count the cache at the end of the responses.
+
+    Of images, all is measured.
+    """
     trainer.model.eval()
-    with LiveBytes(kind) as live:
-        rows = generate_longest(trainer)
+    with LiveBytes(kind) as live, torch.no_grad():
+        rows, refilled = generate_longest(trainer)
+    if not isinstance(trainer.sampler, TextSampler):
+        return Counter(live.peak)
+    length, prompt, lm = trainer.config.train.seq_length, trainer.max_prompt_length, trainer.model.lm
     ids = torch.ones(rows, prompt, dtype=torch.int64)
     start = {} if trainer.model.start is None else {"decoder_input_ids": ids[:, :1]}
     with LiveBytes(kind) as read, torch.no_grad():  # prompts without values seem equal, and were read once
         cache = lm(input_ids=ids, use_cache=True, **last_only(lm), **start).past_key_values
     of_prompt, of_token = _cache_bytes(cache, rows, prompt, bool(start))
-    begun, full = rows * of_prompt, round(rows * (of_prompt + of_token * (length - prompt)))
+    more = spare(length - prompt) if refilled else 0
+    begun, full = rows * of_prompt, round(rows * (of_prompt + of_token * (length - prompt + more)))
     # The forward pass of the prompts ends before the cache is full: the larger of both counts.
     first, last = read.peak + Counter({"KV cache": begun}), Counter({"logits": live.peak["logits"], "KV cache": full})
+    if refilled:  # but prompts that take the place of finished rows are read beside it
+        return Counter({**read.peak, "KV cache": full})
     first["activations"] = max(0, first["activations"] - begun)
     return max(first, last, key=Counter.total)
 

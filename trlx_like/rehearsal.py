@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from trlx_like.check import never_called
 from trlx_like.config import TRAINERS, TRLConfig
@@ -38,31 +41,70 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     changes: dict[str, Any] = {"train": own, "model": {"quantization": None}}
     totals = {name: getattr(config.method, name, None) for name in ("num_rollouts", "num_prompts")}
     changes["method"] = {name: max(1, total // gpus) for name, total in totals.items() if total is not None}
+    if (images := getattr(config.method, "num_samples", None)) is not None:
+        group: int = config.method.num_generations  # type: ignore[attr-defined]
+        changes["method"]["num_samples"] = group * max(1, images // group // gpus)
     if getattr(config.method, "formatting_func", None) is not None:
         changes["method"]["formatting_func"] = None
     changed = config.evolve(**changes)
     changed.backend = config.backend.undivided()
     for option in ("model_path", "ref_model_path"):
         setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))
+    texts = {"tokenizer": _tokenizer()}
+    if config.model.model_arch_type == "diffusion":  # a pipeline in memory is used in the format that it has
+        changed.model.dtype, texts = type(config.model).model_fields["dtype"].default, {}
     kind: Any = TRAINERS.get(train.trainer)
     needs = " ".join(kind.needs)
     data = {name: rows for name, rows in DATA.items() if name in kind.uses}
     functions = {"reward_fn": never_called} if "reward_fn" in needs else {}
-    return kind(changed, tokenizer=_tokenizer(), **functions, **train.trainer_kwargs, **data)
+    return kind(changed, **texts, **functions, **train.trainer_kwargs, **data)
 
 
 def _shapes(path: Any, config: TRLConfig, option: str) -> Any:
-    """Return the configuration of a model in place of its weights; None stays None."""
-    if config.model.model_arch_type == "diffusion":
-        raise ConfigError(f"estimate: {config.train.trainer} trains a diffusion model, whose memory is not estimated.")
+    """Return a model's configuration in place of its weights, or a pipeline with random ones; None stays None."""
+    if path is not None and is_python_name(path):
+        raise ConfigError(f"estimate: {option} ({path}) is a function; name a folder with a config.json.")
+    if path is not None and config.model.model_arch_type == "diffusion":
+        return _pipeline(path, option).to(getattr(torch, config.model.dtype))
     if path is None or not isinstance(path, str):
         return getattr(path, "config", path)
-    if is_python_name(path):
-        raise ConfigError(f"estimate: {option} ({path}) is a function; name a folder with a config.json.")
     try:
         return AutoConfig.from_pretrained(path, **UNTRUSTED)
     except UNLOADABLE as error:
         raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
+
+
+def _pipeline(given: Any, option: str) -> Any:
+    """Make a pipeline of diffusers from the configurations of its parts, whose weights are random.
+
+    Args:
+        given: The pipeline, or its folder or hub name.
+        option: The option that names it.
+    """
+    from diffusers import DiffusionPipeline, pipelines
+
+    held: dict[str, Any] = getattr(given, "components", {})
+    try:
+        index: Any = given.config if held else DiffusionPipeline.load_config(given)
+        parts: dict[str, Any] = {name: value for name, value in index.items() if name[0] != "_"}
+        for name, value in parts.items():
+            if not isinstance(value, list | tuple):
+                continue  # an argument of the pipeline
+            library, of = value
+            if of is None:
+                parts[name] = None
+                continue
+            own: Any = held.get(name)
+            kind: Any = type(own) if held else getattr(getattr(pipelines, library, None) or import_module(library), of)
+            if issubclass(kind, PreTrainedModel):
+                parts[name] = kind(own.config if held else kind.config_class.from_pretrained(given, subfolder=name))
+            elif issubclass(kind, nn.Module):
+                parts[name] = kind.from_config(own.config if held else kind.load_config(given, subfolder=name))
+            else:  # a scheduler or a tokenizer
+                parts[name] = own if held else kind.from_pretrained(given, subfolder=name)
+    except UNLOADABLE as error:
+        raise cannot_load(option, repr(given), error, "model.model_extra_configs") from error
+    return getattr(import_module("diffusers"), index["_class_name"])(**parts)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.contract.recipes import RECIPES, ingredients
 from tests.tiny import tiny_config
+from tests.tiny_pipelines import sd, unet
 from tests.unit.cli_support import ppo_file, run, said
 from trlx_like.api import make_trainer
 from trlx_like.checkpoint.beside import Beside
@@ -21,8 +22,8 @@ from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
 from trlx_like.rehearsal import make_rehearsal
-from trlx_like.samplers.generation import generation_config
 from trlx_like.savings import smallest_change
+from trlx_like.trainers.probe import generate_longest
 
 LORA = {"peft_type": "LORA", "r": 4, "target_modules": "all-linear"}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
@@ -117,23 +118,17 @@ def test_training_takes_what_the_estimate_says(name: str, tmp_path: Path) -> Non
 
 
 def test_generation_takes_what_the_estimate_says(tmp_path: Path) -> None:
-    options = {"max_new_tokens": 200, "eos_token_id": 699}
-    changes = {"method.gen_kwargs": options, "train.seq_length": 240, "train.undo_nonfinite_updates": False}
+    """Two rows at a time, whose places two others take: 140 tokens, and 13 so that the cache seldom moves."""
+    options = {"max_new_tokens": 100, "eos_token_id": 699}
+    changes = {"method.gen_kwargs": options, "train.seq_length": 140, "train.undo_nonfinite_updates": False}
     config = ingredients("PPOTrainer", tmp_path, **{**COMMON, **changes}, **{"sampler.batch_size": 2})[0]
     found = estimate(config).table["generate"]
-    assert found["KV cache"] == 2 * 2 * 240 * 3 * 2 * 16 * 4  # keys and values, rows, tokens, layers, heads, width
+    assert found["KV cache"] == 2 * 2 * 153 * 3 * 2 * 16 * 4  # keys and values, rows, tokens, layers, heads, width
     with measured() as made:
-        trainer = make_rehearsal(config, str(tmp_path / "run"))
-        assert trainer.sampler.engine.generate(*prompts(trainer)).response.shape[1] == 200
+        assert generate_longest(make_rehearsal(config, str(tmp_path / "run"))) == (2, True)
     assert found.total() - found["optimizer"] == pytest.approx(most(made), rel=0.1)
 
 
-def prompts(trainer: Any) -> Any:
-    ids = torch.ones(2, 40, dtype=torch.int64)
-    return ids, ids.bool(), generation_config(trainer.experience_kwargs, trainer.tokenizer), []
-
-
-@pytest.mark.slow
 def test_quantized_layers_by_hand(tmp_path: Path) -> None:
     # Of each of 3 blocks: 64 x 64 (twice), 64 x 32 (twice), 64 x 160 (three times), in 2 bytes or in a half and 1/64.
     layers = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
@@ -240,6 +235,32 @@ def test_changes_together_and_none(tmp_path: Path) -> None:
     assert smallest_change(config, 1, needed * 0.99) is None
 
 
-def test_a_diffusion_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="estimate: DDPOTrainer trains a diffusion model"):
-        estimate(ingredients("DDPOTrainer", tmp_path)[0])
+IMAGES: dict[str, dict[str, Any]] = {
+    "adapter and reference": {"model.peft_config": LORA | {"target_modules": ["to_q", "to_v"]}, "method.beta": 0.1},
+    "all weights": {"sampler.batch_size": 1},
+    "checkpointed, in memory": {"backend.gradient_checkpointing": True, "method.guidance_scale": 1.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_take_what_the_estimate_says(name: str, tmp_path: Path) -> None:
+    pipeline = sd()
+    pipeline.register_modules(unet=unet(block_out_channels=(32,)))
+    pipeline.save_pretrained(tmp_path / "pipeline")
+    path = pipeline if "memory" in name else str(tmp_path / "pipeline")
+    options = {"model.model_path": path, "method.height": 32, "method.width": 48, "train.batch_size": 4}
+    config = ingredients("DDPOTrainer", tmp_path, **{**options, **IMAGES[name], "train.minibatch_size": 2})[0]
+    found = estimate(config).table
+    later = sum(found["rest"][kind] for kind in ("optimizer", "copies"))
+    with measured() as made:
+        generate_longest(make_rehearsal(config, str(tmp_path / "generate")))
+    assert found["generate"].total() - later == pytest.approx(most(made), rel=0.1)
+    training = max(found[phase].total() for phase in ("forward/backward", "step"))
+    assert training == pytest.approx(allocated(config, tmp_path / "train"), rel=0.1)
+
+
+def test_a_pipeline_that_a_function_makes_is_refused_by_name(tmp_path: Path) -> None:
+    config = ingredients("DDPOTrainer", tmp_path, **{"model.model_path": "module:function"})[0]
+    with pytest.raises(ConfigError, match=r"model_path \(module:function\) is a function; name a folder"):
+        estimate(config)

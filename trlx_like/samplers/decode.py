@@ -64,6 +64,11 @@ def last_only(lm: PreTrainedModel) -> dict[str, int]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
 
 
+def spare(longest: int) -> int:
+    """Return how many more tokens a row has room for where rows come later, so that the cache seldom moves."""
+    return 1 + longest // 8
+
+
 class Decoding:
     """Generate a response to each prompt.
 
@@ -113,8 +118,7 @@ class Decoding:
         if self.at_once < count:
             # From the longest prompt to the shortest, so that a prompt always fits beside the rows that are there.
             self.waiting.sort(key=self.lengths.tolist().__getitem__, reverse=True)
-        # Where rows come later, there is some more room, so that the cache is not moved for every token.
-        more = 0 if self.at_once == count else 1 + longest // 8
+        more = 0 if self.at_once == count else spare(longest)
         self.cache = RowCache(self.at_once, width + longest + more)
         self.rows = prompt.new_zeros(0)  # the number of each row of the batch [n]
         self.tokens = prompt.new_zeros(0)  # and the token that it got last [n]

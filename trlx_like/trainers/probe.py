@@ -37,7 +37,7 @@ def probe(trainer: Any) -> None:
         with isolated_rng(seed):
             with trainer.run.backend.sampling(), torch.no_grad():
                 trainer.model.eval()
-                if not trainer.offline and isinstance(trainer.sampler, TextSampler):
+                if not trainer.offline:
                     generate_longest(trainer)
                 batch = trainer.longest(trainer.run.microbatch_size)
             trainer.optimisation.probe(batch, trainer.loss)
@@ -45,23 +45,35 @@ def probe(trainer: Any) -> None:
         trainer.state.restore(before)
 
 
-def generate_longest(trainer: Any) -> int:
+def generate_longest(trainer: Any) -> tuple[int, bool]:
     """Generate responses of the maximum length to as many of the longest prompts as a rollout generates for at once.
 
+    If new prompts take the place of finished rows, they do it here too: they are read beside a full cache.
+
     Args:
-        trainer: An online trainer of text.
+        trainer: An online trainer. One of images makes as many images.
 
     Returns:
-        The number of responses.
+        The number of responses at a time, and whether new ones took the place of finished ones.
     """
     method = trainer.method
+    if not isinstance(trainer.sampler, TextSampler):
+        given = min(method.chunk_size * method.num_generations, math.ceil(method.num_samples / trainer.world.size))
+        rows = min(trainer.sampler.batch_size or given, given)
+        trainer.longest(rows)
+        return rows, False
     total = getattr(method, "num_rollouts", None) or getattr(method, "num_prompts", None) or math.inf
     chunk = min(method.chunk_size * trainer.world.size, total)
-    rows = min(trainer.config.sampler.batch_size or math.inf, len(trainer.take_prompts(int(chunk))))
-    ids = torch.ones(max(1, int(rows)), trainer.max_prompt_length, dtype=torch.int64, device=trainer.device)
+    given = max(1, len(trainer.take_prompts(int(chunk))))
+    rows = min(trainer.config.sampler.batch_size or given, given)
     never = trainer.model.lm.config.get_text_config().vocab_size  # no token ends the response
-    ids[:, 0] = torch.arange(len(ids), device=ids.device) % never  # equal prompts would be read once
     config = generation_config({**trainer.experience_kwargs, "eos_token_id": never}, trainer.tokenizer)
+    engine, refill = trainer.sampler.engine, {}
+    if rows < given and hasattr(engine, "refills") and engine.refills(config):
+        refill = {"at_once": rows}
+    count = min(given, 2 * rows) if refill else rows
+    ids = torch.ones(count, trainer.max_prompt_length, dtype=torch.int64, device=trainer.device)
+    ids[:, 0] = torch.arange(count, device=ids.device) % never  # equal prompts would be read once
     trainer.sync_sampler()
-    trainer.sampler.engine.generate(ids, ids.bool(), config, [])
-    return len(ids)
+    engine.generate(ids, ids.bool(), config, [], **refill)
+    return rows, bool(refill)

@@ -29,13 +29,16 @@ def test_a_probe_changes_nothing(name: str, tmp_path: Path) -> None:
 
 
 def test_it_meets_the_longest_sample_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make("PPOTrainer", tmp_path, **{"train.probe_memory": True, "train.total_steps": 1})
+    options = {"train.probe_memory": True, "train.total_steps": 1, "sampler.batch_size": 1, "method.chunk_size": 2}
+    trainer = make("PPOTrainer", tmp_path, **options)
     seen: list[tuple[str, int, int]] = []
+    at_once: list[tuple[int, int | None]] = []
     generate, loss = trainer.sampler.engine.generate, trainer.loss
 
     def generated(*args: Any, **kwargs: Any) -> Any:
         made = generate(*args, **kwargs)
         seen.append(("generate", made.prompt.shape[1], made.response.shape[1]))
+        at_once.append((len(made), kwargs.get("at_once")))
         return made
 
     def learned(batch: Any) -> Any:
@@ -45,6 +48,7 @@ def test_it_meets_the_longest_sample_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(trainer.sampler.engine, "generate", generated)
     monkeypatch.setattr(trainer, "loss", learned)
     trainer.learn()
+    assert at_once[0] == (2, 1)  # one prompt takes the place of the other
     assert seen[:2] == [("generate", 14, 6), ("loss", 14, 6)]  # seq_length 20, max_new_tokens 6
     offline = make("ILQLTrainer", tmp_path / "offline")
     offline.make_experience()
