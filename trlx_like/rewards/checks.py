@@ -73,6 +73,7 @@ def _reward(value: Any, length: int | None) -> Reward:
 
 
 def _span(begin: Any, end: Any, value: Any) -> Any:
+    begin, end = plain(begin), plain(end)
     if not (isinstance(begin, int) and isinstance(end, int)):
         raise TypeError(f"a span is (begin, end, reward) with whole numbers of characters, not {(begin, end, value)}.")
     return begin, end, _finite(value)

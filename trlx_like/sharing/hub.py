@@ -26,14 +26,20 @@ def push(run: Path, repo: str, *, private: bool | None = None, dry_run: bool = F
         Lines that say what was, or would be, uploaded.
 
     Raises:
-        ConfigError: If the hub or the network refuses.
+        ConfigError: If the name is none of a repository, or the hub or the network refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(" ".join(str(error).split())) from None
 
     # The first base is the error of the HTTP library, which is another one in other releases of huggingface_hub. An
     # upload of a large file that fails is a RuntimeError.
-    refusals: tuple[Any, ...] = (HfHubHTTPError.__bases__[0], HFValidationError, OSError, RuntimeError)
+    refusals: tuple[Any, ...] = (HfHubHTTPError.__bases__[0], OSError, RuntimeError)
     with tempfile.TemporaryDirectory(prefix="trlx_like-push-") as place:
         folder = Path(place) / "model"
         checkpoint, _ = export_run(run, folder, name=repo, **options)

@@ -123,6 +123,7 @@ def test_functions_get_the_tokens_that_they_name(caplog: pytest.LogCaptureFixtur
             assert scored(of_text).rewards == [[0, 0, 1, 0], [0, 1]]
     assert sum("moved to the sampled tokens" in line.message for line in caplog.records) == 1
     assert scored(lambda outputs: [[(0, 1, 1.0)], None]).rewards == [[1, 0, 0, 0], None]
+    assert scored(lambda outputs: [[(*torch.tensor([0, 1]), 1.0)], None]).rewards == [[1, 0, 0, 0], None]
 
 
 def test_a_wrong_number_is_a_fault() -> None:
