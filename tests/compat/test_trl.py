@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.contract.recipes import make
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig, api
 from trlx_like.compat.trl import GONE, AllTrueJudge, BaseBinaryJudge, BasePairwiseJudge, BaseRankJudge
-from trlx_like.errors import ConfigError, RegistryError
+from trlx_like.errors import ConfigError, RegistryError, RewardError
 from trlx_like.rewards.judging import judged
 
 
@@ -41,6 +42,11 @@ class Has(BaseBinaryJudge):
         return [int(self.letter in text) if text else -1 for text in completions]
 
 
+class Graded(BaseBinaryJudge):
+    def judge(self, prompts: list[str], completions: list[Any], shuffle_order: bool = True) -> list[int]:
+        return [7 for _ in completions]
+
+
 def test_the_answers_of_trl_become_scores() -> None:
     groups = [["a", "bbb", "cc"], ["x", "y", "zz"]]
     # By hand: "a" < "cc" < "bbb"; "x" and "y" tie (-1), and "zz" beats both.
@@ -52,6 +58,8 @@ def test_the_answers_of_trl_become_scores() -> None:
 
 def test_all_judges_have_to_say_yes() -> None:
     judge = AllTrueJudge([Has("a"), Has("b")])
+    with pytest.raises(RewardError, match="Graded.check returned 7; it must be True, False or None"):
+        judged(Graded(), ["p"], [["a"]])
     # Both; one; none; nobody can tell.
     assert judge.judge(["p"] * 4, ["ab", "a", "c", ""]) == [1, 0, 0, -1]
     assert judged(judge, ["p"], [["ab", "a", "c", ""]]) == [[1, 0, 0, None]]
@@ -67,9 +75,10 @@ def test_they_train(judge: Any, tmp_path: Path) -> None:
 def test_what_it_does_not_have_says_what_to_use() -> None:
     module = importlib.import_module("trlx_like.compat.trl")
     for name, words in GONE.items():
-        with pytest.raises(ImportError, match=f"trlx_like has no {name}; use "):
+        with pytest.raises(ImportError, match=rf"^trlx_like.compat.trl has no {name}; use {re.escape(words)}"):
             getattr(module, name)
-        assert words
+        for preset in re.findall(r"default_\w+", words):
+            assert hasattr(trlx_like, preset)
     with pytest.raises(AttributeError):
         _ = module.nothing
     with pytest.raises(RegistryError, match=r"'pair_rm' is not available: .* \{name: reward_model, model: FOLDER\}"):

@@ -24,7 +24,7 @@ from trlx_like.compat.trl import (
 )
 from trlx_like.errors import ConfigError, DataError
 
-SMALL: dict[str, Any] = {"max_length": 40, "max_new_tokens": 6, "batch_size": 4, "mini_batch_size": 2, "ppo_epochs": 2}
+SMALL: dict[str, Any] = {"max_new_tokens": 6, "batch_size": 4, "mini_batch_size": 2, "ppo_epochs": 2}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_quick_start(folder: str, tmp_path: Path) -> None:
     assert stats["policy/kl"] == 0 and stats["rollout/score_mean"] == 1.0
     held = trainer.model.reference_modules()
     assert held == [ref_model.pretrained_model] and trainer.model.lm is model.pretrained_model
-    assert trainer.generate(query[0]).shape[0] == 1
+    assert trainer.generate(query[0]).shape[0] == 1 and trainer.config.train.seq_length == 64  # of the model
     whole = trainer.generate(query[0])[0]
     assert torch.equal(whole[: query.shape[1]], query[0]) and len(whole) > query.shape[1]
     trainer.close()

@@ -11,14 +11,33 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+_METHODS = {
+    "DDPO": "default_ddpo_config(), reward_fn, prompts",
+    "DPO": "default_dpo_config(), preferences=...",
+    "GRPO": "default_grpo_config(), reward_fn, prompts",
+    "KTO": "default_kto_config(), preferences=...",
+    "OnlineDPO": "default_online_dpo_config(), prompts=..., judge=...",
+    "RLOO": "default_rloo_config(), reward_fn, prompts",
+    "Reward": "default_reward_config(), preferences=...",
+    "SFT": "default_sft_config(), samples=...",
+}
+"""Trainers of TRL whose constructors are not made here -> the arguments of `trlx_like.train` in their place."""
 GONE = {
+    **{
+        f"{name}{kind}": f"trlx_like.train({given}), and MIGRATING.md for the option in place of each of TRL's"
+        for name, given in _METHODS.items()
+        for kind in ("Config", "Trainer")
+    },
+    "ConstantLengthDataset": "method.packing: blocks",
+    "DataCollatorForCompletionOnlyLM": "rows with prompt and completion, whose loss is on the completion",
+    "DefaultDDPOStableDiffusionPipeline": "model.model_path, the name, folder or loaded pipeline",
     "HfPairwiseJudge": 'judge={"name": "llm", "url": ..., "model": ...}',
     "OpenAIPairwiseJudge": 'judge={"name": "llm", "model": ...}',
     "PairRMJudge": 'judge={"name": "reward_model", "model": ...}, a local reward model',
     "LogCompletionsCallback": "train.log_samples, which writes samples.jsonl, the report and the trackers' tables",
     "WinRateCallback": "train(metric_fn=trlx_like.WinRate(judge))",
 }
-"""Names of TRL's Online DPO that have no counterpart, with what to use."""
+"""Names of TRL that are not made here, with what to use."""
 
 
 class BaseJudge(ABC):
@@ -51,7 +70,7 @@ class BaseBinaryJudge(BaseJudge):
 
     def check(self, *, prompts: list[str], completions: list[str]) -> list[bool | None]:
         """Check each completion."""
-        return [None if answer == -1 else bool(answer) for answer in self.judge(prompts, completions)]
+        return [None if answer == -1 else answer for answer in self.judge(prompts, completions)]
 
 
 class AllTrueJudge(BaseBinaryJudge):
@@ -88,5 +107,5 @@ def __getattr__(name: str) -> Any:
     if name in _OF_PPO:
         return getattr(import_module("trlx_like.compat.trl_ppo"), name)
     if name in GONE:
-        raise ImportError(f"trlx_like has no {name}; use {GONE[name]}.")
+        raise ImportError(f"{__name__} has no {name}; use {GONE[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -49,9 +49,12 @@ DEFAULTS: dict[str, Any] = {
     **{"use_score_scaling": False, "use_score_norm": False, "score_clip": None, "whiten_rewards": False},
     **{"max_grad_norm": None, "log_with": None, "tracker_project_name": "trl", "project_kwargs": {}},
     **{"accelerator_kwargs": {}, "tracker_kwargs": {}},
-    **{"max_length": 1024, "max_new_tokens": 256, "output_dir": "trl_run", "exp_name": None},
+    **{"max_length": None, "max_new_tokens": 256, "output_dir": "trl_run", "exp_name": None},
 }
-"""Options with TRL's defaults. `max_length`, `max_new_tokens` and `output_dir` are not TRL's: a run needs them here."""
+"""Options with TRL's defaults. `max_length`, `max_new_tokens` and `output_dir` are not TRL's: a run needs them here.
+
+`max_length` is at most 1024 by default, or the positions of a loaded model.
+"""
 IDLE = (
     *("task_name", "query_dataset", "reward_model", "remove_unused_columns", "optimize_cuda_cache", "world_size"),
     *("optimize_device_cache", "compare_steps", "forward_batch_size", "backward_batch_size", "global_batch_size"),
@@ -102,6 +105,7 @@ class PPOConfig:
         """
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         given = dict(vars(self))
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or 1024
         given["batch_size"] *= processes
         step = processes * given["mini_batch_size"] * given["gradient_accumulation_steps"]
         same = (
@@ -129,7 +133,7 @@ class PPOConfig:
                 "minibatch_size": given["mini_batch_size"],
                 "total_steps": given["steps"] * given["ppo_epochs"] * -(-given["batch_size"] // step),
                 "epochs": given["steps"],
-                "seq_length": given["max_length"],
+                "seq_length": min(1024, positions) if given["max_length"] is None else given["max_length"],
                 "max_grad_norm": given["max_grad_norm"],
                 "tracker": given["log_with"],
                 "project_name": given["tracker_project_name"],

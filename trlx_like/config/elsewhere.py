@@ -19,18 +19,24 @@ _NAMES = {
     'not an option; call torch.set_float32_matmul_precision("high") before the run': "allow_tf32 tf32",
     "not available": (
         "activation_offloading delta eval_packing label_smoothing_factor normalize_advantages "
-        "pad_to_multiple_of padding_free reward_clip_range router_aux_loss_coef top_entropy_quantile "
-        "use_liger_kernel"
+        "pad_to_multiple_of padding_free reward_clip_range router_aux_loss_coef top_entropy_quantile torch_compile "
+        "use_liger_kernel use_transformers_paged"
     ),
     "train.push_to_hub, the repository to upload the best checkpoint to": "push_to_hub_if_best_kwargs",
-    "not needed": "chars_per_token compare_steps num_of_sequences optimize_cuda_cache optimize_device_cache",
+    "not needed": (
+        "chars_per_token compare_steps dataloader_drop_last dataloader_num_workers ddp_find_unused_parameters do_eval "
+        "do_train num_of_sequences optimize_cuda_cache optimize_device_cache overwrite_output_dir save_safetensors"
+    ),
     "not needed, as all data is tokenized at the start": "dataset_batch_size",
     "not needed, as all data is tokenized at the start by one process": "dataset_num_proc",
-    "not needed, as every step is logged": "logging_steps",
+    "not needed, as every step is logged": "logging_first_step logging_steps logging_strategy",
     "not needed, as further keys of prompts reach the reward function": "remove_unused_columns",
     "not needed, as logits are made at responses only": "use_logits_to_keep",
     "not needed, as masks say what is padding": "label_pad_token_id padding_value",
     "not needed, as weights are gathered to generate": "ds3_gather_for_generation",
+    "backend.device: cpu": "no_cuda use_cpu",
+    "backend.kind: deepspeed": "deepspeed",
+    "backend.kind: fsdp": "fsdp fsdp_config",
     "backend.mixed_precision": "bf16 fp16",
     "data.reward_fn, or reward_fn=, with its folder": "reward_model_path",
     "method.adv_clip": "train_adv_clip_max",
@@ -84,6 +90,11 @@ _NAMES = {
     "sampler.engine: paged": "use_transformers_paged",
     "sampler.engine: vllm": "use_vllm",
     "sampler.engine: vllm, which samples on servers": "vllm_mode",
+    "sampler.kwargs.timeout, with sampler.engine: vllm": "vllm_server_timeout",
+    "sampler.kwargs.url, with sampler.engine: vllm": "vllm_server_base_url vllm_server_host vllm_server_port",
+    "sampler.engine: vllm; an option of the servers, which you start": (
+        "vllm_gpu_memory_utilization vllm_guided_decoding_regex vllm_model_impl vllm_tensor_parallel_size"
+    ),
     "scheduler.kwargs": "lr_scheduler_kwargs",
     "scheduler.name": "lr_scheduler_type",
     "scheduler.warmup": "warmup_steps",
@@ -98,16 +109,21 @@ _NAMES = {
         "train_gradient_accumulation_steps"
     ),
     "train.checkpoint_dir": "logdir output_dir",
-    "train.checkpoint_interval": "save_steps",
+    "train.best_metric": "metric_for_best_model",
+    "train.best_mode: max or min": "greater_is_better",
+    "train.checkpoint_interval": "save_steps save_strategy",
     "train.checkpoint_interval, in optimizer steps": "save_freq",
     "train.epochs": "infinite num_train_epochs",
     "train.epochs, in rounds": "num_epochs",
-    "train.eval_interval": "eval_steps num_sample_generations",
+    "train.eval_interval": "eval_steps eval_strategy evaluation_strategy num_sample_generations",
     "train.keep_checkpoints": "num_checkpoint_limit save_total_limit",
     "train.logging_dir": "project_kwargs",
     "train.max_grad_norm": "train_max_grad_norm",
     "train.minibatch_size": "backward_batch_size precompute_ref_batch_size",
     "train.minibatch_size and sampler.batch_size": "forward_batch_size",
+    "train.push_to_hub: owner/name": "hub_model_id",
+    "train.save_best": "load_best_model_at_end",
+    "train.seed": "data_seed",
     "train.project_name": "tracker_project_name",
     "train.resume_from_checkpoint": "resume_from",
     "train.run_name": "task_name",

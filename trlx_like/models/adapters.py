@@ -147,18 +147,17 @@ def train_adapter(lm: PreTrainedModel) -> None:
     """Make the adapter that a model was loaded with trainable, and freeze all other weights.
 
     Args:
-        lm: The model, changed in place.
+        lm: The model, changed in place. Adapters that are not active, such as a reward adapter, stay as they are.
 
     Raises:
-        ConfigError: Unless the model has exactly one adapter, under peft's default name.
+        ConfigError: Unless the model has exactly one active adapter, under peft's default name.
     """
-    if list(lm.peft_config) != [_NAME]:
-        names = ", ".join(lm.peft_config)
-        raise ConfigError(f"model.model_path has adapters named {names}; it must have only one, named {_NAME!r}.")
+    if lm.active_adapters() != [_NAME]:
+        names = ", ".join(lm.active_adapters())
+        raise ConfigError(f"model.model_path has the active adapters {names}; it must have only one, named {_NAME!r}.")
     lm.requires_grad_(False)
     lm.set_adapter(_NAME)
-    for config in lm.peft_config.values():
-        config.inference_mode = False
+    lm.peft_config[_NAME].inference_mode = False
     _prepare_trained(lm)
 
 

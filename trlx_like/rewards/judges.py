@@ -134,9 +134,10 @@ def make_judge(spec: Any, option: str = "judge") -> Judge:
         return judge
     if callable(spec) and not isinstance(spec, type):
         return RewardJudge(spec)
+    of_trl = " Derive TRL's kind from a class of trlx_like.compat.trl." if hasattr(spec, "judge") else ""
     raise ConfigError(
         f"{option} must be an object with a method {', '.join(KINDS[:-1])} or {KINDS[-1]}, a reward function, or a "
-        f"name for one, not {spec!r}."
+        f"name for one, not {spec!r}.{of_trl}"
     )
 
 

@@ -32,7 +32,7 @@ from trlx_like.models.merging import weights_for_rate
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.best import exhausted, note_best
 from trlx_like.trainers.callbacks import Callback, call, checked
-from trlx_like.trainers.checks import refuse_functions, refuse_removed_hooks, refuse_unused, require, require_method
+from trlx_like.trainers.checks import refuse_functions, refuse_unused, require, takes_a_config
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.divergence import DivergenceWatch
 from trlx_like.trainers.empty import note_empty
@@ -69,6 +69,7 @@ class BaseRLTrainer(Verbs[E]):
         ConfigError: For options that this trainer cannot follow, and for data that it cannot use.
     """
 
+    @takes_a_config
     def __init__(
         self,
         config: TRLConfig,
@@ -81,8 +82,6 @@ class BaseRLTrainer(Verbs[E]):
         callbacks: Sequence[Callback] = (),
         **data: Any,
     ) -> None:
-        refuse_removed_hooks(type(self))
-        require_method(type(self).__name__, config, self.method_class)
         self.config, self.method = config, config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)

@@ -94,9 +94,10 @@ class ByHand:
         """
         rows: list[Completion] = []
         for query, response in zip(queries, responses, strict=True):
-            ids = response.cpu().reshape(-1)
-            if response.shape[-1:] != ids.shape:
-                raise DataError(f"step: responses[{len(rows)}] has the shape {list(response.shape)}; give [R] each.")
+            given = torch.as_tensor(response).cpu()
+            ids = given.reshape(-1)
+            if given.shape[-1:] != ids.shape:
+                raise DataError(f"step: responses[{len(rows)}] has the shape {list(given.shape)}; give [R] each.")
             if not len(ids):
                 raise DataError(f"step: responses[{len(rows)}] is empty.")
             prompt = torch.tensor(self.ids(query))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.config.elsewhere import ARGUMENTS
 from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Callable[..., None])
 
 
 def require_method(name: str, config: TRLConfig, method_class: type[MethodConfig]) -> None:
@@ -20,15 +23,38 @@ def require_method(name: str, config: TRLConfig, method_class: type[MethodConfig
         raise ConfigError(f"train.trainer ({name}) needs method.name: {needed}.")
 
 
+def takes_a_config(init: C) -> C:
+    """Check the class and the configuration of a trainer before its constructor runs.
+
+    A call in the shape of TRL's is answered with ConfigError, and not with TypeError.
+    """
+
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = [*args, *(value for name, value in kwargs.items() if name == "config")]
+        if len(given) != 1 or not isinstance(given[0], TRLConfig):
+            shown = ", ".join(type(value).__name__ for value in given) or "nothing"
+            takes = f"{type(self).__name__} takes one TRLConfig, not ({shown}), and all else by name."
+            raise ConfigError(f"{takes} {_here(kwargs)}".rstrip())
+        refuse_removed_hooks(type(self))
+        require_method(type(self).__name__, given[0], self.method_class)
+        init(self, *args, **kwargs)
+
+    return cast(C, call)
+
+
+def _here(names: Iterable[str]) -> str:
+    return " ".join(f"{name}: here this is {ARGUMENTS[name]}." for name in names if name in ARGUMENTS)
+
+
 def refuse_unused(trainer_class: Any, given: Mapping[str, Any], stop_sequences: Sequence[str] = ()) -> None:
     """Raise ConfigError for data that a trainer does not take, and for an empty stop sequence."""
     if "" in stop_sequences:
         raise ConfigError("stop_sequences has an empty string, which would end every response at once.")
     name, uses = trainer_class.__name__, sorted(trainer_class.uses)
     if unused := [word for word, value in given.items() if value is not None and word not in uses]:
-        here = " ".join(f"{word}: here this is {ARGUMENTS[word]}." for word in unused if word in ARGUMENTS)
         takes = f"it takes {', '.join(uses) or 'no data'}."
-        raise ConfigError(f"{name} cannot use {', '.join(unused)}; {takes} {here}".rstrip())
+        raise ConfigError(f"{name} cannot use {', '.join(unused)}; {takes} {_here(unused)}".rstrip())
 
 
 def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ estimates advantages. Then it makes `ppo_epochs` passes of clipped updates. Docu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -250,17 +251,18 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
             The metrics of the round, and the metrics of its steps averaged over the steps.
 
         Raises:
-            DataError: If the numbers of queries, responses and scores differ, a response is empty, or a mask does not
-                fit.
+            DataError: If the numbers of queries, responses and scores differ, a response is empty, a score is not
+                finite, or a mask does not fit.
             ConfigError: If training is complete: `train.total_steps` or `train.epochs` (rounds) is reached.
         """
         if not len(queries) == len(responses) == len(scores):
             raise DataError(
                 f"step: {len(queries)} queries, {len(responses)} responses and {len(scores)} scores must be as many."
             )
-        return self.round_of(
-            lambda: self._given(queries, responses, [float(score) for score in scores], response_masks)
-        )
+        rewards = [float(score) for score in scores]
+        if (at := next((at for at, reward in enumerate(rewards) if not math.isfinite(reward)), None)) is not None:
+            raise DataError(f"step: scores[{at}] is {rewards[at]}; a score must be finite.")
+        return self.round_of(lambda: self._given(queries, responses, [*rewards], response_masks))
 
     def _given(
         self,

@@ -71,3 +71,26 @@ def test_a_trainer_that_is_made_with_an_argument_of_another_library() -> None:
     given: dict[str, Any] = {"train_dataset": [], "model": "gpt2"}
     with pytest.raises(ConfigError, match=r"PPOTrainer cannot use model, train_dataset; .* model: here this is"):
         trlx_like.PPOTrainer(default_ppo_config(), **given)
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message"),
+    [
+        (
+            ("gpt2", None),
+            {"args": None, "beta": 0.1},
+            r"\(str, NoneType\), and all else by name. args: here this is con",
+        ),
+        (
+            (),
+            {"model": "gpt2", "train_dataset": []},
+            r"\(nothing\), .* model: here this is model_path=.* train_dataset:",
+        ),
+        ((), {"config": PPOConfig()}, r"\(PPOConfig\), and all else by name.$"),
+    ],
+)
+def test_a_trainer_that_is_made_in_the_shape_of_another_library(
+    positional: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^DPOTrainer takes one TRLConfig, not {message}"):
+        trlx_like.DPOTrainer(*positional, **named)

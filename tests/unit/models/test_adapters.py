@@ -293,10 +293,21 @@ def test_one_adapter_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_adapters_of_other_names() -> None:
-    """Which of several would be meant is not known, and the reference has but one."""
+    """Which of several active ones would be meant is not known, and the reference has but one."""
     given = peft.get_peft_model(tiny_lm("llama"), peft.LoraConfig(r=2), adapter_name="mine")
-    with pytest.raises(ConfigError, match="has adapters named mine; it must have only one, named 'default'"):
+    with pytest.raises(ConfigError, match="has the active adapters mine; it must have only one, named 'default'"):
         load_trained_model(ModelConfig(model_path=given))
+
+
+def test_an_adapter_beside_the_active_one_stays_frozen() -> None:
+    """Such as a reward adapter on the policy's base."""
+    lm: Any = tiny_lm("llama")
+    for name in ("default", "reward"):
+        lm.add_adapter(peft.LoraConfig(r=2), adapter_name=name)
+    lm.set_adapter("default")
+    load_trained_model(ModelConfig(model_path=lm))
+    trained = {name.split(".")[-2] for name, value in lm.named_parameters() if value.requires_grad}
+    assert trained == {"default"} and lm.active_adapters() == ["default"]
 
 
 def test_without_peft_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_steps_of_an_encoder_decoder(tmp_path: Path) -> None:
     responses = trainer.generate(queries, max_new_tokens=3, eos_token_id=None)
     assert [response.shape for response in responses] == [(3,), (3,)]
     masks = [torch.ones(3), torch.tensor([1, 0, 1])]
-    stats = trainer.step(queries, responses, [1.0, 0.0], response_masks=masks)
+    stats = trainer.step(queries, [responses[0].tolist(), responses[1]], [1.0, 0.0], response_masks=masks)
     assert stats["policy/ratio_deviation"] < 1e-6 and stats["policy/kl"] == 0 and stats["rollout/score_mean"] == 0.5
     assert trainer.units(trainer.experience_class.collate(trainer.store.elements)) == 5
     whole = trainer.generate(["ab"], max_new_tokens=4, do_sample=False)
@@ -91,3 +91,6 @@ def test_several_responses_in_one_tensor_are_refused(tmp_path: Path) -> None:
     trainer = make("PPOTrainer", tmp_path)
     with pytest.raises(DataError, match=r"responses\[0\] has the shape \[2, 3\]; give \[R\] each"):
         trainer.step(["ab"], [torch.zeros(2, 3).long()], [1.0])
+    with pytest.raises(DataError, match=r"step: scores\[1\] is nan; a score must be finite"):
+        trainer.step(["ab", "b"], [torch.tensor([3])] * 2, [1.0, float("nan")])
+    assert not trainer.progress.round
