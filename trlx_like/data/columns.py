@@ -48,7 +48,7 @@ class Column:
     @classmethod
     def true(cls, lengths: Tensor) -> Column:
         """Return a mask that is True everywhere, given its length in each element. [N]"""
-        return cls(torch.ones(int(lengths.max()), dtype=torch.bool), torch.zeros_like(lengths), lengths)
+        return cls(torch.ones(int(lengths.max()), dtype=torch.bool), lengths.new_zeros(()).expand_as(lengths), lengths)
 
     @classmethod
     def single(cls, values: Tensor) -> Column:
@@ -65,6 +65,8 @@ class Column:
 
     def either(self, other: Column) -> Column:
         """Return this column, and the elements of another in place of empty ones."""
+        if not len(self.values):
+            return other
         assert self.lengths is not None and other.lengths is not None
         has = self.lengths > 0
         starts = self.starts.where(has, len(self.values) + other.starts)

@@ -214,8 +214,8 @@ class _Chat:
         self.tokenizer, self.place, self.options = tokenizer, place, options
         if tokenizer.chat_template is None and "chat_template" not in options:
             raise DataError(
-                f"{place} has messages, but the tokenizer has no chat template: set its chat_template, take the "
-                "tokenizer of a chat model, or give text."
+                f"{place} has messages, but the tokenizer has no chat template: set tokenizer.chat_template (such as "
+                "chatml), take the tokenizer of a chat model, or give text."
             )
         self.messages = [dict(message) for message in messages]
         self._ids: dict[int, list[int]] = {}  # cache of `ids`

@@ -10,7 +10,7 @@ from typing import Any
 from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
 from trlx_like.pipelines.sources import load_function
-from trlx_like.rewards.library import named_reward
+from trlx_like.rewards.library import FUNCTIONS, named_reward
 from trlx_like.rewards.rubric import rubric
 from trlx_like.rewards.weighted import WeightedRewards, parts_of
 
@@ -20,8 +20,8 @@ def make_reward(spec: Any, weights: Sequence[float] | None = None, option: str =
 
     Args:
         spec: A function; a reward model (a `RewardModel`, its folder or hub name, or a classifier of transformers);
-            `module:function` or `file.py:function`; a mapping with name and options of a function of the library
-            (`rewards/library.py`) or of a rubric (`rewards/rubric.py`); or a list of these.
+            `module:function` or `file.py:function`; the name of a function of the library (`rewards/library.py`), or a
+            mapping with its name and options or those of a rubric (`rewards/rubric.py`); or a list of these.
         weights: The option `reward.weights`, for a list.
         option: The name of `spec` in errors.
 
@@ -53,6 +53,8 @@ def _check_weights(spec: Any, weights: Sequence[float] | None, option: str) -> N
 
 
 def _one(spec: Any, option: str) -> Callable[..., Any]:
+    if isinstance(spec, str) and spec in FUNCTIONS and not names_reward_model(spec):
+        return named_reward({"name": spec}, option)
     if isinstance(spec, Mapping):
         return rubric(spec, option) if spec.get("name") == "rubric" else named_reward(spec, option)
     path = os.fspath(spec) if isinstance(spec, (str, os.PathLike)) else None
@@ -78,10 +80,10 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
         ConfigError: As `make_reward`.
     """
     _check_weights(spec, weights, option)
-    if isinstance(spec, Mapping):
-        return ", ".join(parts_of(_one(spec, option)))
     if isinstance(spec, list):
         return ", ".join(check_reward(part, f"{option}[{place}]") for place, part in enumerate(spec))
+    if isinstance(spec, Mapping) or (spec in FUNCTIONS and not names_reward_model(spec)):
+        return ", ".join(parts_of(_one(spec, option)))
     if not names_reward_model(spec):
         load_function(spec, option)
     else:

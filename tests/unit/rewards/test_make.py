@@ -16,7 +16,7 @@ from tests.unit.rewards.test_models import OUTPUTS, PROMPTS, call
 from tests.unit.rewards.test_weighted import length
 from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError
-from trlx_like.rewards.make import make_reward
+from trlx_like.rewards.make import check_reward, make_reward
 from trlx_like.rewards.models import RewardModel
 from trlx_like.rewards.runner import RewardRunner
 from trlx_like.rewards.weighted import WeightedRewards
@@ -32,6 +32,8 @@ def test_every_form(tmp_path: Path) -> None:
     place = f"{tmp_path / 'own.py'}:score"
     for form in (tmp_path / "judge", str(tmp_path / "judge"), RewardModel(tmp_path / "judge"), loaded):
         assert call(make_reward(form)) == pytest.approx(expected)
+    assert call(make_reward("repetition")) == call(make_reward({"name": "repetition"}))
+    assert check_reward(["repetition", place], "x") == f"repetition, {place}"
     assert make_reward(length) is length and call(make_reward(place)) == [2.0] * 5
     several = make_reward([place, length, tmp_path / "judge"], [0.5, 2, 0])
     assert isinstance(several, WeightedRewards) and several.names == ["score", "length", "judge"]
