@@ -94,6 +94,8 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table = _table(trainer, gpus, config.model.quantization)
+        if "generate" in table and config.sampler.engine.lower() == "vllm":  # on GPUs of its own
+            table["generate"] = table["rest"].copy()
         copied = _copied(trainer, table["rest"], config, gpus) if config.train.async_save else 0
         if config.backend.kind in DIVIDES and gpus > 1:
             divide(table, trainer.model, config, gpus)

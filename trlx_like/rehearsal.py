@@ -17,6 +17,8 @@ from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load
 
+LIKE_RUNS = ("transformers", "copy")
+"""Engines that a rehearsal uses as they are. Others need a server, or memory with values, and are replaced."""
 DATA = {
     "prompts": ["a", "a"],  # two, as a permutation of tensors without values is all ones
     "samples": [("a", "a")],
@@ -47,6 +49,8 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     if getattr(config.method, "formatting_func", None) is not None:
         changes["method"]["formatting_func"] = None
     changed = config.evolve(**changes)
+    if changed.sampler.engine.lower() not in LIKE_RUNS:
+        changed.sampler.engine, changed.sampler.kwargs = "transformers", {}
     changed.backend = config.backend.undivided()
     for option in ("model_path", "ref_model_path"):
         setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))

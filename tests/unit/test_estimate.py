@@ -129,6 +129,15 @@ def test_generation_takes_what_the_estimate_says(tmp_path: Path) -> None:
     assert found.total() - found["optimizer"] == pytest.approx(most(made), rel=0.1)
 
 
+@pytest.mark.slow  # two estimates
+def test_servers_generate_in_memory_of_their_own(tmp_path: Path) -> None:
+    config, served = (ingredients("PPOTrainer", tmp_path, **COMMON)[0] for _ in range(2))
+    served.sampler.engine, served.sampler.kwargs = "vllm", {"url": "http://localhost:1", "folder": str(tmp_path)}
+    one, other = estimate(config).table, estimate(served).table
+    assert other["generate"] == other["rest"] and one["generate"].total() > one["rest"].total()
+    assert {**other, "generate": one["generate"]} == one
+
+
 def test_quantized_layers_by_hand(tmp_path: Path) -> None:
     # Of each of 3 blocks: 64 x 64 (twice), 64 x 32 (twice), 64 x 160 (three times), in 2 bytes or in a half and 1/64.
     layers = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
