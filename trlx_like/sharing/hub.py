@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import ConfigError
+from trlx_like.sharing.card import HUB_NAME
 from trlx_like.sharing.export import export_run
 
 
@@ -30,16 +31,13 @@ def push(run: Path, repo: str, *, private: bool | None = None, dry_run: bool = F
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+    if not HUB_NAME.fullmatch(repo):
+        raise ConfigError(f"{repo!r} must be the name of a repository, OWNER/NAME.")
 
     # The first base is the error of the HTTP library, which is another one in other releases of huggingface_hub. An
     # upload of a large file that fails is a RuntimeError.
-    refusals: tuple[Any, ...] = (HfHubHTTPError.__bases__[0], OSError, RuntimeError)
+    refusals: tuple[Any, ...] = (HfHubHTTPError.__bases__[0], HFValidationError, OSError, RuntimeError)
     with tempfile.TemporaryDirectory(prefix="trlx_like-push-") as place:
         folder = Path(place) / "model"
         checkpoint, _ = export_run(run, folder, name=repo, **options)

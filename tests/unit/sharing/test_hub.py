@@ -34,5 +34,5 @@ def test_a_dry_run_uses_no_network(tuned: Path, monkeypatch: pytest.MonkeyPatch)
 def test_names_that_are_none_are_refused(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(monkeypatch) as hub:
         for words in (["a/b/c"], ["a b", "--dry-run"]):
-            assert "Repo id must" in said(2, "push", tuned, *words)
+            assert "must be the name of a repository" in said(2, "push", tuned, *words)
     assert not hub.made
