@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR
+from transformers import AutoModelForSequenceClassification
 
 import trlx_like
-from tests.contract.recipes import LORA, RECIPES, ingredients, make
+from tests.contract.recipes import LORA, NO_DROPOUT, RECIPES, ingredients, make
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, rows, run_until_stopped, state_of
-from tests.tiny import tiny_lm
+from tests.tiny import tiny_config, tiny_lm
 from tests.tiny_pipelines import saved
 from trlx_like.config.trl import TRLConfig
 from trlx_like.errors import ConfigError
@@ -40,7 +41,8 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path: Path) -> None:
     made = {}
     for name in ("whole", "parts", "resumed"):
         lm = tiny_lm()
-        made[name] = {**options(lm, stepwise(lm)), "model.num_layers_unfrozen": 1, **AUTO}
+        few = {"train.total_steps": 6, "train.save_best": False, "model.num_layers_unfrozen": 1}
+        made[name] = {**options(lm, stepwise(lm)), **few, **AUTO}
     whole = make("PPOTrainer", tmp_path / "whole", **made["whole"])
     whole.learn()
     run_until_stopped(make("PPOTrainer", tmp_path / "parts", **made["parts"], callbacks=[StopAfter(3)]))
@@ -48,7 +50,7 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path: Path) -> None:
     resumed.learn()
     assert_same_run(resumed, whole, tmp_path / "parts", tmp_path / "whole")
     rates = [row["learning_rate"] for row in rows(tmp_path / "whole") if row["step"]]
-    assert rates[:7] == pytest.approx([0.005, 0.0075, 0.01, 0.01, 0.005, 0.005, 0.0025])
+    assert rates == pytest.approx([0.005, 0.0075, 0.01, 0.01, 0.005, 0.005])
     optimizer = made["whole"]["optimizer.name"]
     assert whole.optimizer.optimizer is optimizer and whole.optimisation.scheduler is made["whole"]["scheduler.name"]
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -135,6 +137,9 @@ def test_every_trainer_resumes_with_objects(name: str, tmp_path: Path) -> None:
 
             model = DiffusionPipeline.from_pretrained(saved("sd"))
             network = model.unet
+        elif name == "RewardTrainer":
+            torch.manual_seed(0)
+            model = network = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=1, **NO_DROPOUT))
         else:
             model = network = tiny_lm()
         return make(name, tmp_path / folder, **options(model, stepwise(network)), **AUTO, **more)

@@ -21,7 +21,8 @@ def test_of_kto(trained: dict[str, Any], other: bool, tmp_path: Path) -> None:
     held_out = [{"prompt": "ab", "completion": " d", "label": True}, {"prompt": "b", "completion": "a", "label": False}]
     runs = []
     for precompute in (True, False):
-        changes = {"method.precompute_ref_log_probs": precompute, "train.eval_interval": 2, "eval_samples": held_out}
+        changes: dict[str, Any] = {"method.precompute_ref_log_probs": precompute, "eval_samples": held_out}
+        changes |= {"eval_prompts": None, "train.total_steps": 4, "train.save_best": False, "train.eval_interval": 2}
         trainer = make("KTOTrainer", tmp_path / str(precompute), **changes, **trained)
         trainer.learn()
         assert isinstance(trainer.store.elements, ColumnRows)
