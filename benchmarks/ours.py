@@ -15,7 +15,8 @@ from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.callbacks import Callback
 
-TRAINERS = {"ppo": "PPO", "grpo": "GRPO", "online_dpo": "OnlineDPO", "dpo": "DPO", "sft": "SFT", "reward": "Reward"}
+TRAINERS = {"ppo": "PPO", "grpo": "GRPO", "rloo": "RLOO", "online_dpo": "OnlineDPO"}
+TRAINERS |= {"dpo": "DPO", "sft": "SFT", "reward": "Reward"}
 
 
 class Boundary(Callback):
@@ -44,7 +45,10 @@ def config(task: dict[str, Any]) -> TRLConfig:
     passes = task["steps"] * task["batch"] // max(1, rollouts)
     methods: dict[str, dict[str, Any]] = {
         "ppo": {"num_rollouts": rollouts, "chunk_size": rollouts, "ppo_epochs": passes, **sampled},
-        "grpo": {"num_prompts": rollouts, "chunk_size": rollouts, "num_generations": task["group"], **sampled},
+        **dict.fromkeys(
+            ("grpo", "rloo"),
+            {"num_prompts": rollouts, "chunk_size": rollouts, "num_generations": task["group"], **sampled},
+        ),
         "online_dpo": sampled,
         "dpo": {"gen_kwargs": {"max_new_tokens": 1}, "precompute_ref_log_probs": False},
         "sft": {"gen_kwargs": {"max_new_tokens": 1}},

@@ -5,10 +5,10 @@
     python -m benchmarks.side_by_side ppo --size 124M --unfrozen 2 --laps 3
 
 Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
-that other work on the machine slows both. A lap is a round (ppo, grpo, online_dpo), some optimizer steps (dpo, sft,
-reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not timed, each
-side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights, the reward
-costs nothing. `--write` puts the result into docs/speed.md.
+that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo), some optimizer steps (dpo,
+sft, reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not timed,
+each side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights, the
+reward costs nothing. `--write` puts the result into docs/speed.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIZES = {
 }
 PEERS = {
     "ppo": ("TRL 0.11.4", "trl_0_11"),
-    **dict.fromkeys(("grpo", "online_dpo", "dpo", "sft", "reward"), ("TRL 1.16.0", "trl_1_16")),
+    **dict.fromkeys(("grpo", "rloo", "online_dpo", "dpo", "sft", "reward"), ("TRL 1.16.0", "trl_1_16")),
     "decode": (f"transformers {transformers.__version__}", "transformers_generate"),
 }
 # Of a lap: prompts (online) and their responses, tokens of a response, samples and number of the optimizer steps.
@@ -55,9 +55,12 @@ SHAPES: dict[str, dict[str, dict[str, int]]] = {
         "1.8M": {"prompts_a_lap": 32, "response": 48, "batch": 8, "steps": 16},
         "124M": {"prompts_a_lap": 8, "response": 48, "batch": 4, "steps": 8},
     },
-    "grpo": {
-        "1.8M": {"prompts_a_lap": 4, "group": 8, "response": 48, "batch": 32, "steps": 1},
-        "124M": {"prompts_a_lap": 2, "group": 4, "response": 48, "batch": 8, "steps": 1},
+    **{
+        work: {
+            "1.8M": {"prompts_a_lap": 4, "group": 8, "response": 48, "batch": 32, "steps": 1},
+            "124M": {"prompts_a_lap": 2, "group": 4, "response": 48, "batch": 8, "steps": 1},
+        }
+        for work in ("grpo", "rloo")
     },
     "online_dpo": {
         "1.8M": {"prompts_a_lap": 8, "response": 48, "batch": 8, "steps": 1},

@@ -1,4 +1,4 @@
-"""GRPO, DPO, SFT, reward models and Online DPO with TRL 1.16, in float32 and without gradient checkpointing."""
+"""GRPO, RLOO, DPO, SFT, reward models and Online DPO with TRL 1.16, in float32 and without gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
 from benchmarks.peers.laps import Laps, reward
@@ -41,6 +52,10 @@ def trainer(task: dict[str, Any], common: dict[str, Any]) -> tuple[type[Any], An
         group = {"num_generations": task["group"], "steps_per_generation": task["steps"], "num_iterations": 1}
         args = GRPOConfig(max_completion_length=task["response"], beta=0.0, **group, **sampled, **common)
         return GRPOTrainer, args, {"reward_funcs": score, "train_dataset": prompts}
+    if task["work"] == "rloo":
+        group = {"num_generations": task["group"], "steps_per_generation": task["steps"], "num_iterations": 1}
+        args = RLOOConfig(max_completion_length=task["response"], **group, **sampled, **common)
+        return RLOOTrainer, args, {"reward_funcs": score, "train_dataset": prompts}
     if task["work"] == "online_dpo":
         args = OnlineDPOConfig(max_new_tokens=task["response"], max_length=longest, **sampled, **common)
         return OnlineDPOTrainer, args, {"reward_funcs": score, "train_dataset": prompts}

@@ -1,0 +1,138 @@
+"""Show how near each phase comes to what the machine can do: the share of the limit of matrix products or of memory.
+
+    python -m benchmarks.limits --write
+
+The limit of a phase is the longer of two times: its matrix products (attention is not counted) at the rate of those of
+1024 x 1024, and the bytes that it must read and write at the rate of multiplying numbers in place. Its share is that
+time over the measured one. All in CPU seconds of one thread, the least of some repeats. The model is a GPT-2 with
+random weights in float32. `--write` puts the rows into docs/speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from benchmarks.peers.laps import Counts
+from benchmarks.side_by_side import PAGE, PROMPT, SIZES, commit, machine, put_row, save_model
+from trlx_like.config import OptimizerConfig
+from trlx_like.data import Completion
+from trlx_like.models.policy import LanguagePolicy
+from trlx_like.optim import make_optimizer
+from trlx_like.samplers.decode import Decoding
+
+ROWS = {"1.8M": 32, "124M": 8}
+RESPONSE, DECODED = 48, 16
+Phase = tuple[str, float, float, float]
+"""Name, CPU seconds, operations, and bytes that have to be read and written."""
+
+
+def least(run: Callable[[], Any], repeats: int) -> float:
+    """Return the least CPU seconds of some calls, after one that is not timed."""
+    run()
+    found = []
+    for _ in range(repeats):
+        begun = time.process_time()
+        run()
+        found.append(time.process_time() - begun)
+    return min(found)
+
+
+def product_rate(repeats: int) -> float:
+    """Return the operations per second of a product of large matrices."""
+    sides = torch.randn(2, 1024, 1024)
+    return 2 * 1024**3 / least(lambda: torch.mm(sides[0], sides[1]), repeats)
+
+
+def memory_rate(size: float, repeats: int) -> float:
+    """Return the bytes per second at which numbers are multiplied in place, which moves so many bytes."""
+    held = torch.ones(int(size) // 8)
+    return held.numel() * 8 / least(lambda: held.mul_(1.0), 5 * repeats)
+
+
+def operations(run: Callable[[], Any]) -> float:
+    """Count the operations of a call."""
+    counts = Counts(layers=1).begin()
+    run()
+    return 1e9 * counts.end()["GFLOP"]
+
+
+def sampling(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
+    """Measure reading the prompts, and one step of decoding."""
+    prompt = torch.randint(lm.config.vocab_size - 1, (rows, PROMPT))
+
+    def generate(tokens: int) -> None:
+        options = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=tokens, pad_token_id=0)
+        with torch.no_grad():
+            Decoding(lm, prompt, torch.ones_like(prompt).bool(), options, torch.arange(rows)).run()
+
+    weights = 4 * sum(weight.numel() for weight in lm.parameters())
+    config = lm.config
+    token = 2 * 4 * config.n_layer * config.n_embd * rows  # keys and values of a token of each row
+    seconds, done = [], []
+    for tokens in (1, 1 + DECODED):
+        seconds.append(least(lambda tokens=tokens: generate(tokens), repeats))  # type: ignore[misc]
+        done.append(operations(lambda tokens=tokens: generate(tokens)))  # type: ignore[misc]
+    yield "prefill", seconds[0], done[0], weights + token * PROMPT
+    step = (seconds[1] - seconds[0]) / DECODED, (done[1] - done[0]) / DECODED
+    yield "decode, a step", *step, weights + token * (PROMPT + DECODED / 2)
+
+
+def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
+    """Measure the forward and the backward pass over prompts and responses, and a step of AdamW."""
+    policy = LanguagePolicy(lm)
+    ids = torch.randint(lm.config.vocab_size - 1, (rows, PROMPT + RESPONSE))
+    mask = torch.ones_like(ids).bool()
+    batch = Completion(ids[:, :PROMPT], mask[:, :PROMPT], ids[:, PROMPT:], mask[:, PROMPT:])
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    optimizer = make_optimizer(trained, OptimizerConfig(name="adamw", kwargs={"lr": 1e-6}))
+
+    def forward() -> torch.Tensor:
+        return policy(batch).logprobs.sum()
+
+    def both() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        forward().backward()  # type: ignore[no-untyped-call]
+
+    weights = 4 * sum(weight.numel() for weight in trained)
+    ahead, whole, done = least(forward, repeats), least(both, repeats), operations(forward)
+    yield "forward", ahead, done, weights
+    yield "backward", whole - ahead, operations(both) - done, 2 * weights
+    # Weight, gradient and two moments are read; weight and moments are written.
+    yield "optimizer step", least(optimizer.step, repeats), 0.0, 7 * weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each phase (default 3)")
+    parser.add_argument("--write", action="store_true", help="put the rows into docs/speed.md")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    products, text = product_rate(10 * given.repeats), PAGE.read_text(encoding="utf-8")
+    print(f"{machine()}, {time.strftime('%Y-%m-%d')}, {commit()}: {products / 1e9:.0f} GFLOP/s")
+    for size, rows in ROWS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(size, Path(folder))
+            lm = AutoModelForCausalLM.from_pretrained(folder).eval()
+        assert lm.config.n_layer == SIZES[size]["layers"]
+        for part in (sampling, learning):
+            for name, seconds, done, size_of in part(lm, rows, given.repeats):
+                limits = {"products": done / products, "memory": size_of / memory_rate(size_of, given.repeats)}
+                kind = max(limits, key=limits.__getitem__)
+                row = f"| {size}, {name} | {1e3 * seconds:,.1f} | {done / 1e9:,.2f} | {size_of / 1e6:,.0f} "
+                row += f"| {kind} | {limits[kind] / seconds:.0%} |".replace("%", " %")
+                print(row, flush=True)
+                text = put_row(text, "phase", row)
+    if given.write:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
