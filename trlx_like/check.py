@@ -40,6 +40,7 @@ def check_run(config: TRLConfig) -> list[str]:
     """
     found, rows = read_sources(config)
     api.check(config)
+    _check_arguments(config, rows)
     api.check_folder(config)
     with_first_rows(config, rows)
     return found
@@ -107,6 +108,23 @@ def _function(spec: Any, option: str, config: TRLConfig) -> list[str]:
     if option in FUNCTIONS and is_python_name(spec):
         load_function(spec, option)
     return []
+
+
+def _check_arguments(config: TRLConfig, rows: Data) -> None:
+    """Raise RewardError if a function needs an argument that neither the library nor any prompt of a set has."""
+    from trlx_like.pipelines.sources import load_function
+    from trlx_like.rewards.alignment import TOKEN_COLUMNS
+    from trlx_like.rewards.arguments import accepted, metadata_columns
+
+    own = ["messages", "completion_ids", *TOKEN_COLUMNS, "samples", "prompts", "outputs", "tokenizer"]
+    given = config.data.reward_fn
+    names = [spec for spec in (given if isinstance(given, list) else [given]) if isinstance(spec, str)]
+    functions = [load_function(name, "data.reward_fn") for name in names if is_python_name(name)]
+    for option in ("prompts", "eval_prompts") if config.model.model_arch_type != "diffusion" else ():
+        if prompts := rows.get(option):
+            keys = metadata_columns([row for row in prompts if isinstance(row, Mapping)])
+            for function in functions:
+                accepted(function, dict.fromkeys([*own, *keys], ()), own)
 
 
 class _Read(Exception):

@@ -69,7 +69,7 @@ def import_name(name: str, option: str) -> Any:
         module = import_file(Path(place)) if place.endswith(".py") else import_module(place)
     except TrlxError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise ConfigError(f"{option} ({name!r}) cannot be imported: {raised(error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{option} ({name!r}): {place} has no {attribute!r}.")
@@ -98,7 +98,7 @@ def install_hint(extra: str) -> str:
     return f'pip install "trlx-like[{extra}]", or in a clone: pip install -e ".[{extra}]"'
 
 
-def raised(error: Exception) -> str:
+def raised(error: BaseException) -> str:
     """Describe an exception that a user's code raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [] if isinstance(error, (SyntaxError, ImportError)) else frames[-1:]

@@ -158,7 +158,7 @@ def load_plugin(name: str) -> None:
         _load_module(name)
     except TrlxError as error:
         raise RegistryError(f"plugin {name!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RegistryError(f"plugin {name!r} raised {type(error).__name__} on import: {error}") from error
 
 

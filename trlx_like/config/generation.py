@@ -51,7 +51,7 @@ EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "min_new_tokens": (Annotated[int, Field(ge=0)] | None, (None, 0)),
     "exponential_decay_length_penalty": (list[Any] | tuple[Any, ...] | None, (None,)),
     "bad_words_ids": (list[list[int]] | None, (None,)),
-    "sequence_bias": (list[Any] | dict[Any, Any] | None, (None,)),
+    "sequence_bias": (list[list[Any]] | None, (None,)),
     "suppress_tokens": (list[int] | None, (None,)),
     "begin_suppress_tokens": (list[int] | None, (None,)),
     "forced_bos_token_id": (int | None, (None,)),

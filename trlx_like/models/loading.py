@@ -65,9 +65,7 @@ def load_trained_model(config: ModelConfig, unread: bool = False) -> PreTrainedM
         ConfigError: If it cannot be loaded or trained, or is of another kind than `model.model_arch_type`.
     """
     check_model(config)
-    path = config.model_path
-    if is_python_name(path):
-        path = import_name(path, MODEL)()
+    path = import_name(config.model_path, MODEL)() if is_python_name(config.model_path) else config.model_path
     lm = load_model(path, config, unread=unread and not reads_weights(config.peft_config))
     if config.peft_config is not None:
         add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
@@ -203,7 +201,11 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
     if not isinstance(found, str):
         return found
     if base_of(path) is None and not _quantized(path, extra):  # layers of bitsandbytes take no headers
-        return _loaded(path, config, option, quantized=False, device_map="meta", **local).config
+        lm = _loaded(path, config, option, quantized=False, device_map="meta", **local)
+        if option == MODEL and config.peft_config is not None:
+            with torch.random.fork_rng([]):
+                add_adapter(lm, config.peft_config, None)
+        return lm.config
     try:
         return _read_config(path, {**extra, **local}, option)
     except UNLOADABLE as error:

@@ -21,8 +21,8 @@ from trlx_like.errors import ConfigError
 from trlx_like.reading import check_regular
 
 UNLOADABLE = (
-    *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError),
-    *(SafetensorError, StrictDataclassError, UnpicklingError),
+    *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError),
+    *(ValueError, SafetensorError, StrictDataclassError, UnpicklingError),
 )
 """What transformers, diffusers and torch raise for files that are damaged or do not belong together."""
 

@@ -65,6 +65,8 @@ def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line
         columns = next(reader, [])
         if len(set(columns)) < len(columns) or not all(columns):
             raise DataError(f"{option}: {path}:1 must name every column once, not {', '.join(map(repr, columns))}.")
+        if len(columns) == 1 and ";" in columns[0]:
+            raise DataError(f"{option}: {path}:1 has one column, {columns[0]!r}; separate columns by commas.")
         for cells in filter(None, reader):
             if len(cells) != len(columns):
                 found = f"{len(cells)} cells for {len(columns)} columns"

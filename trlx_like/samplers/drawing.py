@@ -19,6 +19,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from trlx_like.errors import NonFiniteError
 from trlx_like.functional.choices import encode
 from trlx_like.functional.counter import uniforms
 from trlx_like.functional.draw import draw
@@ -56,9 +57,19 @@ class TokenSampler(LogitsProcessor):
 
 
 def drawn(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token of each row of logits [B, V] by a random number [B, 1]; return it and its probability, [B, 1]."""
+    """Draw a token of each row of logits [B, V] by a random number [B, 1]; return it and its probability, [B, 1].
+
+    Raises:
+        NonFiniteError: If a row of logits is no distribution. Finite weights may compute such rows if they are large.
+    """
     probabilities = scores.softmax(dim=-1)
     tokens = draw(probabilities, uniform)
+    if bool((tokens == scores.shape[-1]).any()):  # where a sum is NaN; a GPU would not survive the next line
+        raise NonFiniteError(
+            "The model computes NaN or infinite scores of the next token, so nothing can be sampled. It has diverged, "
+            "or its numbers are too large for backend.mixed_precision: go on from an earlier checkpoint with a smaller "
+            "optimizer.kwargs.lr, or set backend.mixed_precision: no."
+        )
     return tokens, probabilities.gather(1, tokens)
 
 

@@ -6,12 +6,22 @@ compute log-probabilities under another distribution than the one that was sampl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+import torch
+from transformers import (
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
+    NoBadWordsLogitsProcessor,
+    PreTrainedTokenizerBase,
+    SequenceBiasLogitsProcessor,
+    WatermarkingConfig,
+)
 
-from trlx_like.config.generation import FORBIDDING, NEUTRAL, TYPES, option_problems, option_type
+from trlx_like.config.generation import FORBIDDING, NEUTRAL, TYPES, option_problems, option_type, swept
 from trlx_like.config.problems import InvalidConfig
 from trlx_like.errors import ConfigError
 
@@ -45,6 +55,39 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         return GenerationConfig(**{**neutral, **special, **given})
     except ValueError as error:
         raise ConfigError(f"method.gen_kwargs: {error}") from error
+
+
+def check_token_ids(options: Mapping[str, Any], name: str, vocabulary: int) -> None:
+    """Try the options that name tokens or have a form of their own, before `generate()` does while it samples.
+
+    An EOS that the model lacks is accepted: programs of TRL set one so that responses never end by themselves.
+
+    Args:
+        options: Options of generation, by name.
+        name: The option of the method that they come from, for errors.
+        vocabulary: The number of tokens of the model.
+
+    Raises:
+        ConfigError: For an option that names a token that the model lacks, or that has a wrong form.
+    """
+    for option in sorted(_TRIED.keys() & options.keys() - swept(options).keys()):
+        if (value := options[option]) is not None:
+            try:
+                _TRIED[option](value)(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, vocabulary))
+            except (ValueError, TypeError, IndexError) as error:
+                raise ConfigError(f"method.{name}.{option} ({value!r}): {error}.") from error
+
+
+# Option -> what makes of its value a function of tokens [1, 1] and logits [1, V].
+_TRIED: dict[str, Callable[[Any], Callable[[Any, Any], Any]]] = {
+    "bad_words_ids": NoBadWordsLogitsProcessor,
+    "sequence_bias": SequenceBiasLogitsProcessor,
+    "forced_bos_token_id": ForcedBOSTokenLogitsProcessor,
+    "forced_eos_token_id": lambda value: ForcedEOSTokenLogitsProcessor(2, value),
+    "exponential_decay_length_penalty": lambda value: ExponentialDecayLengthPenalty(value, 0, 0),
+    "watermarking_config": lambda value: lambda *_: WatermarkingConfig(**value).validate(),
+    "pad_token_id": lambda value: lambda _, scores: scores[0, value],
+}
 
 
 def is_plain(config: GenerationConfig) -> bool:

@@ -225,6 +225,8 @@ class BaseRLTrainer(Verbs[E]):
             self._pending = {**self.rollouts.metrics(), **made}
         except (Exception, Interrupted) as error:
             self.state.restore(before)
+            if isinstance(error, NonFiniteError):  # the state before the round is the one that cannot be sampled from
+                raise
             if self.world.size == 1 or isinstance(error, (Interrupted, RewardError, SamplerError)):  # on all processes
                 self._save_before_end()
             raise

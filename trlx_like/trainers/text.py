@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
@@ -29,6 +29,7 @@ from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.rows import joined_sets
 from trlx_like.samplers.engines import ENGINES, Engine, check_engine
+from trlx_like.samplers.generation import check_token_ids
 from trlx_like.samplers.text import SEPARATOR, TextSampler
 from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.by_hand import ByHand, Query
@@ -66,7 +67,14 @@ class TextTrainer(BaseRLTrainer[E]):
         config = self.config.model
         for name, path in (("model_path", config.model_path), ("ref_model_path", config.ref_model_path)):
             found = None if path is None else inspect_model(path, config, f"model.{name}")
-            check_fit(found, self.config.train.seq_length, self.tokenizer)
+            self._check_fit(found)
+
+    def _check_fit(self, found: PretrainedConfig | None) -> None:
+        """Check that a model, if it is known, has the positions and tokens that it will be given."""
+        check_fit(found, self.config.train.seq_length, self.tokenizer)
+        if found is not None:
+            for name in ("gen_kwargs", "gen_experience_kwargs"):
+                check_token_ids(getattr(self.method, name, None) or {}, name, found.get_text_config().vocab_size)
 
     def build(self, tokenizer: Any = None) -> None:
         self.read_inputs(tokenizer)
@@ -80,7 +88,7 @@ class TextTrainer(BaseRLTrainer[E]):
             disable_dropout(lm)
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
-        check_fit(lm.config, self.config.train.seq_length, self.tokenizer)
+        self._check_fit(lm.config)
         self.model = LanguagePolicy(
             lm,
             heads=self.heads(hidden_size(lm), vocabulary_size(lm)),

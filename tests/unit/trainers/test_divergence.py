@@ -108,6 +108,25 @@ def test_a_rollback_goes_on_from_the_newest_checkpoint_with_a_smaller_rate(name:
     assert (trainer.progress.step, trainer.progress.rollbacks) == (8, 1)
 
 
+def test_a_model_that_cannot_be_sampled_from_is_no_newer_checkpoint(tmp_path: Path) -> None:
+    """Finite weights whose logits are NaN: the round of step 5 ends, and the run goes on from step 4."""
+    trainer = make("GRPOTrainer", tmp_path, **{**OPTIONS, "train.total_steps": 5, "train.on_divergence": "rollback"})
+    make_experience = trainer.make_experience
+
+    def after_spoiling() -> Any:
+        if trainer.progress.step == 4 and not trainer.progress.rollbacks:
+            with torch.no_grad():
+                trainer.model.lm.lm_head.weight.mul_(1e30)
+                trainer.model.lm.transformer.ln_f.weight.mul_(1e30)
+        return make_experience()
+
+    trainer.make_experience = after_spoiling
+    trainer.learn()
+    _, event = rows(tmp_path, "history.jsonl")
+    assert "NaN or infinite scores of the next token" in event["why"]
+    assert (event["to_step"], trainer.progress.step, trainer.progress.rollbacks) == (4, 5, 1)
+
+
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.usefixtures("early")
 def test_rollbacks_add_up_and_end(saved: bool, tmp_path: Path) -> None:
