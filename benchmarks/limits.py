@@ -94,12 +94,12 @@ def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     trained = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = make_optimizer(trained, OptimizerConfig(name="adamw", kwargs={"lr": 1e-6}))
 
-    def forward() -> torch.Tensor:
+    def forward() -> Any:
         return policy(batch).logprobs.sum()
 
     def both() -> None:
         optimizer.zero_grad(set_to_none=True)
-        forward().backward()  # type: ignore[no-untyped-call]
+        forward().backward()
 
     weights = 4 * sum(weight.numel() for weight in trained)
     ahead, whole, done = least(forward, repeats), least(both, repeats), operations(forward)
