@@ -50,7 +50,7 @@ def trained(rank: int, folder: str, kind: str) -> str:
     timeouts = {"stopped": 2.0, "hanging": 2.0, "well": 3.0}
     changes: dict[str, Any] = {**OPTIONS, "backend.timeout": timeouts.get(kind, 1800.0)}
     if kind == "well":
-        changes |= {"train.batch_size": 8, "train.minibatch_size": 1, "train.total_steps": 2}
+        changes |= {"train.batch_size": 8, "train.minibatch_size": 1, "train.total_steps": 2, "method.num_rollouts": 8}
     trainer = make("PPOTrainer", Path(folder) / "run", **changes, reward_fn=reward)
     if kind == "well" and rank == 1:
         passes = iter([0.9] * 4)
