@@ -48,7 +48,7 @@ class Column:
     @classmethod
     def true(cls, lengths: Tensor) -> Column:
         """Return a mask that is True everywhere, given its length in each element. [N]"""
-        return cls(torch.ones(int(lengths.max()), dtype=torch.bool), lengths.new_zeros(()).expand_as(lengths), lengths)
+        return cls(torch.ones(int(lengths.max()), dtype=torch.bool), torch.zeros_like(lengths), lengths)
 
     @classmethod
     def single(cls, values: Tensor) -> Column:
