@@ -67,3 +67,16 @@ def test_texts_and_an_encoder_decoder(tmp_path: Path) -> None:
     seq2seq = iterative(tmp_path / "seq2seq", **SEQ2SEQ, samples=SAMPLES)
     assert seq2seq.step(texts=["ab", "c"], texts_labels=["cd", "e"])["losses/total_loss"] > 0
     seq2seq.close()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_longer_sample_is_cut(side: str, tmp_path: Path) -> None:
+    """At `train.seq_length`, at the side that the tokenizer cuts; ids may be plain lists."""
+    trainer = iterative(tmp_path, **{"tokenizer.truncation_side": side})
+    length = trainer.config.train.seq_length
+    ids = trainer.tokenizer("the cat sat. " * length)["input_ids"]
+    (element,) = trainer._elements([ids], [[1] * len(ids)], [ids])
+    assert [*element.prompt.tolist(), *element.response.tolist()] == (
+        ids[:length] if side == "right" else ids[-length:]
+    )
+    assert element.target.tolist() == [True] * (length - 1)

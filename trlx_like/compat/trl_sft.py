@@ -46,10 +46,10 @@ class IterativeSFTTrainer(RoundsByHand[SFTExperience], SFTTrainer):
         texts: Sequence[str] | None = None,
         texts_labels: Sequence[str] | None = None,
     ) -> Metrics:
-        """Train on one batch, given as token ids or as texts.
+        """Train on one batch, given as token ids or as texts. Of a longer sample `train.seq_length` tokens are kept.
 
         Args:
-            input_ids: Token ids [T] of each sample: prompt and output.
+            input_ids: Token ids [T] of each sample: prompt and output. These and the next two also as lists or arrays.
             attention_mask: 1 at the tokens to read [T]; None: all.
             labels: For each sample [T] the ids to learn, -100 where there is nothing to learn; None: `input_ids`. Of an
                 encoder-decoder the output [R].
@@ -83,24 +83,28 @@ class IterativeSFTTrainer(RoundsByHand[SFTExperience], SFTTrainer):
     def _elements(
         self, samples: Sequence[Tensor], masks: Sequence[Tensor] | None, labels: Sequence[Tensor] | None
     ) -> Iterator[SFTExperience]:
+        longest = self.config.train.seq_length
+        kept = slice(longest) if self.tokenizer.truncation_side == "right" else slice(-longest, None)
         for row, sample in enumerate(samples):
-            ids = sample.cpu().reshape(-1)
-            real = torch.ones_like(ids).bool() if masks is None else masks[row].cpu().reshape(-1).bool()
-            learned = ids if labels is None else labels[row].cpu().reshape(-1)
+            ids = torch.as_tensor(sample).cpu().reshape(-1)
+            real = (
+                torch.ones_like(ids).bool() if masks is None else torch.as_tensor(masks[row]).cpu().reshape(-1).bool()
+            )
+            learned = ids if labels is None else torch.as_tensor(labels[row]).cpu().reshape(-1)
             if self.seq2seq:
-                prompt, output = ids[real], learned[learned != -100]
+                prompt, output = ids[real][kept], learned[learned != -100][kept]
                 yield SFTExperience(*_with_mask(prompt), *_with_mask(output), torch.ones_like(output).bool())
                 continue
             if not len(ids) == len(real) == len(learned):
                 raise DataError(
                     f"step: sample {row} has {len(ids)} ids, {len(real)} entries of its mask and {len(learned)} labels."
                 )
-            target = (learned != -100)[real][1:]
+            target = (learned != -100)[real][kept][1:]
             if not bool((learned == ids)[(learned != -100) & real].all()):
                 raise DataError(f"step: labels[{row}] must be the ids of the sample, or -100.")
             if not bool(target.any()):
                 raise DataError(f"step: sample {row} has nothing to learn after its first token.")
-            ids = ids[real]
+            ids = ids[real][kept]
             yield SFTExperience(*_with_mask(ids[:1]), *_with_mask(ids[1:]), target)
 
 
