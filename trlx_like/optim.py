@@ -30,6 +30,7 @@ register_scheduler = SCHEDULERS.register
 
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimizers of torch that can update all parameters in one fused kernel."""
+_STEPS: dict[type, Any] = {kind: inspect.unwrap(kind.step) for kind in (torch.optim.Adam, torch.optim.AdamW)}
 BOUNDED = ("adam", "adamw")
 """Optimizers whose steps `bounded` knows."""
 OTHERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -161,10 +162,10 @@ def norms_and_biases(model: nn.Module) -> list[bool]:
 
 
 def bounded(optimizer: Optimizer) -> bool:
-    """Tell whether the numbers that go into a step bound how far it changes a weight: Adam without hooks of its own."""
+    """Tell whether the numbers that go into a step bound how far it changes a weight: plain Adam."""
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     plain = not any(group.get("capturable") or group.get("differentiable") for group in optimizer.param_groups)
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and plain and not any(hooks)
+    return plain and not any(hooks) and inspect.unwrap(optimizer.step) is _STEPS.get(type(optimizer))
 
 
 def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: int | None = None) -> LRScheduler:

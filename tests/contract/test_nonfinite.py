@@ -223,12 +223,35 @@ def test_no_copy_is_made_for_steps_of_adam_that_are_known_to_be_harmless(tmp_pat
     changes = {**OPTIONS, "train.total_steps": 5, "train.checkpoint_interval": 100, "train.max_grad_norm": None}
     trainer = make("SFTTrainer", tmp_path, **changes, callbacks=[weights, Change()])
     keep = trainer.optimisation.guard._keep
-    trainer.optimisation.guard._keep = lambda: copied.append(trainer.progress.step + 1) or keep()
+
+    def counted() -> Any:
+        copied.append(trainer.progress.step + 1)
+        return keep()
+
+    trainer.optimisation.guard._keep = counted
     trainer.learn()
     assert copied == [2, 5]
     assert_same(weights.seen[1], weights.seen[0])
     assert [row["step"] for row in records(tmp_path)] == [2]
     assert any(not torch.equal(weights.seen[2][name], value) for name, value in weights.seen[1].items())
+
+
+def test_a_step_that_was_replaced_is_undone(tmp_path: Path) -> None:
+    """What is known of Adam is not known of a function in its place."""
+    trainer = make("SFTTrainer", tmp_path, **OPTIONS)
+    optimizer = trainer.optimizer.optimizer
+    step = optimizer.step
+
+    def replaced(*given: Any, **options: Any) -> Any:
+        result = step(*given, **options)
+        if trainer.progress.step + 1 == BAD_STEP:
+            next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
+        return result
+
+    optimizer.step = replaced
+    trainer.learn()
+    assert [row["step"] for row in records(tmp_path)] == [BAD_STEP]
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
 
 
 def test_a_weight_that_something_else_makes_nan_in_a_step_ends_the_run(tmp_path: Path) -> None:
