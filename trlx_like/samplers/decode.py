@@ -21,7 +21,7 @@ from trlx_like.data import Sampled
 from trlx_like.functional.choices import encode, packed
 from trlx_like.functional.counter import uniforms
 from trlx_like.samplers.cache import RowCache
-from trlx_like.samplers.drawing import drawn, warpers
+from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.generation import eos_ids
 
 _KNOWN = {"do_sample", "min_new_tokens"} | {"top_k", "top_p", "min_p", "top_h", "typical_p"}
@@ -141,6 +141,7 @@ class Decoding:
         width = int(self.made.max())
         mask = torch.arange(width, device=self.made.device) < self.made[:, None]
         made = Sampled(self.prompt, self.mask, self.response[:, :width].clone(), mask)
+        refuse_nan(self.probabilities)
         if logprobs and self.numbers is not None:
             made.sampling_logprobs = self.probabilities[:, :width].log()
         if self.choices is not None:

@@ -59,18 +59,25 @@ class TokenSampler(LogitsProcessor):
 def drawn(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a token of each row of logits [B, V] by a random number [B, 1]; return it and its probability, [B, 1].
 
-    Raises:
-        NonFiniteError: If a row of logits is no distribution. Finite weights may compute such rows if they are large.
+    Of a row that is no distribution it is the last token, with probability NaN, which `refuse_nan` finds.
     """
     probabilities = scores.softmax(dim=-1)
-    tokens = draw(probabilities, uniform)
-    if bool((tokens == scores.shape[-1]).any()):  # where a sum is NaN; a GPU would not survive the next line
+    tokens = draw(probabilities, uniform).clamp(max=scores.shape[-1] - 1)
+    return tokens, probabilities.gather(1, tokens)
+
+
+def refuse_nan(probabilities: Tensor) -> None:
+    """Check the probabilities of all drawn tokens, once for all of them, as a GPU would have to wait for each check.
+
+    Raises:
+        NonFiniteError: If one is NaN. Finite weights may compute such scores if they are large.
+    """
+    if not bool(probabilities.isfinite().all()):
         raise NonFiniteError(
             "The model computes NaN or infinite scores of the next token, so nothing can be sampled. It has diverged, "
             "or its numbers are too large for backend.mixed_precision: go on from an earlier checkpoint with a smaller "
             "optimizer.kwargs.lr, or set backend.mixed_precision: no."
         )
-    return tokens, probabilities.gather(1, tokens)
 
 
 def draws_token_by_token(config: GenerationConfig) -> bool:

@@ -31,7 +31,7 @@ from trlx_like.models.dropout import evaluating
 from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.decode import Decoding, needs_generate
-from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, warpers
+from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, refuse_nan, warpers
 from trlx_like.samplers.generation import eos_ids, greedy, is_exact, is_plain
 from trlx_like.samplers.stopping import StopStrings, ends
 
@@ -272,8 +272,11 @@ class TransformersEngine:
         response = response[:, : int(lengths.max())]
         mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
         made = Sampled(prompt, prompt_mask, response, mask)
+        if token_sampler is not None:
+            probabilities = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]]
+            refuse_nan(probabilities)
         if token_sampler is not None and (tell or plain):
-            made.sampling_logprobs = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]].log()
+            made.sampling_logprobs = probabilities.log()
             if token_sampler.choices is not None:
                 made.choices, made.choice_sizes = by_row(token_sampler.choices, mask)
         return made

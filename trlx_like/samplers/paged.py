@@ -27,7 +27,7 @@ from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.functional.counter import keys as make_keys, random_stream, uniforms
-from trlx_like.samplers.drawing import drawn, warpers
+from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.engines import TransformersEngine, neutral, register_engine
 from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids, is_plain
 from trlx_like.samplers.stopping import StopStrings, ends
@@ -107,6 +107,7 @@ class PagedEngine(TransformersEngine):
         drawing = _Drawing(self.processors, config, prompts, keys)
         with neutral(self.lm):
             found = self._run(prompts, options, drawing, most, eos_ids(config))
+        refuse_nan(drawing.logprobs.exp())
         lengths = torch.tensor([len(ids) for ids in found])
         response = torch.full((len(found), int(lengths.max())), config.pad_token_id or 0)
         for row, ids in enumerate(found):
