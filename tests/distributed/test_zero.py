@@ -23,7 +23,10 @@ STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "layers")]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
-    "optimizer": ({"optimizer.name": "adafactor"}, r"optimizer.name \(adafactor\) must be an optimizer that treats"),
+    "optimizer": (
+        {"optimizer.name": "adafactor"},
+        r"optimizer.name \('adafactor'\) must be the name of an optimizer that treats",
+    ),
     "hybrid": ({"backend.shard": "hybrid"}, "'hybrid' needs backend.kind: fsdp; it is deepspeed"),
     "offload": (
         {"backend.shard": "gradients", "backend.offload": "all"},

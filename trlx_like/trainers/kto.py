@@ -152,7 +152,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             columns |= {name: ids, mask: Column.true(lengths), scored: ids.beside(dialogues, "is_output")}
         return ColumnRows(LabelledExperience, {**columns, "label": Column.single(torch.tensor(labels))})
 
-    def log_ratios(self, batch: Completion, reference: Tensor | None) -> Tensor:
+    def log_ratios(self, batch: Completion, reference: Tensor | None = None) -> Tensor:
         """Sum the log-ratio of policy to reference over the tokens of each completion. [B]
 
         Args:
