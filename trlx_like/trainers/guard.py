@@ -46,9 +46,8 @@ class Guard:
     def __init__(self, run: Run, model: nn.Module, optimizer: Any, tokenizer: Any = None) -> None:
         self.run, self.model, self.optimizer, self.tokenizer = run, model, optimizer, tokenizer
         self._copies: list[Tensor] = []  # memory for what a step may change, kept from step to step
-        self._known: list[
-            tuple[int, int]
-        ] = []  # the tensors that the two bounds are of, and how often each was written
+        # The tensors that the two bounds are of, and how often each was written.
+        self._known: list[tuple[int, int]] = []
         self._weights = self._moments = math.inf  # the largest of each is at most so large
 
     def nonfinite(self, metrics: Metrics) -> list[str]:
