@@ -15,8 +15,9 @@ def _preset(row: Algorithm) -> Callable[[], TRLConfig]:
 
     def make() -> TRLConfig:
         sections = deepcopy(dict(row.preset))
+        method = {"name": row.method, **sections.pop("method", {})}
         train = {"trainer": row.trainer, **sections.pop("train", {})}
-        return TRLConfig.from_dict({"method": {"name": row.method}, **sections, "train": train})
+        return TRLConfig.from_dict({"method": method, **sections, "train": train})
 
     make.__name__ = make.__qualname__ = row.default
     make.__doc__ = row.summary

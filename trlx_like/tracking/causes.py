@@ -86,8 +86,8 @@ def heavy_kl(history: History) -> Finding:
     spread = history.now("rollout/score_std") if math.isnan(spread) else spread
     beta = method.get("beta") if "num_generations" in method else history.now("policy/kl_coef")
     beta = float(beta) if isinstance(beta, int | float) else math.nan
-    in_loss = method.get("scale_rewards", "none") != "none" and method.get("kl_in") == "loss"
-    value = beta if in_loss or method.get("scale_reward") else beta / (spread or math.nan)
+    scaled = method.get("scale_rewards", "none") != "none" or method.get("scale_reward")
+    value = beta if scaled else beta / (spread or math.nan)
     words = f"a KL weight of {beta:.2g} allows a gain of about {1 / value if value else math.inf:.2g}"
     return value >= HEAVY, value, f"{HEAVY:g} deviations", f"{words} standard deviations of the scores"
 

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from trlx_like.config.methods.groups import GroupMethodConfig
 from trlx_like.data import Completion, Sampled, padded
-from trlx_like.functional.group_advantages import group_stds, group_ties, overlong_punishment, token_weights
+from trlx_like.functional.group_advantages import (
+    group_stds,
+    group_ties,
+    overlong_punishment,
+    scaled,
+    token_weights,
+)
 from trlx_like.functional.kl import kl_k1, kl_k3
 from trlx_like.functional.masked import masked_sum, zero_padding
 from trlx_like.functional.policy_gradient import clip_sides, clipped_surrogate, ratio_metrics
@@ -170,10 +176,17 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             return torch.zeros_like(batch.old_logprobs)
         return self.method.beta * zero_padding(kl_k1(batch.old_logprobs, batch.ref_logprobs), batch.mask)
 
+    def scaled(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Divide scores [P, G] by the deviation that `scale_rewards` names, of those whose mask [P, G] is True."""
+        kind = self.method.scale_rewards
+        if kind == "none":
+            return scores
+        return scaled(scores, group_stds(scores, mask) if kind == "group" else self.world.statistics(scores, mask).std)
+
     def penalized(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        """Subtract the KL penalty of the whole response from each score [P, G] whose mask [P, G] is True."""
+        """Scale scores [P, G], and subtract the KL penalty of the whole response where the mask [P, G] is True."""
         penalties = torch.zeros_like(scores).masked_scatter(mask, self.penalty(batch).sum(dim=1).to(scores))
-        return scores - penalties
+        return self.scaled(scores, mask) - penalties
 
     def shown_columns(self, batch: GroupExperience, kept: list[bool]) -> dict[str, Iterable[float | None]]:
         """Return mean advantage and KL of each response of a round as table columns; None for responses not kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trlx_like.config.methods.grpo import GRPOConfig
-from trlx_like.functional.group_advantages import group_centered, group_stds, scaled
+from trlx_like.functional.group_advantages import group_centered
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 
@@ -20,10 +20,5 @@ class GRPOTrainer(GroupTrainer):
     method: GRPOConfig
 
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        scores = self.penalized(batch, scores, mask)
-        compared = group_centered(scores, mask)  # [P, G]
-        if self.method.scale_rewards == "group":
-            compared = scaled(compared, group_stds(scores, mask))
-        elif self.method.scale_rewards == "batch":
-            compared = scaled(compared, self.world.statistics(scores, mask).std)
+        compared = group_centered(self.penalized(batch, scores, mask), mask)  # [P, G]
         return compared[mask][:, None].expand_as(batch.old_logprobs)

@@ -24,7 +24,7 @@ class RLOOTrainer(GroupTrainer):
 
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         if self.method.baseline == "batch":
-            return self.whitened_returns(batch, scores[mask])
+            return self.whitened_returns(batch, self.scaled(scores, mask)[mask])
         compared = leave_one_out(self.penalized(batch, scores, mask), mask)  # [P, G]
         return compared[mask][:, None].expand_as(batch.old_logprobs)
 
@@ -33,7 +33,7 @@ class RLOOTrainer(GroupTrainer):
 
         Args:
             batch: The responses.
-            scores: Score of each response. [B]
+            scores: Score of each response, as `scale_rewards` scales it. [B]
 
         Returns:
             For each token the score minus the KL penalties of the token and those after it, whitened. [B, R]

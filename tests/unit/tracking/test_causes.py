@@ -136,6 +136,9 @@ def test_a_heavy_kl_weight_is_measured_in_deviations_of_the_scores() -> None:
     grpo = {"num_generations": 8, "kl_in": "loss", "scale_rewards": "group"}
     assert found({}, method={**grpo, "beta": 3.9}) == {} and "heavy KL" in found({}, method={**grpo, "beta": 4.1})
     assert found({}, method={**grpo, "beta": "much"}) == {}
+    round_scaled = {**rloo, "scale_rewards": "batch"}
+    assert found({}, method={**round_scaled, "beta": 3.9}) == {}
+    assert "heavy KL" in found({}, method={**round_scaled, "beta": 4.1})
 
 
 @pytest.mark.parametrize(

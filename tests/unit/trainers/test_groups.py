@@ -94,18 +94,28 @@ def seen(element: GroupExperience, policy: Any, reference: Any) -> tuple[ppo_num
     return ppo_numpy.see(policy, *ids, 0.7), ppo_numpy.see(reference, *ids, 0.7)
 
 
-@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
-def test_the_kl_in_the_reward_is_that_of_the_whole_response(name: str, tmp_path: Path) -> None:
-    changes = {"method.beta": 0.5, "method.kl_in": "reward"} | (
-        {} if name[0] == "R" else {"method.scale_rewards": "none"}
-    )
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("GRPOTrainer", "none"), ("GRPOTrainer", "group"), ("RLOOTrainer", "none"), ("RLOOTrainer", "batch")],
+)
+def test_the_kl_in_the_reward_is_that_of_the_whole_response(name: str, scale: str, tmp_path: Path) -> None:
+    """The scores are scaled before it is subtracted, so that its weight is in units of their deviation."""
+    changes = {"method.beta": 0.5, "method.kl_in": "reward", "method.scale_rewards": scale}
     record = Record()
     trainer = make(name, tmp_path, reward_fn=record, **{**ROUND, **changes})
     models = differing_policy(trainer)
     metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     pairs = [seen(element, *models) for element in trainer.store.elements]
     kls = [float((policy.logprobs - reference.logprobs).sum()) for policy, reference in pairs]
-    net = [score - 0.5 * kl for score, kl in zip(record.scores, kls, strict=True) if score is not None]
+    whole = twin.deviation(record.scores)
+    unit = {
+        "none": [1.0] * 4,
+        "batch": [whole + 1e-4] * 4,
+        "group": [twin.deviation(g) + 1e-4 for g in record.groups(3)],
+    }
+    net = [
+        score / unit[scale][at // 3] - 0.5 * kl for at, (score, kl) in enumerate(zip(record.scores, kls, strict=True))
+    ]
     groups = [net[at : at + 3] for at in range(0, 12, 3)]
     expected = twin.rloo(groups) if name == "RLOOTrainer" else twin.grpo(groups, "none")
     assert of_responses(trainer) == pytest.approx(expected, rel=1e-3, abs=1e-4)
@@ -351,6 +361,7 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
         (GRPOConfig, {"num_generation": 4}, "Did you mean method.num_generations"),
         (GRPOConfig, {"loss_type": "bnpo"}, "loss_type"),
         (RLOOConfig, {"num_generations": 1}, "method.num_generations: 1 leaves nothing to compare"),
+        (RLOOConfig, {"baseline": "batch", "scale_rewards": "group"}, "scale_rewards: 'group' compares within groups"),
         (
             RLOOConfig,
             {"num_generations": 1, "baseline": "batch", "max_sampling_attempts": 2},

@@ -37,6 +37,8 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
     """Weight of the KL to the reference; 0: no KL, and no reference model is made."""
     kl_in: OfRollouts[Literal["loss", "reward"]] = "loss"
     """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
+    scale_rewards: Applied[Literal["group", "batch", "none"]] = "none"
+    """Divide scores by their standard deviation in the group or in the round (batch) before a KL is subtracted."""
     ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus, which averages over tokens as the loss does."""
 

@@ -12,4 +12,4 @@ class GRPOConfig(GroupMethodConfig):
     """Group relative policy optimisation (Shao et al. 2024), with the changes of Dr. GRPO, DAPO and GSPO as options."""
 
     scale_rewards: Applied[Literal["group", "batch", "none"]] = "group"
-    """Divide advantages by the standard deviation of scores in their group or in the round (batch); none: do not."""
+    """Divide scores by their standard deviation in the group or in the round (batch) before a KL is subtracted."""
