@@ -41,6 +41,37 @@ def test_all_drop_what_one_cannot_use(kind: str, tmp_path: Path) -> None:
         assert record["rank"] == 1 and record["samples"]
 
 
+def rolled_back(rank: int, folder: str, verb: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train; before the verb from step 4 on the second process gets weights that it cannot sample from."""
+    options = {**OPTIONS, "train.batch_size": 2, "train.total_steps": 8, "train.checkpoint_interval": 2, **changes}
+    options |= {"train.on_divergence": "rollback"}
+    trainer = make("GRPOTrainer", Path(folder), **options)
+    called, rollbacks = getattr(trainer, verb), []
+
+    def after_spoiling(*args: Any, **options: Any) -> Any:
+        if trainer.progress.step >= 4 and not rollbacks:
+            rollbacks.append(True)
+            if rank == 1:
+                with torch.no_grad():
+                    for weight in (trainer.model.lm.lm_head.weight, trainer.model.lm.transformer.ln_f.weight):
+                        weight.mul_(1e30)
+        return called(*args, **options)
+
+    setattr(trainer, verb, after_spoiling)
+    trainer.learn()
+    end = sum(float(p.detach().double().sum()) for p in trainer.model.parameters())
+    return {"step": trainer.progress.step, "rollbacks": trainer.progress.rollbacks, "end": end}
+
+
+@pytest.mark.parametrize(("verb", "changes"), [("make_experience", {}), ("evaluate", {"train.eval_interval": 4})])
+def test_all_roll_back_if_one_cannot_sample(verb: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    first, second = on_ranks(rolled_back, str(tmp_path), verb, changes)
+    assert first == second and math.isfinite(first["end"])
+    assert (first["step"], first["rollbacks"]) == (8, 1)
+    _, event = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert "On process 1: The model computes NaN or infinite scores of the next token" in event["why"]
+
+
 NAMED = "lm.transformer.h.1.mlp.c_proj.weight"
 
 

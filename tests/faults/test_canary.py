@@ -191,7 +191,8 @@ def _lost(rank: int, folder: Path) -> tuple[str, int]:
 
 
 def test_an_engine_that_fails_on_one_process_stops_all_of_them(tmp_path: Path) -> None:
-    assert on_ranks(_lost, tmp_path, timeout=60) == [("sampler.engine (lost) does not answer.", 1)] * 2
+    said = "sampler.engine (lost) does not answer."
+    assert on_ranks(_lost, tmp_path, timeout=60) == [(f"On process 1: {said}", 1), (said, 1)]
 
 
 @pytest.mark.parametrize("name", ONLINE)

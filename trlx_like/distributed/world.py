@@ -160,30 +160,33 @@ class World:
         Raises:
             CheckpointError: If it failed on another process.
         """
-        self.together(action, Exception, lambda *_: another_failed(place))
+        self.together(action, Exception, elsewhere=lambda _: another_failed(place))
 
     def together(
         self,
         action: Callable[[], T],
-        kind: type[Exception],
-        elsewhere: Callable[[int, str], Exception],
+        *kinds: type[Exception],
+        elsewhere: Callable[[Exception], Exception] = lambda error: error,
     ) -> T:
         """Call a function on every process, and raise on all of them if it fails on one.
 
         Args:
             action: The function. A process on which it fails raises its error.
-            kind: The errors that count as a failure. Others are raised at once, and the other processes wait.
-            elsewhere: Makes the error of the other processes from the rank of the first that failed, and its message.
+            kinds: The errors that count as a failure. Others are raised at once, and the other processes wait.
+            elsewhere: Makes the error of the other processes from an error of the first kind that fits, whose message
+                names the first process that failed.
         """
         result: Any = None
         failure: Exception | None = None
+        own: tuple[int, str] | None = None
         try:
             result = action()
-        except kind as error:
+        except kinds as error:
             failure = error
-        for rank, message in enumerate(self.gather([None if failure is None else str(failure)])):
-            if message is not None:
-                raise failure or elsewhere(rank, message)
+            own = next(place for place, kind in enumerate(kinds) if isinstance(error, kind)), str(error)
+        for rank, found in enumerate(self.gather([own])):
+            if found is not None:
+                raise failure or elsewhere(kinds[found[0]](f"On process {rank}: {found[1]}"))
         given: T = result
         return given
 

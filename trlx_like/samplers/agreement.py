@@ -15,7 +15,7 @@ from torch import nn
 
 from trlx_like.data import Sampled
 from trlx_like.distributed import World
-from trlx_like.errors import SamplerError
+from trlx_like.errors import NonFiniteError, SamplerError
 from trlx_like.functional.policy_gradient import probability_ratio
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers.canary import Canary, some_of, tolerance
@@ -47,17 +47,6 @@ class Agreement:
         # Weights of 4 bits are stored as uint8, and computed with in the format of the other weights.
         formats = {parameter.dtype for parameter in model.parameters()} - {torch.uint8}
         return tolerance({*formats, *(f for f in (MIXED.get(self.mixed_precision), sampler) if f is not None)})
-
-    def together(self, action: Callable[[], T]) -> T:
-        """Call a function on every process, and raise its SamplerError on all processes if it raises one on some.
-
-        Args:
-            action: Uses an engine on this process alone.
-
-        Returns:
-            What the function returns.
-        """
-        return self.world.together(action, SamplerError, lambda _, message: SamplerError(message))
 
     @torch.no_grad()
     def check_round(
@@ -135,6 +124,19 @@ class Agreement:
             f"sampler.engine ({self.engine}) {what}. Nothing of round {round_} was learned from. "
             f"{advice[0].upper()}{advice[1:]}; see docs/audit.md."
         )
+
+
+def sampled_together(world: World, action: Callable[[], T]) -> T:
+    """Call a function that uses an engine on every process, and raise on all of them if sampling fails on one.
+
+    Args:
+        world: The processes of the run.
+        action: Uses an engine on this process alone.
+
+    Returns:
+        What the function returns.
+    """
+    return world.together(action, SamplerError, NonFiniteError)
 
 
 def _stale(samples: TextSamples | None, version: int) -> str | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trlx_like.config.generation import swept
 from trlx_like.pipelines.prompts import PromptBatch
+from trlx_like.samplers.agreement import sampled_together
 from trlx_like.samplers.text import TextSampler
 from trlx_like.tracking import EVALUATION
 from trlx_like.trainers.context import EVALUATION as DRAWS, Metrics, Row, Run
@@ -49,7 +51,7 @@ def evaluate_text(
     table: list[Row] = []
     for number, (suffix, options) in enumerate(combinations(gen_kwargs)):
         stream = run.stream(DRAWS, run.progress.step, number)
-        seen, shown = _sampled(run, sampler, batches, options, stream)
+        seen, shown = sampled_together(run.world, partial(_sampled, run, sampler, batches, options, stream))
         scoring.rate(reward_fn, metric_fn, seen, shown)
         others = run.world.share(list((reference or {}).get(suffix, ())))
         if len(others) == len(shown):  # else they are of other prompts
@@ -96,8 +98,8 @@ def texts(
     found = {}
     for number, (suffix, options) in enumerate(combinations(gen_kwargs)):
         stream = run.stream(DRAWS, run.progress.step, number)
-        own = [text for prompts in batches for text in sampler.sample(prompts, options, stream).outputs]
-        found[suffix] = run.world.join(own)
+        shown = sampled_together(run.world, partial(_sampled, run, sampler, batches, options, stream))[1]
+        found[suffix] = run.world.join([row["output"] for row in shown])
     return found
 
 

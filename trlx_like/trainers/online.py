@@ -14,6 +14,7 @@ from trlx_like.functional.masked import whiten
 from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
+from trlx_like.samplers.agreement import sampled_together
 from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
@@ -107,7 +108,7 @@ class OnlineTextTrainer(TextTrainer[E]):
 
         def sample(begin: int, size: int) -> TextSamples | None:
             rows = None if given is None else given[begin : begin + size]
-            samples = self.agreement.together(lambda: self._sampled(size, rows))
+            samples = sampled_together(self.world, lambda: self._sampled(size, rows))
             if begin == 0 and not more:
                 with self.clock("canary"):
                     self.agreement.check_round(
@@ -143,13 +144,15 @@ class OnlineTextTrainer(TextTrainer[E]):
             RewardError: On every process, if scoring failed on one.
         """
         stream = self.run.stream(ROLLOUTS, self.progress.round, 1)  # not the one of the first responses
-        sampled = []
+
+        def others(samples: TextSamples) -> TextSamples:
+            completion = samples.completion
+            ids = [row[mask].tolist() for row, mask in zip(completion.prompt, completion.prompt_mask, strict=True)]
+            prompts = PromptBatch(ids, samples.metadata, numbers=samples.numbers)
+            return self.sampler.sample(prompts, {**self.experience_kwargs, **options}, stream)
+
         with self.clock("generate"):
-            for samples in chunks:
-                completion = samples.completion
-                ids = [row[mask].tolist() for row, mask in zip(completion.prompt, completion.prompt_mask, strict=True)]
-                prompts = PromptBatch(ids, samples.metadata, numbers=samples.numbers)
-                sampled.append(self.sampler.sample(prompts, {**self.experience_kwargs, **options}, stream))
+            sampled = sampled_together(self.world, lambda: [others(samples) for samples in chunks])
         assert self.scorer is not None
         with self.clock("reward"):
             scores = self.scoring.score(self.scorer, [row for samples in sampled for row in seen_rows(samples)])

@@ -86,7 +86,7 @@ class Scoring:
             RewardError: On every process, if scoring failed on one.
         """
         world = self.run.world
-        scores = world.together(lambda: self.runner(batch.function).result(batch.submitted), RewardError, _elsewhere)
+        scores = world.together(lambda: self.runner(batch.function).result(batch.submitted), RewardError)
         if not self.run.config.train.reward_on_main_process:
             return scores
         scores = world.broadcast(scores)
@@ -121,7 +121,7 @@ class Scoring:
             metrics = call_metric(plain, *argument_columns(plain, rows, self.tokenizer), self.tokenizer)
             return {name: values * (len(rows) if len(values) == 1 else 1) for name, values in metrics.items()}
 
-        metrics = self.run.world.together(call, RewardError, _elsewhere)
+        metrics = self.run.world.together(call, RewardError)
         return {**metrics, **{name: self.score(own, rows).rewards for name, own in scored.items()}}
 
     def rate(
@@ -209,7 +209,3 @@ def reward_columns(
     """
     columns = {"reward": rewards, **{f"reward/{name}": column for name, column in components.items()}}
     return {name: whole(column[place]) for name, column in columns.items()}
-
-
-def _elsewhere(rank: int, message: str) -> RewardError:
-    return RewardError(f"On process {rank}: {message}")

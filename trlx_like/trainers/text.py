@@ -28,6 +28,7 @@ from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.chat import common_options
 from trlx_like.pipelines.prompts import DATAPIPELINES, PromptBatch, PromptPipeline, PromptStream
 from trlx_like.pipelines.rows import joined_sets
+from trlx_like.samplers.agreement import sampled_together
 from trlx_like.samplers.engines import ENGINES, Engine, check_engine
 from trlx_like.samplers.generation import check_token_ids
 from trlx_like.samplers.text import SEPARATOR, TextSampler
@@ -149,7 +150,7 @@ class TextTrainer(BaseRLTrainer[E]):
         """Copy the current weights of the policy to the engine."""
         with self.clock("sync"):
             weights, version = plain_weights(self.model.lm), self.progress.step
-            self.agreement.together(lambda: self.sampler.engine.sync_weights(weights, version))
+            sampled_together(self.world, lambda: self.sampler.engine.sync_weights(weights, version))
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Make the heads on the policy's hidden states, by name. There are none by default.
