@@ -30,7 +30,7 @@ def ppo_sentiments(hparams: Any) -> Any:
 
 
 def ppo_dense_sentiments(hparams: Any) -> Any:
-    """A reward for each token of the output: how the score of the text up to it changes."""
+    """A reward for each token of the output: how the score of the text up to it changes, and 1 more at its end."""
     import torch
     import trlx
     from trlx.data.default_configs import TRLConfig, default_ppo_config
@@ -38,9 +38,11 @@ def ppo_dense_sentiments(hparams: Any) -> Any:
     def reward_fn(samples: Any, prompts: Any, outputs: Any, tokenizer: Any, **kwargs: Any) -> Any:
         dense = []
         for output in outputs:
-            ids = tokenizer(output).input_ids or [tokenizer.eos_token_id]
+            ids = tokenizer(output).input_ids
             so_far = happy([tokenizer.decode(ids[: end + 1]) for end in range(len(ids))])
-            dense.append(torch.tensor([0.0, *so_far]).diff())
+            scores = torch.tensor([0.0, *so_far]).diff()
+            scores[-1] += 1.0
+            dense.append(scores)
         return dense
 
     config = TRLConfig.update(default_ppo_config().to_dict(), hparams)

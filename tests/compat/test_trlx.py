@@ -56,6 +56,51 @@ def test_programs_of_trlx(name: str, models: dict[str, str], here: Path) -> None
     assert ("reward/mean" in metrics) == (trainer.reward_fn is not None), metrics
 
 
+def test_an_output_that_ends_at_once_has_the_text_of_eos(models: dict[str, str], here: Path) -> None:
+    ended = {"method.gen_kwargs.suppress_tokens": list(range(1, 32))}  # all but EOS
+    trainer = PROGRAMS["ppo_dense_sentiments"]({**small("", models, here), **ended})
+    assert trainer.last_metrics["rollout/length_mean"] == 1
+    assert trainer.last_metrics["reward/mean"] == pytest.approx(1 + 2 / 5)  # the vowels of "<eos>"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_the_texts_of_a_reward_function_end_as_in_trlx(kind: str, models: dict[str, str], here: Path) -> None:
+    seen: list[tuple[str, str, str]] = []
+    measured: list[str] = []
+
+    def reward_fn(samples: Any, outputs: Any, output_ids: Any, finish_reasons: Any) -> list[list[float]]:
+        seen.extend(zip(samples, outputs, finish_reasons, strict=True))
+        return [[1.0] * len(ids) for ids in output_ids]
+
+    def metric_fn(outputs: Any, **kwargs: Any) -> dict[str, list[float]]:
+        measured.extend(outputs)
+        return {"length": [float(len(output)) for output in outputs]}
+
+    config = importlib.import_module("trlx.data.default_configs").default_ppo_config()
+    kinds = {"model.model_arch_type": "seq2seq"} if kind == "t5" else {}
+    few = {"method.gen_kwargs.max_new_tokens": 12, "method.gen_kwargs.top_k": 8, "method.num_rollouts": 8}
+    name = "ppo_translation_t5" if kind == "t5" else ""
+    config = config.update(config, {**small(name, models, here), **kinds, **few})
+    trainer = compat.train(
+        config=config, reward_fn=reward_fn, metric_fn=metric_fn, prompts=TEXTS, eval_prompts=TEXTS, stop_sequences=["e"]
+    )
+    eos = trainer.tokenizer.eos_token
+    assert {reason for *_, reason in seen} == {"eos", "stop", "length"}
+    for sample, output, reason in seen:
+        assert sample.endswith(output)
+        assert (output.endswith(eos), output.count(eos)) == ((reason != "length"), int(reason != "length"))
+    assert measured and not any(eos in output for output in measured)
+    bare = compat.with_ends(trainer.reward_fn)
+    assert bare is trainer.reward_fn and bare.func is reward_fn
+
+
+def test_a_trainer_that_is_made_by_hand_calls_as_trlx_too(models: dict[str, str], here: Path) -> None:
+    base = importlib.import_module("trlx.trainer.accelerate_ppo_trainer").AcceleratePPOTrainer
+    config = importlib.import_module("trlx.data.default_configs").default_ppo_config()
+    trainer = base(config.update(config, small("", models, here)), reward_fn=happy)
+    assert trainer.reward_fn.func is happy and trainer.scoring.runner(trainer.reward_fn).parts.keys() == {"happy"}
+
+
 def test_a_model_and_a_reward_generate_from_nothing(models: dict[str, str], here: Path) -> None:
     seen: list[str] = []
 
@@ -81,6 +126,12 @@ def test_a_model_and_a_reward_generate_from_nothing(models: dict[str, str], here
     trainer.stop_sequences = ["t"]
     bare = [torch.tensor(trainer.tokenizer("abtc").input_ids)]
     assert trainer.decode([bare[0][:2]], bare, [2]) == (["ab"], ["ab"], [""])
+    eos = trainer.tokenizer.eos_token
+    assert trainer.decode([bare[0][:2]], bare, [2], append_eos_token=True) == ([f"ab{eos}"], ["ab"], [eos])
+    bare[0][-2:] = bare[0][-1]
+    assert trainer.decode([bare[0][:2]], bare, [2], append_eos_token=True)[2] == ["cc"]
+    bare[0][-1] = trainer.tokenizer.eos_token_id
+    assert trainer.decode([bare[0][:2]], bare, [2], append_eos_token=True)[2] == [f"c{eos}"]
     assert int(sizes[1]) == 7
     # In our way.
     assert [row.dim() for row in trainer.generate(["ab", "b"])] == [1, 1]
@@ -153,7 +204,17 @@ def test_a_loss_in_the_form_of_trlx_is_told(models: dict[str, str], here: Path) 
         ("import trlx.sweep", "no counterpart of trlx.sweep: `trlx-like sweep`"),
         ("import trlx.reference", "no counterpart of trlx.reference: compare"),
         ("from trlx.trainer.nemo_ppo_trainer import NeMoPPOTrainer", "NeMo is not supported"),
-        ("from trlx.utils import Clock", "no counterpart of trlx.utils.Clock: see MIGRATING.md"),
+        ("from trlx.utils import Nothing", "no counterpart of trlx.utils.Nothing: see MIGRATING.md"),
+        ("from trlx.utils import Clock", "no counterpart of trlx.utils.Clock: copy this helper"),
+        (
+            "from trlx.data.default_configs import DPOConfig",
+            "DPOConfig: trlx_like.default_dpo_config(), and trlx_like.",
+        ),
+        ("from trlx.data.default_configs import default_nemo_2b_config", "NeMo is not supported"),
+        ("from trlx.trainer.accelerate_dpo_trainer import AccelerateDPOTrainer", "trlx_like.default_dpo_config()"),
+        ("import trlx.data.dpo_types", "no counterpart of trlx.data.dpo_types: trlx_like.default_dpo_config()"),
+        ("import trlx.orchestrator", "no counterpart of trlx.orchestrator: trainers make their experience"),
+        ("import trlx.model.nn.ppo_models", "no counterpart of trlx.model: this is the layout of trlX 0.3"),
         ("from trlx.utils.modeling import whiten", "use trlx_like.functional.masked.whiten"),
         ("import trlx; trlx.logging.nothing", "no counterpart of trlx.utils.logging.nothing"),
     ],
@@ -161,6 +222,16 @@ def test_a_loss_in_the_form_of_trlx_is_told(models: dict[str, str], here: Path) 
 def test_what_is_missing_says_what_to_use(statement: str, message: str) -> None:
     with pytest.raises(ImportError, match=re.escape(message)):
         exec(statement, {})
+
+
+def test_names_of_the_page_are_known() -> None:
+    """Names of trlX's modules that the page lists are made here, or have a sentence."""
+    page = (Path(__file__).resolve().parents[2] / "MIGRATING.md").read_text(encoding="utf-8")
+    table = page.partition("### Trainers and registries")[2].partition("\n### ")[0]
+    left = " ".join(line.split(" | ")[0] for line in table.splitlines() if line.startswith("|"))
+    made = {name for names in compat.MODULES.values() for name in names}
+    listed = set(re.findall(r"`([A-Z]\w+|hf_\w+|get_\w+|gather_dict|\w+_collate_fn|make_\w+|freeze_\w+)`", left))
+    assert len(listed) > 35 and listed - made - set(compat.GONE) == set()
 
 
 SCRIPT = """

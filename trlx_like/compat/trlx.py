@@ -12,99 +12,18 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trlx_like import api
+from trlx_like.compat.trlx_names import GONE, MODULES, MODULES_GONE
 from trlx_like.config import TRLConfig
+from trlx_like.rewards.arguments import accepted, name_of, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_CONFIGS = {
-    name: f"config:{name}"
-    for name in ["TRLConfig", "ModelConfig", "TokenizerConfig", "OptimizerConfig", "SchedulerConfig", "TrainConfig"]
-}
-_METHODS = {name: f"config:{name}" for name in ("PPOConfig", "ILQLConfig", "SFTConfig", "RFTConfig")}
-_BASE = {"MethodConfig": "config:MethodConfig", "register_method": "config:register_method"}
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-MODULES: dict[str, dict[str, str]] = {
-    "trlx": {"train": "compat.trlx:train", "logging": "=trlx.utils.logging:"},
-    "trlx.trlx": {"train": "compat.trlx:train"},
-    "trlx.data": {},
-    "trlx.data.configs": {
-        **_CONFIGS,
-        "MethodConfig": "config:MethodConfig",
-        "get_method": "config.registries:method_class",
-    },
-    "trlx.data.default_configs": {
-        **_CONFIGS,
-        **_METHODS,
-        **{f"default_{name}_config": f"presets:default_{name}_config" for name in ("ppo", "ilql", "sft")},
-    },
-    "trlx.data.method_configs": {**_BASE, **_METHODS, "get_method": "config.registries:method_class"},
-    "trlx.data.ppo_types": dict.fromkeys(("PPORLElement", "PPORLBatch"), "trainers.ppo:PPOExperience"),
-    "trlx.data.ilql_types": dict.fromkeys(("ILQLElement", "ILQLBatch"), "trainers.ilql:ILQLExperience"),
-    "trlx.models": {},
-    "trlx.models.modeling_base": {"PreTrainedModelWrapper": "models.wrapper:PreTrainedModelWrapper"},
-    "trlx.models.modeling_ppo": {
-        "PPOConfig": "config:PPOConfig",
-        "AutoModelForCausalLMWithValueHead": "models.value_head:AutoModelForCausalLMWithValueHead",
-        "AutoModelForSeq2SeqLMWithValueHead": "models.value_head:AutoModelForSeq2SeqLMWithValueHead",
-    },
-    "trlx.models.modeling_ilql": {
-        "ILQLConfig": "config:ILQLConfig",
-        "ILQLHeads": "models.heads:ILQLHeads",
-        "AutoModelForCausalLMWithILQLHeads": "samplers.guided:AutoModelForCausalLMWithILQLHeads",
-        "AutoModelForSeq2SeqLMWithILQLHeads": "samplers.guided:AutoModelForSeq2SeqLMWithILQLHeads",
-    },
-    "trlx.pipeline": {"register_datapipeline": "pipelines.prompts:register_datapipeline"},
-    "trlx.pipeline.offline_pipeline": {"PromptPipeline": "pipelines.prompts:PromptPipeline"},
-    "trlx.pipeline.ppo_pipeline": {"PPORolloutStorage": "data:RolloutStore"},
-    "trlx.trainer": {"BaseRLTrainer": "trainers.base:BaseRLTrainer", "register_trainer": "config:register_trainer"},
-    "trlx.trainer.accelerate_base_trainer": {"AccelerateRLTrainer": "trainers.text:TextTrainer"},
-    **{
-        f"trlx.trainer.accelerate_{name.lower()}_trainer": {
-            f"{name}Config": f"config:{name}Config",
-            f"Accelerate{name}Trainer": f"trainers.{name.lower()}:{name}Trainer",
-        }
-        for name in ("PPO", "ILQL", "SFT", "RFT")
-    },
-    "trlx.utils": {"set_seed": "checkpoint:seed_everything"},
-    "trlx.utils.loading": {"get_trainer": "config:TRAINERS.get", "get_pipeline": "pipelines.prompts:DATAPIPELINES.get"},
-    "trlx.utils.modeling": {},
-    "trlx.utils.logging": {
-        "get_logger": "compat.trlx:get_logger",
-        "set_verbosity": "compat.trlx:set_verbosity",
-        **{f"set_verbosity_{level.lower()}": f"compat.trlx:set_verbosity {level}" for level in _LEVELS},
-        **{level: f"=logging:{level}" for level in _LEVELS},
-    },
-}
-"""trlX's modules: name in trlX -> "module:attribute" in this package."""
-
-GONE = {
-    "AdaptiveKLController": "set method.target, method.horizon and method.init_kl_coef",
-    "AutoModelForCausalLMWithHydraValueHead": "the trainer adds the reference (model.num_layers_unfrozen)",
-    "AutoModelForSeq2SeqLMWithHydraValueHead": "the trainer adds the reference (model.num_layers_unfrozen)",
-    "BasePipeline": "a pipeline is any class with __len__ and __getitem__(rows), see trlx_like.pipelines.prompts",
-    "BaseRolloutStore": "experience is kept in a trlx_like.data.RolloutStore",
-    "DialogStore": "pass dialogues as samples; they are encoded by trlx_like.pipelines.dialogues.encode_dialogues",
-    "FixedKLController": "set method.init_kl_coef, and method.target to null",
-    "MiniBatchIterator": "set train.minibatch_size",
-    "RunningMoments": "set method.scale_reward to running",
-    "tokenize_dialogue": "use trlx_like.pipelines.dialogues.encode_dialogues",
-    "whiten": "use trlx_like.functional.masked.whiten, which takes a mask",
-}
-"""Names of trlX that have no counterpart, with what to use."""
-
-_MODULES_GONE = {
-    "trlx.sweep": "`trlx-like sweep` runs a sweep file",
-    "trlx.reference": "compare the metrics.jsonl of two runs",
-    "trlx.trainer.nemo": "NeMo is not supported; use the trainers of trlx_like",
-    "trlx.models.modeling_nemo": "NeMo is not supported; use the trainers of trlx_like",
-}
 
 
 def train(
@@ -124,8 +43,8 @@ def train(
     Without prompts, text is generated from BOS alone, as often as `train.batch_size` says.
 
     Args:
-        model_path, reward_fn, samples, rewards, prompts, eval_prompts, metric_fn, stop_sequences: as in
-            `trlx_like.train`.
+        model_path, samples, rewards, prompts, eval_prompts, metric_fn, stop_sequences: as in `trlx_like.train`.
+        reward_fn: as in `trlx_like.train`. A function of yours gets texts as from trlX, see `WithEnds`.
         dataset: the older form of `(samples, rewards)`.
         config: as in `trlx_like.train`. A `logit_mask` in `train.trainer_kwargs` is True where a token is forbidden.
 
@@ -149,7 +68,7 @@ def train(
     api.check_folder(complete)
     trainer = api.make_trainer(
         complete,
-        reward_fn=reward_fn,
+        reward_fn=with_ends(reward_fn),
         metric_fn=metric_fn,
         stop_sequences=stop_sequences or None,
         logit_mask=allowed,
@@ -173,8 +92,47 @@ def _without_mask(config: TRLConfig) -> tuple[TRLConfig, Tensor | None]:
     return TRLConfig.from_dict(values), ~torch.as_tensor(forbidden).bool()
 
 
+class WithEnds:
+    """Call a reward function with EOS behind each text that has ended, as trlX calls it.
+
+    It stands in `samples` and `outputs` of responses that ended by EOS or at a stop sequence, so that these outputs are
+    never empty. trlX leaves it out in evaluations; here a text has the same reward in evaluations as in training.
+
+    Args:
+        func: The reward function.
+    """
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+        self.__qualname__ = name_of(func)
+        own = ("samples", "prompts", "outputs", "tokenizer", "finish_reasons")
+        names = dict.fromkeys([*own, *sorted(parameters(func)[0])])
+        keywords = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names if name in own]
+        keywords += [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names if name not in own]
+        self.__signature__ = Signature([*keywords, Parameter("others", Parameter.VAR_KEYWORD)])
+
+    def __call__(self, **keywords: Any) -> Any:
+        """Call the function with the keywords that it accepts, and return what it returns."""
+        reasons, eos = keywords["finish_reasons"], keywords["tokenizer"].eos_token or ""
+        for name in ("samples", "outputs"):
+            pairs = zip(keywords[name], reasons, strict=True)
+            keywords[name] = [text if reason == "length" else text + eos for text, reason in pairs]
+        if "finish_reasons" not in parameters(self.func)[0]:
+            del keywords["finish_reasons"]
+        return self.func(**accepted(self.func, keywords, [*keywords]))
+
+
+def with_ends(reward_fn: Any) -> Any:
+    """Wrap a user's function in `WithEnds`; return a reward model, a name or a function of this package as it is."""
+    own = hasattr(reward_fn, "from_pretrained") or type(reward_fn).__module__.startswith("trlx_like.")
+    return reward_fn if own or not callable(reward_fn) else WithEnds(reward_fn)
+
+
 class Calls:
     """Methods of a trainer with the arguments of trlX. Those of this package work too."""
+
+    def __init__(self, config: TRLConfig, *, reward_fn: Any = None, **kwargs: Any) -> None:
+        super().__init__(config, reward_fn=with_ends(reward_fn), **kwargs)  # type: ignore[call-arg]
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         """Generate with the options of training.
@@ -194,14 +152,16 @@ class Calls:
         """Generate with the options of evaluation; otherwise like `generate`."""
         return _whole(self, super().generate_eval, input_ids, attention_mask, kwargs)  # type: ignore[misc]
 
-    def decode(self, prompts: Any, samples: Any = None, prompt_sizes: Any = None, **kwargs: Any) -> Any:
+    def decode(
+        self, prompts: Any, samples: Any = None, prompt_sizes: Any = None, append_eos_token: bool = False
+    ) -> Any:
         """Decode prompts, and samples that begin with them, to text without special tokens.
 
         Args:
             prompts: Token ids. [B, P] Alone, they are decoded as by the trainer's own `decode`.
             samples: Prompts with their responses; of an encoder-decoder, responses only. [B, T]
             prompt_sizes: Number of prompt tokens in each sample; None: those of `prompts`.
-            kwargs: `append_eos_token`, which is not followed: no text has special tokens.
+            append_eos_token: Add EOS to outputs that were cut at a stop sequence, or end with EOS or padding.
 
         Returns:
             The texts of samples, prompts and outputs. Outputs are cut at stop sequences.
@@ -215,8 +175,14 @@ class Calls:
         asked: list[str] = super().decode(prompts)  # type: ignore[misc]
         after = [sample[int(size) :] for sample, size in zip(samples, sizes, strict=True)]
         outputs: list[str] = super().decode(after)  # type: ignore[misc]
+        ends = [
+            int(sample[-1]) in (trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id) for sample in samples
+        ]
         for stop in trainer.stop_sequences:
+            ends = [end or stop in output for end, output in zip(ends, outputs, strict=True)]
             outputs = [output.split(stop)[0] for output in outputs]
+        eos = trainer.tokenizer.eos_token if append_eos_token else ""
+        outputs = [output + eos * end for output, end in zip(outputs, ends, strict=True)]
         between = SEPARATOR if trainer.seq2seq else ""
         return [f"{a}{between}{output}" for a, output in zip(asked, outputs, strict=True)], asked, outputs
 
@@ -297,7 +263,7 @@ class _Modules(MetaPathFinder, Loader):
             return None
         if name in MODULES:
             return ModuleSpec(name, self, is_package=True)
-        advice = next((why for start, why in _MODULES_GONE.items() if name.startswith(start)), "see MIGRATING.md")
+        advice = next((why for start, why in MODULES_GONE.items() if f"{name}.".startswith(start)), "see MIGRATING.md")
         raise ModuleNotFoundError(f"trlx_like has no counterpart of {name}: {advice}.", name=name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

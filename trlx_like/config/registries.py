@@ -43,7 +43,10 @@ TRAINERS: Registry[type[Any]] = Registry(
     "trainer",
     {row.trainer: f"trlx_like.trainers.{row.name}:{row.trainer}" for row in ALGORITHMS},
     aliases={alias: row.trainer for row in ALGORITHMS for alias in row.aliases},
-    gone={"NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md)."},
+    gone={
+        "NeMo*": "NeMo is not supported; use PPOTrainer or SFTTrainer (see MIGRATING.md).",
+        "AccelerateDPOTrainer": "Use DPOTrainer, with preferences=... (see MIGRATING.md).",
+    },
     accept=_accept_trainer,
 )
 register_trainer = TRAINERS.register

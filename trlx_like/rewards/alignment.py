@@ -54,7 +54,7 @@ def align(reward: Sequence[Any], ids: Sequence[int], text: str, tokenizer: Any, 
 
     Args:
         reward: Spans, or numbers: one per token, in which the last one may be missing for an EOS; or one per token of
-            the text as the tokenizer writes it anew, for a function that sees no ids.
+            the text, or of the text and EOS, as the tokenizer writes it anew, for a function that sees no ids.
         ids: The sampled tokens of the response.
         text: The response as text.
         tokenizer: The tokenizer of the policy.
@@ -65,14 +65,15 @@ def align(reward: Sequence[Any], ids: Sequence[int], text: str, tokenizer: Any, 
     """
     if isinstance(reward[0], tuple):
         return _placed(reward, offsets(ids, text, tokenizer), len(text))
-    again = [] if sees_ids else [tokenizer(text, add_special_tokens=special).input_ids for special in (False, True)]
-    for others in again:
-        if len(others) == len(reward) and list(ids[: len(others)]) == others:
-            return [*map(float, reward), *[0.0] * (len(ids) - len(reward))]  # the rest writes nothing, as EOS
-        if len(others) == len(reward):
-            say_moved()
-            spans = [(*span, value) for span, value in zip(offsets(others, text, tokenizer), reward, strict=True)]
-            return _placed([span for span in spans if span[0] < span[1] or span[2]], offsets(ids, text, tokenizer))
+    texts = [] if sees_ids else [text, text + (tokenizer.eos_token or "")]
+    again = [tokenizer(words, add_special_tokens=special).input_ids for words in texts for special in (False, True)]
+    fitting = [others for others in again if len(others) == len(reward)]
+    if any(list(ids[: len(others)]) == others for others in fitting):
+        return [*map(float, reward), *[0.0] * (len(ids) - len(reward))]  # the rest writes nothing, as EOS
+    if fitting:
+        say_moved()
+        spans = [(*span, value) for span, value in zip(offsets(fitting[0], text, tokenizer), reward, strict=True)]
+        return _placed([span for span in spans if span[0] < span[1] or span[2]], offsets(ids, text, tokenizer))
     complete = len(reward) == len(ids)
     if complete or (len(reward) == len(ids) - 1 and ids[-1] in tokenizer.all_special_ids):
         return [*map(float, reward), *[0.0] * (not complete)]
@@ -90,10 +91,11 @@ def say_moved() -> None:
 
 
 def _placed(spans: Sequence[Span], places: Sequence[tuple[int, int]], longest: int | None = None) -> list[float]:
-    """Add each span's reward to the token that writes its last character."""
+    """Add each span's reward to the token that writes its last character, and that of EOS to the last token."""
     rewards, ends = [0.0] * len(places), [end for _, end in places]
     for begin, end, value in spans:
         if longest is not None and not 0 <= begin < end <= longest:
             raise ValueError(f"the span ({begin}, {end}) is not within the {longest} characters of the output.")
-        rewards[min(bisect_left(ends, end), len(ends) - 1)] += value
+        at_end = begin == end == ends[-1]
+        rewards[len(ends) - 1 if at_end else min(bisect_left(ends, end), len(ends) - 1)] += value
     return rewards

@@ -52,6 +52,10 @@ def test_the_characters_of_each_token() -> None:
         ([1, 2, 3, 4], [A, B, C, EOS], "abc", True, [1, 2, 3, 4]),
         ([1, 2, 3], [A, B, C, EOS], "abc", True, [1, 2, 3, 0]),
         ([1, 2], [A, B, C, EOS], "abc", False, [0, 1, 2, 0]),  # the tokens are "ab" and "c" if it is tokenised again
+        ([1, 2, 3], [A, B, C, EOS], "abc", False, [0, 1, 2, 3]),  # and EOS
+        ([1, 2, 3], [AB, C, EOS], "abc", False, [1, 2, 3]),
+        ([1, 2, 3], [AB, C, A, B], "abc", False, [1, 2, 0, 3]),  # ended at a stop sequence "ab"
+        ([1], [EOS], "", False, [1]),
         ([1, 2], [AB, C], "abc", False, [1, 2]),
         ([1, 2], [AB, C, EOS, EOS], "abc", False, [1, 2, 0, 0]),
         ([(0, 1, 1.0), (1, 3, 2.0), (2, 3, 0.5)], [AB, C, EOS], "abc", False, [1, 2.5, 0]),
