@@ -8,9 +8,8 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from trlx_like.data.experience import Experience, padded
+from trlx_like.data.experience import Experience, padded, padded_rows
 
 
 @dataclass
@@ -59,6 +58,4 @@ class DenoisingExperience(Conditioning):
 
 def as_bytes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return texts as UTF-8 in a padded batch [B, C] uint8, and its mask [B, C] bool."""
-    rows = [torch.tensor(list(text.encode("utf-8", "replace")), dtype=torch.uint8) for text in texts]
-    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-    return pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True)
+    return padded_rows([torch.tensor(list(text.encode("utf-8", "replace")), dtype=torch.uint8) for text in texts])

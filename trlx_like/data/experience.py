@@ -36,6 +36,12 @@ def padded(
     return field(default=default, kw_only=kw_only, metadata={"side": side, "value": value, "mask": mask})
 
 
+def padded_rows(rows: list[Tensor], value: float = 0, side: str = "right") -> tuple[Tensor, Tensor]:
+    """Return rows as a batch [B, T] that is padded with a value on a side, and its mask [B, T] bool."""
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return pad_sequence(rows, True, value, side), pad_sequence(masks, True, False, side)
+
+
 IDS = ("prompt", "response", "chosen", "rejected", "other")
 """Fields of whole numbers that hold token ids."""
 

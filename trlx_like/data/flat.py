@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from operator import eq
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import numpy as np
 
@@ -25,18 +26,27 @@ TYPES: dict[str, tuple[str, Any]] = {
 T = TypeVar("T")
 
 
-class Flat(Protocol):
-    """A row that can be taken apart into lists of numbers."""
+@dataclass
+class Flat:
+    """Base of dataclasses that can be taken apart into lists of numbers. A field is a list, a tuple or a number."""
 
     FIELDS: ClassVar[Mapping[str, str]]
     """The kind of each field, one of `TYPES`."""
 
-    def numbers(self) -> Mapping[str, Sequence[Any]]:
-        """Return the numbers of each field. A field that is left out has none."""
+    def numbers(self) -> dict[str, Sequence[Any]]:
+        """Return the numbers of each field. A field that has its default value is left out."""
+        held = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return {n: v if isinstance(v, list | tuple) else (v,) for n, v, default in held if v != default}
 
     @classmethod
-    def of(cls, *args: Any, **numbers: Any) -> Self:
+    def of(cls, **numbers: list[Any]) -> Self:
         """Make a row of what `numbers` returned, with an empty list for each field without numbers."""
+        given: dict[str, Any] = {}
+        for field in fields(cls):
+            found, default = numbers[field.name], field.default
+            if found or default is MISSING:
+                given[field.name] = found if default in (MISSING, None) else type(default)(*found)
+        return cls(**given)
 
 
 R = TypeVar("R", bound=Flat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
@@ -19,7 +19,7 @@ from trlx_like.pipelines.forms import as_sample
 from trlx_like.pipelines.prepared import CHUNK, chunks, prepared
 from trlx_like.pipelines.returns import SampleReward, place_rewards
 from trlx_like.pipelines.rows import Message, checked_rows, is_messages, row_list
-from trlx_like.pipelines.tokens import Dialogue, TextEncoder
+from trlx_like.pipelines.tokens import Dialogue, TextEncoder, texts_of
 from trlx_like.pipelines.truncation import Lost, Truncation
 
 __all__ = ["Dialogue", "encode_dialogues"]
@@ -64,9 +64,7 @@ def encode_dialogues(
     def encoded() -> Iterator[Dialogue]:
         for start, part in chunks(listed):
             read = [as_sample(sample) for sample in checked_rows(part, name, start)]
-            for row, sample in enumerate(read if seq2seq else (), start):
-                _check_pair(sample, f"{name}[{row}]")
-            encoder.read_ahead(text for sample in read for text in _texts(sample))
+            encoder.read_ahead(text for sample in read for text in texts_of(sample, "prompt", "output"))
             whole = [_encode(sample, f"{name}[{row}]", encoder, template) for row, sample in enumerate(read, start)]
             for row, dialogue in enumerate(whole, start):
                 if rewards:
@@ -75,7 +73,7 @@ def encode_dialogues(
 
     options = [max_length, seq2seq, dict(template or {}), rewards]
     dialogues = prepared(Dialogue, encoded, listed, tokenizer, *options, name=name)
-    Truncation.of(dialogues.values("lost"), len(dialogues)).warn(name, f"train.seq_length ({max_length} tokens)")
+    Truncation(dialogues).warn(name, f"train.seq_length ({max_length} tokens)")
     for row in np.flatnonzero(dialogues.sums("is_output") == 0)[:1]:
         raise DataError(
             f"{name}[{row}]: no output is left within train.seq_length ({max_length} tokens); "
@@ -111,14 +109,6 @@ def first_outputs(dialogues: FlatRows[Dialogue]) -> Tensor:
     return torch.from_numpy(begins[np.searchsorted(begins, starts)] - starts)
 
 
-def _texts(sample: Any) -> Iterable[str]:
-    """Return the texts that encoding a sample asks the tokenizer for, as far as it has the right form."""
-    if isinstance(sample, Mapping):
-        sample = (sample.get("prompt"), sample.get("output"))
-    turns = sample if isinstance(sample, list | tuple) else (sample,)
-    return (turn for turn in turns if isinstance(turn, str))
-
-
 def _conversations(
     samples: Sequence[Any], template: Mapping[str, Any] | None, name: str
 ) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
@@ -150,24 +140,18 @@ def _turns(sample: Any, place: str) -> list[str]:
     return list(turns)
 
 
-def _check_pair(sample: Any, place: str) -> None:
-    """Raise DataError unless a sample is one prompt and one output, or an output alone."""
-    conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
-    turns = [] if is_messages(conversation) else _turns(sample, place)
-    if len(turns) not in (1, 2):
-        what = f"has {len(turns)} turns" if turns else "is messages"
-        raise DataError(f"{place} {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
-
-
 def _encode(sample: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
     """Encode one sample without cutting it."""
     conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
+    turns = [] if is_messages(conversation) else _turns(sample, place)
+    if encoder.seq2seq and len(turns) not in (1, 2):
+        what = f"has {len(turns)} turns" if turns else "is messages"
+        raise DataError(f"{place} {what}; model.model_arch_type: seq2seq needs one prompt and one output.")
     if is_messages(conversation):
         if not any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in conversation):
             raise DataError(f"{place} has no assistant message; there is nothing to learn.")
         options = template_options(sample if isinstance(sample, Mapping) else {}, template, place)
         return encode_chat(conversation, encoder.tokenizer, place=place, **options)
-    turns = _turns(sample, place)
     if encoder.seq2seq and len(turns) == 1:
         turns = ["", *turns]  # the encoder reads an empty prompt: the tokenizer's special tokens, or BOS
     ids = [encoder.opening(turns[:1])[0], *encoder.following(turns[1:])]

@@ -43,14 +43,13 @@ def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
 
 
 def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
+    text = _text(path)
     try:
-        values = json.loads(_text(path))
+        values = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{option}: {path}:{error.lineno} is not JSON: {error}.") from None
     except RecursionError:
         raise DataError(f"{option}: {path} is nested too deeply.") from None
-    except UnicodeDecodeError:
-        raise
     except ValueError as error:  # a number with more digits than Python reads
         raise DataError(f"{option}: {path} is not JSON: {error}.") from None
     if not isinstance(values, list):

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.config import TRLConfig
-from trlx_like.data.flat import FlatRows
+from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import common_options, encode_answer, template_options
 from trlx_like.pipelines.forms import as_preference
 from trlx_like.pipelines.prepared import chunks, prepared
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import checked_rows, is_messages, row_list
-from trlx_like.pipelines.tokens import TextEncoder, common_prefix
+from trlx_like.pipelines.tokens import TextEncoder, common_prefix, texts_of
 from trlx_like.pipelines.truncation import Lost, Truncation
 
 
 @dataclass
-class Preference:
+class Preference(Flat):
     """Hold a prompt and two answers to it as token ids. None of them is empty."""
 
     FIELDS: ClassVar[Mapping[str, str]] = {
@@ -34,37 +34,16 @@ class Preference:
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
-    assistant_masks: tuple[list[bool], list[bool]] | None = None
-    """Marks the assistant's tokens in each answer, if answers also have turns of others; None: all tokens."""
+    chosen_mask: list[bool] | None = None
+    """Marks the assistant's tokens in the chosen answer, if answers also have turns of others; None: all tokens."""
+    rejected_mask: list[bool] | None = None
+    """The same for the rejected answer. Either both answers have a mask or none has."""
     margin: float = 0.0
     """How much better the chosen answer is, if the data says so."""
     header: int = field(default=0, compare=False)
     """How many of the prompt's last tokens are the header of an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
     """Numbers of tokens that were cut, over both answers."""
-
-    def numbers(self) -> dict[str, Sequence[Any]]:
-        """Return the numbers of each field, see `trlx_like.data.flat.Flat`; of what is 0 or None, none."""
-        ids = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
-        masks = dict(zip(("chosen_mask", "rejected_mask"), self.assistant_masks or (), strict=False))
-        few = {"margin": (self.margin,), "header": (self.header,), "lost": self.lost}
-        return {**ids, **masks, **{name: values for name, values in few.items() if any(values)}}
-
-    @classmethod
-    def of(
-        cls,
-        prompt: list[int],
-        chosen: list[int],
-        rejected: list[int],
-        chosen_mask: list[bool],
-        rejected_mask: list[bool],
-        margin: list[float],
-        header: list[int],
-        lost: list[int],
-    ) -> Self:
-        """Make the preference of which `numbers` returned these lists."""
-        masks = (chosen_mask, rejected_mask) if chosen_mask else None
-        return cls(prompt, chosen, rejected, masks, sum(margin, 0.0), sum(header), Lost(*lost))
 
 
 def configured_preferences(
@@ -141,7 +120,7 @@ def encode_preferences(
     def every() -> Iterator[Preference]:
         for start, part in chunks(listed):
             read = [as_preference(row) for row in checked_rows(part, name, start)]
-            encoder.read_ahead(text for row in read for text in _texts(row))
+            encoder.read_ahead(text for row in read for text in texts_of(row, "prompt", "chosen", "rejected"))
             yield from (pair for row, values in enumerate(read, start) if (pair := encoded(row, values)) is not None)
 
     options = [max_length, max_prompt_length, truncation, too_long, seq2seq, dict(template or {})]
@@ -149,16 +128,10 @@ def encode_preferences(
     limits = [f"max_length ({max_length} tokens)"]
     if max_prompt_length is not None:
         limits += [f"max_prompt_length ({max_prompt_length})"]
-    Truncation.of(kept.values("lost"), len(kept), len(listed)).warn(name, " or ".join(limits))
+    Truncation(kept, len(listed)).warn(name, " or ".join(limits))
     if not kept:
         raise DataError(f"{name}: all {len(listed)} rows are longer than max_length ({max_length} tokens).")
     return kept
-
-
-def _texts(row: Any) -> Iterable[str]:
-    """Return the texts that encoding a row asks the tokenizer for, as far as it has the right form."""
-    answers = map(row.get, ("prompt", "chosen", "rejected")) if isinstance(row, Mapping) else row
-    return (text for text in answers if isinstance(text, str)) if isinstance(answers, Iterable) else ()
 
 
 def _sizes(pair: Preference) -> tuple[int, int]:
@@ -183,8 +156,8 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
         second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
         masks = first.assistant_mask, second.assistant_mask
-        own = None if all(map(all, masks)) else masks
-        preference = Preference(first.prompt.ids, first.ids, second.ids, own, margin, header=first.prompt.header)
+        own = (None, None) if all(map(all, masks)) else masks
+        preference = Preference(first.prompt.ids, first.ids, second.ids, *own, margin, first.prompt.header)
     elif _is_ids(chosen) and _is_ids(rejected) and (prompt is None or _is_ids(prompt)):
         known = len(encoder.tokenizer)
         if strange := [token for ids in (prompt or [], chosen, rejected) for token in ids if not 0 <= token < known]:
@@ -295,9 +268,8 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
     else:
         kept = slice(max(0, longest - len(prompt)))
     answers = [answer[kept] for answer in answers]
-    masks = preference.assistant_masks
-    masks = masks and (masks[0][kept], masks[1][kept])
-    if not answers[0] or (masks and not all(map(any, masks))):
+    masks = [mask and mask[kept] for mask in (preference.chosen_mask, preference.rejected_mask)]
+    if not answers[0] or any(mask is not None and not any(mask) for mask in masks):
         raise DataError(
             f"{place}: nothing is left of the answers within max_length ({longest} tokens); the prompt alone has "
             f"{len(preference.prompt)}. Set max_prompt_length, or drop what is too long."
@@ -307,4 +279,5 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
             f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
             "is too long."
         )
-    return replace(preference, prompt=prompt, chosen=answers[0], rejected=answers[1], assistant_masks=masks)
+    both = zip(("chosen", "rejected", "chosen_mask", "rejected_mask"), (*answers, *masks), strict=True)
+    return replace(preference, prompt=prompt, **dict(both))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from trlx_like.data.flat import View
+from trlx_like.data.experience import padded_rows
+from trlx_like.data.flat import Flat, View
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, template_options, warn_of_ending
 from trlx_like.pipelines.forms import split_prompt
@@ -46,30 +46,17 @@ class PromptBatch(PromptColumns):
         Args:
             pad: The id to pad with.
         """
-        rows = [torch.tensor(row) for row in self.ids]
-        ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
-        ones = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-        mask = pad_sequence(ones, batch_first=True, padding_side="left")
-        return ids, mask
+        return padded_rows([torch.tensor(row) for row in self.ids], pad, "left")
 
 
 @dataclass
-class PromptIds:
+class PromptIds(Flat):
     """Hold the token ids of a prompt."""
 
     FIELDS: ClassVar[Mapping[str, str]] = {"ids": "token", "lost": "count"}
 
     ids: list[int]
-    lost: Lost
-
-    def numbers(self) -> dict[str, Sequence[int]]:
-        """Return the numbers of each field, see `trlx_like.data.flat.Flat`."""
-        return {"ids": self.ids, "lost": self.lost if any(self.lost) else ()}
-
-    @classmethod
-    def of(cls, ids: list[int], lost: list[int]) -> Self:
-        """Make the prompt of which `numbers` returned these lists."""
-        return cls(ids, Lost(*lost))
+    lost: Lost = Lost()
 
 
 def _split(row: Any, place: str = "prompts") -> tuple[Any, dict[str, Any]]:
@@ -138,7 +125,7 @@ class PromptPipeline:
                 warn_of_ending(prompt, tokenizer, **template_options(metadata, template))
                 break
         limit = f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)"
-        Truncation.of(made.values("lost"), len(made)).warn("prompts", limit)
+        Truncation(made).warn("prompts", limit)
         self.ids: Sequence[list[int]] = View(made, attrgetter("ids"))
         self.metadata: Sequence[dict[str, Any]] = View(listed, _metadata)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from trlx_like.data.flat import Flat
 from trlx_like.pipelines.truncation import Lost
 
 T = TypeVar("T")
 
 
 @dataclass
-class Dialogue:
+class Dialogue(Flat):
     """Hold the token ids of a sample, and mark its outputs, the tokens to learn. The first is never an output."""
 
     FIELDS: ClassVar[Mapping[str, str]] = {"ids": "token", "is_output": "flag", "rewards": "real", "lost": "count"}
@@ -27,16 +28,6 @@ class Dialogue:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def numbers(self) -> dict[str, Sequence[Any]]:
-        """Return the numbers of each field, see `trlx_like.data.flat.Flat`."""
-        lost = self.lost if any(self.lost) else ()
-        return {"ids": self.ids, "is_output": self.is_output, "rewards": self.rewards or (), "lost": lost}
-
-    @classmethod
-    def of(cls, ids: list[int], is_output: list[bool], rewards: list[float], lost: list[int]) -> Self:
-        """Make the sample of which `numbers` returned these lists."""
-        return cls(ids, is_output, rewards or None, Lost(*lost))
 
     def split(self) -> tuple[list[int], list[int]]:
         """Return the ids before the first output, and the ids from it on."""
@@ -134,6 +125,12 @@ def _around(whole: list[int], text: list[int]) -> tuple[list[int], list[int]]:
     """Return the ids before and after `text` in `whole`."""
     at = next(at for at in range(len(whole)) if whole[at : at + len(text)] == text)
     return whole[:at], whole[at + len(text) :]
+
+
+def texts_of(row: Any, *columns: str) -> Iterator[str]:
+    """Iterate over the texts that encoding a row asks the tokenizer for: those in its columns, or the row itself."""
+    parts = map(row.get, columns) if isinstance(row, Mapping) else row if isinstance(row, list | tuple) else (row,)
+    return (part for part in parts if isinstance(part, str))
 
 
 def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
+from trlx_like.data.flat import FlatRows
 
 logger = logging.getLogger(__name__)
 
@@ -18,36 +17,21 @@ class Lost(NamedTuple):
     output: int = 0
 
 
-@dataclass
 class Truncation:
-    """Add up the tokens that were cut and the rows that were dropped, over all rows of some data."""
+    """Add up the tokens that were cut and the rows that were dropped, over all rows of some data.
 
-    rows: int  # of the data
-    cut: int  # rows that have lost tokens
-    prompt_tokens: int
-    outputs: int  # rows whose output has lost tokens
-    output_tokens: int
-    dropped: int  # rows that were left out because they are too long
+    Args:
+        kept: The rows that were kept, each with its `lost` tokens.
+        rows: The number of rows of the data; None: all were kept.
+    """
 
-    @classmethod
-    def of(cls, losses: np.ndarray, kept: int, rows: int | None = None) -> Truncation:
-        """Add up the losses of single rows.
-
-        Args:
-            losses: The numbers of `Lost` for each row that has lost tokens, one after the other. [2 K]
-            kept: The number of rows that were kept.
-            rows: The number of rows of the data; None: all were kept.
-        """
-        rows = kept if rows is None else rows
+    def __init__(self, kept: FlatRows[Any], rows: int | None = None) -> None:
+        self.rows = len(kept) if rows is None else rows
+        self.dropped = self.rows - len(kept)  # rows that were left out because they are too long
+        losses = kept.values("lost")  # the numbers of `Lost` for each row that has lost tokens [2 K]
         prompts, outputs = losses[::2], losses[1::2]
-        return cls(
-            rows=rows,
-            cut=len(prompts),
-            prompt_tokens=int(prompts.sum()),
-            outputs=int((outputs > 0).sum()),
-            output_tokens=int(outputs.sum()),
-            dropped=rows - kept,
-        )
+        self.cut, self.outputs = len(prompts), int((outputs > 0).sum())  # rows, and those whose output is cut
+        self.prompt_tokens, self.output_tokens = int(prompts.sum()), int(outputs.sum())
 
     def warn(self, name: str, limit: str) -> None:
         """Log a warning if anything is lost.

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from trlx_like.data.experience import padded_rows
 from trlx_like.errors import ConfigError
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model
 from trlx_like.models.sources import UNTRUSTED
@@ -114,7 +113,7 @@ class RewardModel:
         rewards = [0.0] * len(rows)
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
-            ids, mask = _padded([rows[place] for place in places])
+            ids, mask = padded_rows([torch.tensor(rows[place]) for place in places])
             for place, reward in zip(places, self.network(ids.to(device), mask.to(device)).tolist(), strict=True):
                 rewards[place] = reward
         return rewards
@@ -157,10 +156,3 @@ def _positions(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of a model's positions, or the tokenizer's limit if the model does not tell."""
     positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if positions is not None else tokenizer.model_max_length
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return ids and mask [B, T], padded on the right with an id that the mask hides."""
-    ids = [torch.tensor(row) for row in rows]
-    mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-    return pad_sequence(ids, batch_first=True), pad_sequence(mask, batch_first=True)

@@ -80,7 +80,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         else:
             self.push_to_store(rows, whole=True)
         tokens = len(pairs.values("chosen")) + len(pairs.values("rejected"))
-        truncation = Truncation.of(pairs.values("lost"), len(pairs), len(self.data["preferences"]))
+        truncation = Truncation(pairs, len(self.data["preferences"]))
         return {"data/pairs": float(len(pairs)), "data/tokens": float(tokens), **truncation.metrics()}
 
     def loss(self, batch: PreferenceExperience) -> LossOutput:

@@ -167,7 +167,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         dialogues = encode_dialogues(
             samples, self.tokenizer, longest, given, seq2seq=self.seq2seq, template=self.chat_options
         )
-        self.truncation = Truncation.of(dialogues.values("lost"), len(dialogues))
+        self.truncation = Truncation(dialogues)
         self.actions = float(dialogues.values("is_output").sum())
         columns = columns_of(dialogues, first_outputs(dialogues) if self.seq2seq else None)
         names = {"action": "is_output", "rewards": "rewards"}

@@ -89,7 +89,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             self.push_to_store(rows, whole=True)
         else:
             self.push_to_store(self.precomputed.share(rows))
-        truncation = Truncation.of(self.dialogues.values("lost"), len(self.dialogues))
+        truncation = Truncation(self.dialogues)
         share = sum(self.labels) / len(self.labels)
         return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
 

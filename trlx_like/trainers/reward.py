@@ -78,7 +78,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.model_path, tokenizer)
         encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
         preferences = encoded(self.data["preferences"], name="preferences")
-        self.truncation = Truncation.of(preferences.values("lost"), len(preferences), len(self.data["preferences"]))
+        self.truncation = Truncation(preferences, len(self.data["preferences"]))
         self.tokens = sum(len(preferences.values(name)) for name in ("prompt", "prompt", "chosen", "rejected"))
         self.pairs = View(preferences, _pair)
         self.eval_pairs = {

@@ -108,7 +108,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         self.push_to_store(rows, whole=True)
         learned = dialogues.values("is_output").sum()  # packing loses and repeats no output
         sizes = {"data/samples": len(dialogues), "data/rows": len(rows), "data/tokens": learned}
-        lost = Truncation.of(dialogues.values("lost"), len(dialogues)).metrics()
+        lost = Truncation(dialogues).metrics()
         return {name: float(size) for name, size in sizes.items()} | lost
 
     def loss(self, batch: SFTExperience) -> LossOutput:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trlx_like.data import Experience, RolloutStore, padded
 from trlx_like.data.columns import Column, ColumnRows, packed
-from trlx_like.data.flat import FlatRows
+from trlx_like.data.flat import Flat, FlatRows
 
 
 @dataclass
@@ -27,18 +27,11 @@ class Trace(Experience):
 
 
 @dataclass
-class Ids:
+class Ids(Flat):
     FIELDS: ClassVar[Mapping[str, str]] = {"ids": "token", "rewards": "real", "flags": "flag"}
     ids: list[int]
     rewards: list[float]
     flags: list[bool]
-
-    def numbers(self) -> dict[str, Sequence[Any]]:
-        return vars(self)
-
-    @classmethod
-    def of(cls, **numbers: Any) -> Ids:
-        return cls(**numbers)
 
 
 ROWS = FlatRows.collect(Ids, [Ids([1, 2, 3, 4], [0.5] * 4, []), Ids([5, 6], [], [True]), Ids([7, 8, 9], [1.0], [])])

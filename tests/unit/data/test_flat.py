@@ -20,7 +20,7 @@ DIALOGUES = [
 ]
 PREFERENCES = [
     Preference([1], [2, 3], [4], margin=0.1),
-    Preference([1, 2], [3], [4, 5], ([True], [False, True]), header=1, lost=Lost(1, 2)),
+    Preference([1, 2], [3], [4, 5], [True], [False, True], header=1, lost=Lost(1, 2)),
 ]
 
 

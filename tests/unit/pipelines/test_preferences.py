@@ -107,7 +107,7 @@ def test_messages_of_which_one_goes_on() -> None:
     assert shown(tokenizer, preference.chosen) == "b<eos> <|user|>c<eos> <|assistant|>d<eos>"
     assert shown(tokenizer, preference.rejected) == "b<eos>"
     # b <eos> _ <|user|> c <eos> _ <|assistant|> d <eos>: of the chosen one the user said six tokens.
-    assert preference.assistant_masks == ([True] * 2 + [False] * 6 + [True] * 2, [True] * 2)
+    assert (preference.chosen_mask, preference.rejected_mask) == ([True] * 2 + [False] * 6 + [True] * 2, [True] * 2)
 
 
 def test_a_prompt_of_messages_keeps_its_header_when_it_is_cut() -> None:
@@ -126,9 +126,10 @@ def test_what_others_say_is_cut_with_the_answer_and_is_not_all_that_is_left() ->
     goes_on = row([user("a"), assistant("b"), user("c"), assistant("d")], [user("a"), assistant("b")])
     tokenizer = chat_tokenizer(CHATML)
     (start,) = encoded(goes_on, tokenizer=tokenizer, max_length=9)
-    assert start.assistant_masks == ([True, True, False, False], [True, True]) and start.lost == Lost(output=6)
+    assert (start.chosen_mask, start.rejected_mask) == ([True, True, False, False], [True, True])
+    assert start.lost == Lost(output=6)
     (end,) = encoded(goes_on, tokenizer=tokenizer, max_length=5, truncation="keep_end")
-    assert end.assistant_masks == ([False] * 2 + [True] * 2, [True] * 2) and end.lost == Lost(4, 6)
+    assert (end.chosen_mask, end.rejected_mask) == ([False] * 2 + [True] * 2, [True] * 2) and end.lost == Lost(4, 6)
     with pytest.raises(DataError, match="nothing is left of the answers"):
         encoded(
             row([user("a"), assistant("b"), user("c")], [user("a"), assistant("d")]),
