@@ -27,7 +27,7 @@ def is_python_name(value: object) -> bool:
 
 def import_file(path: Path) -> ModuleType:
     """Import a Python file and return its module. The running script, or a file imported before, is not run again."""
-    path = path.expanduser().resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     for module in list(sys.modules.values()):
         if _is_from(module, path):
             return module

@@ -10,6 +10,10 @@ KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a devi
 """What a path may be beside a file or a folder, by the type bits of its mode. Reading these may never end."""
 
 
+KERNEL = ("/proc/", "/sys/")
+"""Folders whose files the kernel makes up: reading some never ends, and none can be made."""
+
+
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Read a regular file.
 
@@ -31,12 +35,17 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError if a path is a pipe, a device or a socket, or holds a NUL character, or does not exist."""
+    """Raise OSError for a pipe, a device, a socket or a file of the kernel, a NUL character, or without such a file."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "a path cannot contain the character NUL", str(path))
-    kind = KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    kind = KINDS.get(stat.S_IFMT(path.stat().st_mode)) or ("a file of the kernel" if of_kernel(path) else None)
     if kind is not None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a file; write its content to a file", str(path))
+
+
+def of_kernel(path: Path) -> bool:
+    """Return whether a path is in a file system that the kernel makes up, after its links were followed."""
+    return f"{path.resolve()}/".startswith(KERNEL)
 
 
 def unwritable(text: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -174,6 +175,7 @@ def _load_module(name: str) -> None:
 
 
 def _load_file(name: str) -> None:
-    if not Path(name).expanduser().is_file():
-        raise RegistryError(f"no such file: {Path(name).expanduser().resolve()}.")
-    import_file(Path(name))
+    file = Path(os.path.expanduser(name)).resolve()
+    if not file.is_file():
+        raise RegistryError(f"no such file: {file}.")
+    import_file(file)

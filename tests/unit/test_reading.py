@@ -23,6 +23,9 @@ def test_what_is_no_file_is_refused_without_opening_it(tmp_path: Path) -> None:
         read_bytes(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a device, not a file"):
         read_bytes(Path("/dev/zero"))
+    (tmp_path / "link").symlink_to("/proc/self/status")
+    with pytest.raises(OSError, match="it is a file of the kernel, not a file"):
+        read_bytes(tmp_path / "link")
     with pytest.raises(OSError, match="the character NUL"):
         read_bytes(Path("a\0b"))
     with pytest.raises(FileNotFoundError):

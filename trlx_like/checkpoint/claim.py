@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from trlx_like.errors import ConfigError, DiskError, space, writing
 from trlx_like.meeting import is_alive
+from trlx_like.reading import of_kernel
 
 logger = logging.getLogger("trlx_like")
 
@@ -91,7 +92,9 @@ class RunFiles:
                 place = place.parent
             if not place.is_dir():
                 raise self._refusal(f"{place} is not a folder.")
-            if not os.access(place, os.W_OK | os.X_OK):
+            if str(self.directory).startswith("~"):
+                raise self._refusal("there is no such user.")
+            if of_kernel(place) or not os.access(place, os.W_OK | os.X_OK):
                 raise self._refusal(f"{place} cannot be written to.")
             made, holder, free = self._look()
             if free is None:

@@ -199,7 +199,7 @@ class CheckpointStore:
         """
         if spec == "auto":
             return self._newest_of(spec)
-        path = Path(spec).expanduser()
+        path = Path(os.path.expanduser(spec))
         if not path.exists():
             path = _set_aside(path)
         if not path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def find_model(name: str) -> Trained:
     Raises:
         ConfigError: If there is none.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         if folder.is_absolute() or (len(folder.parts) > 1 and folder.parent.is_dir()):  # the hub would be asked
             raise ConfigError(f"{name}: there is no such folder.")

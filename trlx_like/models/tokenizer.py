@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _read_template(template: str) -> str:
     if template in NAMES:
         return named_template(template)
     try:
-        return read_bytes(Path(template).expanduser(), LARGEST_TEMPLATE).decode()
+        return read_bytes(Path(os.path.expanduser(template)), LARGEST_TEMPLATE).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {', '.join(NAMES)}, nor a file: "

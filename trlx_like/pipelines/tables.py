@@ -5,6 +5,7 @@ A list of rows is returned as it is. `pipelines/sources.py` decides what a sourc
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -109,7 +110,7 @@ def load_table(path: str, options: Mapping[str, Any], take: int | None, option: 
         ConfigError: `datasets` is not installed, or cannot load it.
     """
     datasets = datasets_for(option)
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     try:
         table = datasets.load_dataset(str(folder) if folder.is_dir() else path, **{"split": "train", **options})
         return list(islice(table, take))

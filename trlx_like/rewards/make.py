@@ -100,4 +100,4 @@ def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None)
 def names_reward_model(spec: str) -> bool:
     """Tell whether the name of a reward function is that of a model: a folder, or owner/name on the hub."""
     hub = spec.count("/") == 1 and not spec.endswith(".py") and not is_python_name(spec)
-    return Path(spec).expanduser().is_dir() or hub
+    return os.path.isdir(os.path.expanduser(spec)) or hub

@@ -7,6 +7,7 @@ one per minute between evaluations. Samples are not shown there.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,10 @@ class Headline:
             value = next((self._latest[name] for name in names if name in self._latest), None)
             if value is not None and not (label in PAIRS and "rollout/score_mean" in self._latest):
                 shown.append(f"{label} {compact(value)}")
-        last = [f"{_label(name)}{compact(value)}" for name, value in self._evaluation.items()][:evaluated]
+        last = [
+            f"{_label(name)}{'none' if math.isnan(value) else compact(value)}"
+            for name, value in self._evaluation.items()
+        ][:evaluated]
         return "  ".join(shown + [f"eval {', '.join(last)} @{self._evaluated_at}"] * bool(last))
 
 

@@ -20,17 +20,11 @@ from torch import Tensor
 from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import TRLConfig
 from trlx_like.data import Experience, RolloutStore
-from trlx_like.errors import (
-    DivergenceError,
-    NonFiniteError,
-    RewardError,
-    SamplerError,
-    TrlxError,
-)
+from trlx_like.errors import DivergenceError, NonFiniteError, RewardError, SamplerError, TrlxError
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.models.merging import weights_for_rate
 from trlx_like.samplers.agreement import Agreement
-from trlx_like.trainers.best import exhausted, note_best
+from trlx_like.trainers.best import ended_by, exhausted, note_best
 from trlx_like.trainers.callbacks import Callback, call, checked
 from trlx_like.trainers.checks import refuse_functions, refuse_unused, require, takes_a_config
 from trlx_like.trainers.context import Metrics, Run
@@ -139,6 +133,7 @@ class BaseRLTrainer(Verbs[E]):
 
     def _train(self) -> None:
         """Train from the current step to the end."""
+        began = self.progress.step
         with self.run.open_trackers():
             self._call("on_train_begin")
             if self.progress.step == 0:
@@ -152,6 +147,9 @@ class BaseRLTrainer(Verbs[E]):
                 if step % train.checkpoint_interval:
                     self.save()
             self.run.folder.saving.wait()
+            if began and self.progress.step == began and self.world.main:
+                option = ended_by(self.config.train, self.progress)
+                logger.info("The run is finished: %s ended it at step %d. Raise that to go on.", option, began)
             self._call("on_train_end")
 
     @property

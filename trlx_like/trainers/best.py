@@ -68,6 +68,15 @@ def exhausted(train: TrainConfig, progress: Progress) -> bool:
     return train.early_stopping is not None and progress.stale >= train.early_stopping["patience"]
 
 
+def ended_by(train: TrainConfig, progress: Progress) -> str:
+    """Return the option that ended a finished run, with its value."""
+    if exhausted(train, progress):
+        return f"train.early_stopping ({train.early_stopping})"
+    limits = {"total_steps": progress.step, "max_empty_rounds": progress.empty_rounds}
+    name = next((name for name, count in limits.items() if count >= getattr(train, name)), "epochs")
+    return f"train.{name} ({getattr(train, name)})"
+
+
 def _note_improvement(train: TrainConfig, progress: Progress, metrics: Mapping[str, float]) -> None:
     options: dict[str, Any] = train.early_stopping or {}
     name = options.get("metric", train.best_metric)

@@ -55,7 +55,7 @@ class RunFolder:
         self.config = config
         self.world = world
         self.given = dict(given or {})
-        self.directory = Path(config.train.checkpoint_dir).expanduser()
+        self.directory = Path(os.path.expanduser(config.train.checkpoint_dir))
         self.files = RunFiles(self.directory)
         self.resumed = False
         self.saving = Saving(config.train, world)
@@ -92,7 +92,7 @@ class RunFolder:
     @staticmethod
     def check(config: TRLConfig) -> None:
         """Raise the ConfigError that `held` would raise, as far as it can be known without touching anything."""
-        RunFiles(Path(config.train.checkpoint_dir).expanduser()).check(names_of(config))
+        RunFiles(Path(os.path.expanduser(config.train.checkpoint_dir))).check(names_of(config))
 
     def _open(self) -> None:
         self.check(self.config)

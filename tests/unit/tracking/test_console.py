@@ -229,6 +229,8 @@ def test_numbers_are_the_latest_and_an_evaluation_keeps_its_step() -> None:
     assert headline.text(2) == "reward 1  loss 0.4  lr 1e-05  eval 0.872, a 1 @0"
     headline.update({"reward/mean": 0.5}, 8)
     assert headline.text(2) == "reward 1  loss 0.4  lr 1e-05  eval 0.5 @8"
+    headline.update({"reward/mean": float("nan")}, 9)  # all outputs without a reward
+    assert headline.text(2) == "reward 1  loss 0.4  lr 1e-05  eval none @9"
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

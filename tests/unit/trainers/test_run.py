@@ -62,12 +62,31 @@ def test_a_fresh_run_in_a_used_folder_keeps_the_old_files(tmp_path: Path) -> Non
 
 def test_resuming_says_from_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     auto = {"train.total_steps": 1, "train.resume_from_checkpoint": "auto"}
+    finished = "The run is finished: train.total_steps (1) ended it at step 1. Raise that to go on."
     with caplog.at_level(logging.INFO, logger="trlx_like"):
         make("SFTTrainer", tmp_path, **auto).learn()
         assert f"No checkpoint in {tmp_path} yet: starting from the beginning." in caplog.messages
         assert f"Saved {tmp_path / 'checkpoint_1'}." in caplog.messages
+        assert finished not in caplog.messages
         make("SFTTrainer", tmp_path, **auto).learn()
-    assert f"Resumed from {tmp_path / 'checkpoint_1'}." in caplog.messages
+    assert f"Resumed from {tmp_path / 'checkpoint_1'}." in caplog.messages and finished in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"train.epochs": 1}, "train.epochs (1)"),
+        ({"train.early_stopping": {"patience": 1, "min_delta": 9.0}, "train.eval_interval": 1}, "train.early_stopping"),
+    ],
+)
+def test_a_finished_run_says_what_ended_it(
+    options: dict[str, Any], option: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = {"train.total_steps": 100, "train.resume_from_checkpoint": "auto", **options}
+    make("SFTTrainer", tmp_path, **wanted).learn()
+    with caplog.at_level(logging.INFO, logger="trlx_like"):
+        make("SFTTrainer", tmp_path, **wanted).learn()
+    assert f"The run is finished: {option}" in caplog.text
 
 
 def refused(folder: Path, **changes: Any) -> str:
