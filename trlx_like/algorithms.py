@@ -100,7 +100,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "rloo",
         "RLOO",
         "Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, "auto", total_steps=1000, batch_size=128),
+        # So that the KL weight is in units of the scores' deviation, whatever the reward function.
+        _text(IMDB, "auto", total_steps=1000, batch_size=128) | {"method": {"scale_rewards": "batch"}},
     ),
     Algorithm(
         "rft",

@@ -92,10 +92,12 @@ def test_grpo_has_the_values_of_trl() -> None:
 
 
 def test_rloo_has_the_values_of_trl() -> None:
+    """But its scores are scaled, so that beta is in units of their deviation."""
     config = default_rloo_config()
     method = config.method
     assert isinstance(method, RLOOConfig)
     assert (method.beta, method.kl_in, method.epsilon, method.baseline) == (0.05, "reward", 0.2, "leave_one_out")
+    assert (method.scale_rewards, RLOOConfig().scale_rewards) == ("batch", "none")
     assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("RLOOTrainer", "auto")
 
 

@@ -168,7 +168,10 @@ def show_audit(run_dir: Path) -> bool:
     for verdict in audit.found:
         print(f"{verdict.name}: {verdict.advice}")
     names = ", ".join(verdict.name for verdict in audit.found)
+    unknown = ", ".join(name for name in SIGNALS if audit.verdicts[name].reading is None)
     print(f"Found: {names}." if names else f"Nothing found in {audit.rounds} rounds.")
+    if unknown:
+        print(f"Not measured, so that nothing is known of: {unknown}.")
     return bool(names)
 
 

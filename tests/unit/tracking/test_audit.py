@@ -309,6 +309,8 @@ def test_the_command_and_its_exit_codes(tmp_path: Path) -> None:
     clean = said(0, "audit", folder_of(run_of({}), tmp_path / "clean"))
     assert clean.rstrip().endswith("Nothing found in 6 rounds.")
     assert all(name in clean for name in SIGNALS)
+    blind = said(0, "audit", folder_of(run_of({"policy/kl_per_token": float("nan")}), tmp_path / "blind"))
+    assert blind.endswith("Nothing found in 6 rounds.\nNot measured, so that nothing is known of: reward against KL.\n")
 
 
 def test_findings_have_an_exit_code_of_their_own(tmp_path: Path) -> None:
