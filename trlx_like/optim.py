@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,8 +23,8 @@ from trlx_like.errors import ConfigError
 from trlx_like.imports import needed
 from trlx_like.registry import Registry
 
-OPTIMIZERS: Registry[Any] = Registry("optimizer")
-SCHEDULERS: Registry[Any] = Registry("scheduler")
+OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
+SCHEDULERS: Registry[Callable[..., LRScheduler]] = Registry("scheduler")
 register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register
 
@@ -96,7 +96,8 @@ def make_optimizer(
     if kwargs.get("lr") == AUTO:
         count = sum(parameter.numel() for parameter in parameters) if weights is None else weights
         kwargs = {**kwargs, "lr": learning_rate_for(count)}
-    optimizer: Optimizer = _made("optimizer", OPTIMIZERS.get(config.name), given, kwargs)
+    with _refused("optimizer", kwargs):
+        optimizer = OPTIMIZERS.get(config.name)(given, **kwargs)
     if config.no_decay and not optimizer.defaults.get("weight_decay"):
         raise ConfigError(
             f"optimizer.no_decay ({config.no_decay}) needs a weight decay: set optimizer.kwargs.weight_decay, for an "
@@ -105,7 +106,7 @@ def make_optimizer(
     return optimizer
 
 
-def adopted(optimizer: Any, model: nn.Module, loaded: Any = None) -> Optimizer:
+def adopted(optimizer: Optimizer, model: nn.Module, loaded: Any = None) -> Optimizer:
     """Let an optimizer that the program has made update exactly the trained parameters of a model.
 
     A frozen parameter leaves the optimizer. A parameter that the trainer has added to the model, such as that of a
@@ -143,8 +144,7 @@ def adopted(optimizer: Any, model: nn.Module, loaded: Any = None) -> Optimizer:
     optimizer.param_groups[-1]["params"] += [parameter for parameter in trained if parameter not in given]
     for parameter in given.difference(trained):
         optimizer.state.pop(parameter, None)
-    made: Optimizer = optimizer
-    return made
+    return optimizer
 
 
 def norms_and_biases(model: nn.Module) -> list[bool]:
@@ -181,10 +181,8 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
         RegistryError: if no schedule has that name.
         ConfigError: if the schedule refuses its keyword arguments, or cannot warm up.
     """
-    scheduler: LRScheduler
     if not isinstance(config.name, str):
-        scheduler = config.name
-        return scheduler
+        return cast(LRScheduler, config.name)
     name, kwargs = SCHEDULERS.canonical(config.name), config.kwargs
     if "warmup_ratio" in kwargs:
         raise ConfigError(
@@ -206,8 +204,8 @@ def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: i
         for share in SHARES:
             if isinstance(part := kwargs.get(share), float) and 0 < part < 1 and kwargs["num_training_steps"]:
                 kwargs[share] = math.ceil(part * kwargs["num_training_steps"])
-    scheduler = _made("scheduler", SCHEDULERS.get(name), optimizer, kwargs)
-    return scheduler
+    with _refused("scheduler", kwargs):
+        return SCHEDULERS.get(name)(optimizer, **kwargs)
 
 
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError)
@@ -254,12 +252,6 @@ def _refused(option: str, kwargs: dict[str, Any]) -> Iterator[None]:
         raise ConfigError(f"{option}.kwargs ({kwargs}): {why}") from error
 
 
-def _made(option: str, factory: Callable[..., Any], first: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a factory; if it refuses its arguments, raise a ConfigError that names the option."""
-    with _refused(option, kwargs):
-        return factory(first, **kwargs)
-
-
 def _fused(kind: type[Optimizer], parameters: Iterable[Any], **kwargs: Any) -> Optimizer:
     """Make an optimizer with one fused kernel if the device has it: a loop over many small parameters is slow."""
     if not {"foreach", "fused"} & set(kwargs):
@@ -272,8 +264,7 @@ def _bitsandbytes(name: str, parameters: Sequence[nn.Parameter], **kwargs: Any) 
     """Make an optimizer of bitsandbytes by the name of its class."""
     with needed("optimizer.name: 8-bit optimisers need bitsandbytes", "bitsandbytes"):
         import bitsandbytes
-    optimizer: Optimizer = getattr(bitsandbytes.optim, name)(parameters, **kwargs)
-    return optimizer
+    return cast(Optimizer, getattr(bitsandbytes.optim, name)(parameters, **kwargs))
 
 
 def _warming(name: str, optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
@@ -281,8 +272,7 @@ def _warming(name: str, optimizer: Optimizer, **kwargs: Any) -> LRScheduler:
     from transformers import get_scheduler
 
     warmup, total = kwargs.pop("num_warmup_steps", 0), kwargs.pop("num_training_steps", None)
-    scheduler: LRScheduler = get_scheduler(name, optimizer, warmup, total, kwargs)
-    return scheduler
+    return cast(LRScheduler, get_scheduler(name, optimizer, warmup, total, kwargs))
 
 
 @register_scheduler("constant")

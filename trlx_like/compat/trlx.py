@@ -266,9 +266,6 @@ class _Modules(MetaPathFinder, Loader):
         advice = next((why for start, why in MODULES_GONE.items() if f"{name}.".startswith(start)), "see MIGRATING.md")
         raise ModuleNotFoundError(f"trlx_like has no counterpart of {name}: {advice}.", name=name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         module.__doc__ = "The names of trlX, which stand for those of trlx_like."
         names = MODULES[module.__name__]

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -44,31 +44,26 @@ class Job:
     stopped: bool = False
 
 
+@dataclass
 class Runner:
-    """Train the trials of a study.
+    """Train the trials of a study."""
 
-    Args:
-        study: As `open_study` returns it.
-        spec: The sweep.
-        seeds: The seeds of each trial.
-        words: The arguments of `trlx-like train` for every run.
-        files: The folder of the sweep, open.
-        ended: Called when a trial has ended.
-    """
-
-    def __init__(
-        self,
-        study: Study,
-        spec: SweepConfig,
-        seeds: Sequence[int],
-        words: Sequence[str],
-        files: RunFiles,
-        ended: Callable[[int], None],
-    ) -> None:
-        self._study, self._spec, self._seeds, self._words = study, spec, seeds, words
-        self._files, self._ended = files, ended
-        self._queue: deque[Job] = deque()
-        self._running: list[Job] = []
+    study: Study
+    """As `open_study` returns it."""
+    spec: SweepConfig
+    """The sweep."""
+    seeds: Sequence[int]
+    """The seeds of each trial."""
+    words: Sequence[str]
+    """The arguments of `trlx-like train` for every run."""
+    files: RunFiles
+    """The folder of the sweep, open."""
+    ended: Callable[[int], None]
+    """Called when a trial has ended."""
+    queue: deque[Job] = field(default_factory=deque)
+    """Jobs that have not begun."""
+    running: list[Job] = field(default_factory=list)
+    """Jobs that are going on."""
 
     def run(self) -> None:
         """Run all trials that are left. If this process is asked to stop, the runs save, and end before it."""
@@ -77,64 +72,64 @@ class Runner:
         self._take_up()
         with life_line() as (handles, variables), _asked_to_stop():
             try:
-                while self._fill(handles, variables) or self._running:
+                while self._fill(handles, variables) or self.running:
                     time.sleep(POLL)
-                    for job in list(self._running):
+                    for job in list(self.running):
                         self._look(job)
             finally:
-                self._stop(self._running)
+                self._stop(self.running)
 
     def folder(self, job: Job) -> Path:
         """Return the run folder of a job."""
-        return self._files.directory / f"{job.trial.number:03d}" / f"seed_{job.seed}"
+        return self.files.directory / f"{job.trial.number:03d}" / f"seed_{job.seed}"
 
     def _take_up(self) -> None:
         """Queue what is left of the trials that ran when the sweep was killed."""
         from optuna.trial import Trial, TrialState
 
-        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
+        for frozen in self.study.get_trials(states=(TrialState.RUNNING,)):
             # Optuna has no public way back to a trial that asks and reports.
-            self._queue_seeds(Trial(self._study, frozen._trial_id))
+            self._queue_seeds(Trial(self.study, frozen._trial_id))
 
     def _queue_seeds(self, trial: Trial) -> None:
         """Queue the seeds of a trial that have no score; with halving, the first one alone until it has."""
-        done, point = trial.user_attrs.get("scores", {}), point_of(trial, self._spec)
-        left = [seed for seed in self._seeds if str(seed) not in done]
-        if self._spec.halving and not done:
+        done, point = trial.user_attrs.get("scores", {}), point_of(trial, self.spec)
+        left = [seed for seed in self.seeds if str(seed) not in done]
+        if self.spec.halving and not done:
             left = left[:1]
-        self._queue.extendleft(Job(trial, point, seed) for seed in reversed(left))
+        self.queue.extendleft(Job(trial, point, seed) for seed in reversed(left))
 
     def _fill(self, handles: tuple[int, ...], variables: dict[str, str]) -> bool:
         """Start runs until `parallel` of them are going on; return whether any was started."""
         from optuna.trial import TrialState
 
         started = False
-        while len(self._running) < self._spec.parallel:
-            if not self._queue:
-                trials = self._study.get_trials(deepcopy=False)
+        while len(self.running) < self.spec.parallel:
+            if not self.queue:
+                trials = self.study.get_trials(deepcopy=False)
                 waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
-                if not (waiting if self._spec.search == "grid" else len(trials) < self._spec.trials):
+                if not (waiting if self.spec.search == "grid" else len(trials) < self.spec.trials):
                     break
-                self._queue_seeds(self._study.ask())
-            self._start(self._queue.popleft(), handles, variables)
+                self._queue_seeds(self.study.ask())
+            self._start(self.queue.popleft(), handles, variables)
             started = True
         return started
 
     def _start(self, job: Job, handles: tuple[int, ...], variables: dict[str, str]) -> None:
         folder = self.folder(job)
-        self._files.claim([folder.parent.name])
+        self.files.claim([folder.parent.name])
         folder.parent.mkdir(exist_ok=True)
         while RunFiles(folder).in_use():  # its process ends soon, since the sweep that started it has
             time.sleep(POLL)
         own = {"train.seed": job.seed, "train.checkpoint_dir": str(folder), "train.resume_from_checkpoint": "auto"}
         changes = [word for name, value in (job.point | own).items() for word in ("--set", setting(name, value))]
-        job.slot = min(set(range(self._spec.parallel)) - {other.slot for other in self._running})
-        environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._spec.parallel)), **os.environ}
-        if self._spec.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.devices[job.slot % len(self._spec.devices)])
+        job.slot = min(set(range(self.spec.parallel)) - {other.slot for other in self.running})
+        environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.spec.parallel)), **os.environ}
+        if self.spec.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = str(self.spec.devices[job.slot % len(self.spec.devices)])
         with folder.with_suffix(".log").open("ab") as log:
             job.process = subprocess.Popen(
-                [*COMMAND, *changes, *self._words],
+                [*COMMAND, *changes, *self.words],
                 env={**environment, **variables},
                 stdout=log,
                 stderr=log,
@@ -142,16 +137,16 @@ class Runner:
                 start_new_session=True,  # a Ctrl-C of the terminal is passed on once
                 pass_fds=handles,
             )
-        self._running.append(job)
+        self.running.append(job)
 
     def _look(self, job: Job) -> None:
         """Judge a run that is going on, or take note of its end."""
-        if job not in self._running:  # stopped with another seed of its trial
+        if job not in self.running:  # stopped with another seed of its trial
             return
         assert job.process is not None
         code = job.process.poll()
-        if self._spec.halving and job.seed == self._seeds[0] and not job.stopped:
-            known = self._study.get_trials(deepcopy=False)[job.trial.number].intermediate_values
+        if self.spec.halving and job.seed == self.seeds[0] and not job.stopped:
+            known = self.study.get_trials(deepcopy=False)[job.trial.number].intermediate_values
             for step, value in self._evaluations(job):
                 if step not in known and not job.stopped:
                     job.trial.report(value, step)
@@ -160,7 +155,7 @@ class Runner:
                 job.process.terminate()
         if code is None:
             return
-        self._running.remove(job)
+        self.running.remove(job)
         scores = [value for _, value in self._evaluations(job)]
         if job.stopped:
             self._end(job, "PRUNED")
@@ -169,33 +164,33 @@ class Runner:
         else:
             done = {**job.trial.user_attrs.get("scores", {}), str(job.seed): scores[-1]}
             job.trial.set_user_attr("scores", done)
-            if len(done) == len(self._seeds):
+            if len(done) == len(self.seeds):
                 self._end(job, "COMPLETE", median(done.values()))
-            elif self._spec.halving and len(done) == 1:
+            elif self.spec.halving and len(done) == 1:
                 self._queue_seeds(job.trial)
 
     def _evaluations(self, job: Job) -> Iterator[tuple[int, float]]:
         for row in read_metrics(self.folder(job) / "metrics.jsonl"):
-            if row is not None and abs(value := row[1].get(self._spec.metric, float("nan"))) < float("inf"):
+            if row is not None and abs(value := row[1].get(self.spec.metric, float("nan"))) < float("inf"):
                 yield row[0], value
 
     def _fail(self, job: Job, code: int) -> None:
         """Note why a run has no score, and give up the other seeds of its trial."""
         log = self.folder(job).with_suffix(".log")
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        why = f"exit code {code}: {lines[-1] if lines else ''}" if code else f"it logged no finite {self._spec.metric}"
+        why = f"exit code {code}: {lines[-1] if lines else ''}" if code else f"it logged no finite {self.spec.metric}"
         job.trial.set_user_attr("error", f"seed {job.seed}: {why}"[:500])
         self._end(job, "FAIL")
 
     def _end(self, job: Job, state: str, value: float | None = None) -> None:
         from optuna.trial import TrialState
 
-        others = [other for other in self._running if other.trial.number == job.trial.number]
+        others = [other for other in self.running if other.trial.number == job.trial.number]
         self._stop(others)
-        self._running = [other for other in self._running if other not in others]
-        self._queue = deque(other for other in self._queue if other.trial.number != job.trial.number)
-        self._study.tell(job.trial.number, value, state=TrialState[state])
-        self._ended(job.trial.number)
+        self.running = [other for other in self.running if other not in others]
+        self.queue = deque(other for other in self.queue if other.trial.number != job.trial.number)
+        self.study.tell(job.trial.number, value, state=TrialState[state])
+        self.ended(job.trial.number)
 
     def _stop(self, jobs: Sequence[Job]) -> None:
         """Ask runs to save and end, and wait until they have."""

@@ -12,18 +12,13 @@ docs/extending.md. The trainers of this package are held to the same checks, in 
 
 from __future__ import annotations
 
-from trlx_like.testing.checks import TrainerChecks, check_trainer
-from trlx_like.testing.ranks import on_ranks
-from trlx_like.testing.tiny import GENERATION, PROMPTS, count_letters, tiny_gpt2, tiny_run, tiny_tokenizer
-
-__all__ = [
-    "GENERATION",
-    "PROMPTS",
-    "TrainerChecks",
-    "check_trainer",
-    "count_letters",
-    "on_ranks",
-    "tiny_gpt2",
-    "tiny_run",
-    "tiny_tokenizer",
-]
+from trlx_like.testing.checks import TrainerChecks as TrainerChecks, check_trainer as check_trainer
+from trlx_like.testing.ranks import on_ranks as on_ranks
+from trlx_like.testing.tiny import (
+    GENERATION as GENERATION,
+    PROMPTS as PROMPTS,
+    count_letters as count_letters,
+    tiny_gpt2 as tiny_gpt2,
+    tiny_run as tiny_run,
+    tiny_tokenizer as tiny_tokenizer,
+)

@@ -30,6 +30,7 @@ from trlx_like.testing.compare import (
 from trlx_like.testing.exports import Remember, check_export, logits
 from trlx_like.testing.ranks import OnFirst, on_ranks
 from trlx_like.trainers.callbacks import Callback
+from trlx_like.trainers.verbs import entries
 
 ROUNDING = {"gradients": 1e-6, "weights": 2e-6, "metrics": 1e-5}
 """How far numbers may differ that are summed in another order."""
@@ -121,7 +122,7 @@ class TrainerChecks:
         """Check that gradients are those of the mean over the batch, however it is split, padded or repeated."""
         trainer = self.make("gradients", **UNSPLIT)
         trainer.make_experience()
-        elements, collate = sorted(trainer.store.elements, key=_numbers), trainer.experience_class.collate
+        elements, collate = sorted(trainer.store.elements, key=entries), trainer.experience_class.collate
         self._must(len(elements) > 2, f"a round has {len(elements)} samples, and this check needs three.")
         batch = collate(elements)
         whole = _gradients(trainer, batch)
@@ -322,11 +323,6 @@ class TrainerChecks:
 
 def _trainer(config: TRLConfig) -> Any:
     return TRAINERS.get(config.train.trainer)
-
-
-def _numbers(element: Any) -> int:
-    """Count the numbers of an element."""
-    return sum(value.numel() for value in vars(element).values() if value is not None)
 
 
 def _gradients(trainer: Any, batch: Any) -> dict[str, Tensor]:

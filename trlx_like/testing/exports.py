@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +45,16 @@ def check_export(path: Path, trainer: Any, scores: Tensor, loads_as: Any) -> Non
 
     config = trainer.model.lm.config
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else loads_as or AutoModelForCausalLM
-    said = _Complaints()
+    said = BufferingHandler(1000)  # keeps what is logged
+    said.setLevel(logging.WARNING)
     logging.getLogger("transformers").addHandler(said)
     try:
         model = kind.from_pretrained(path, attn_implementation=config._attn_implementation)  # to the bit
         tokenizer = AutoTokenizer.from_pretrained(path)
     finally:
         logging.getLogger("transformers").removeHandler(said)
-    must(not said.messages, f"{path.name}: {said.messages}")
+    must(not said.buffer, f"{path.name}: {[record.getMessage() for record in said.buffer]}")
     assert_same(logits(fuse_gelu(model), tokenizer), scores, f"the logits of {path.parent.name}/{path.name}")
     same = tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids
     must(same, f"{path.parent.name}/{path.name}: the tokenizer is another one.")
     must(not [*path.glob("*.bin"), *path.glob("*.pt")], f"{path.parent.name}/{path.name}: holds pickled weights.")
-
-
-class _Complaints(logging.Handler):
-    """Keep the warnings that are logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())

@@ -51,13 +51,8 @@ class History:
         optimizer: The name of the optimizer.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[float] | None = None,
-        method: Mapping[str, Any] | None = None,
-        optimizer: str = "adamw",
-    ) -> None:
-        self.weights, self.method = weights, method or {}
+    def __init__(self, weights: Sequence[float] | None, method: Mapping[str, Any], optimizer: str) -> None:
+        self.weights, self.method = weights, method
         self.unit_steps = any(name in optimizer.lower() for name in UNIT_STEPS)
         self.first: Row = {}
         self.last: list[Row] = []

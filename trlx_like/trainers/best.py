@@ -37,7 +37,8 @@ def watched(
         ConfigError: If the evaluation does not report the metric `name`.
     """
     for wanted in DEFAULTS if name is None else (name,):
-        sign = -1.0 if (mode or _mode(wanted)) == "min" else 1.0
+        low = mode == "min" if mode else "loss" in wanted or wanted.endswith("perplexity")
+        sign = -1.0 if low else 1.0
         values = [value for key, value in metrics.items() if key.startswith(f"{wanted}@")]
         if wanted in metrics or values:
             return metrics.get(wanted, sign * max((sign * value for value in values), default=0.0)), sign
@@ -97,7 +98,3 @@ def _note_improvement(train: TrainConfig, progress: Progress, metrics: Mapping[s
 def _is_better(found: tuple[float, float], best: float | None, min_delta: float = 0.0) -> bool:
     value, sign = found
     return not math.isnan(value) and (best is None or sign * (value - best) > min_delta)
-
-
-def _mode(name: str) -> str:
-    return "min" if "loss" in name or name.endswith("perplexity") else "max"

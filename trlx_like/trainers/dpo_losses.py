@@ -10,21 +10,7 @@ import torch
 from torch import Tensor
 
 from trlx_like.config.methods.dpo import DPOConfig
-from trlx_like.functional.preference import (
-    apo_down_loss,
-    apo_zero_loss,
-    bco_pair_loss,
-    discopop_loss,
-    divergence_score,
-    exo_pair_loss,
-    hinge_loss,
-    ipo_loss,
-    nca_pair_loss,
-    robust_loss,
-    sigmoid_loss,
-    sorted_margin,
-    sppo_hard_loss,
-)
+from trlx_like.functional import preference as losses
 from trlx_like.functional.sequences import length_desensitized
 
 
@@ -84,29 +70,34 @@ class Pairs:
         Returns:
             The margin of each pair. [B]
         """
-        scores = [divergence_score(d, method.f_divergence_type, method.f_alpha_divergence_coef) for d in self.ratios]
+        scores = [
+            losses.divergence_score(d, method.f_divergence_type, method.f_alpha_divergence_coef) for d in self.ratios
+        ]
         if per_token:
             scores = [scores[0] / self.chosen_tokens, scores[1] / self.rejected_tokens]
         return scores[0] - scores[1]
 
 
 FORMULAS: dict[str, Callable[[Pairs, DPOConfig], Tensor]] = {
-    "sigmoid": lambda pairs, m: sigmoid_loss(m.beta * pairs.margin(m), m.label_smoothing),
-    "sigmoid_norm": lambda pairs, m: sigmoid_loss(m.beta * pairs.margin(m, per_token=True), m.label_smoothing),
-    "hinge": lambda pairs, m: hinge_loss(m.beta * pairs.margin(m)),
-    "ipo": lambda pairs, m: ipo_loss(pairs.margin(m, per_token=True), m.beta),
-    "robust": lambda pairs, m: robust_loss(m.beta * pairs.margin(m), m.label_smoothing),
-    "exo_pair": lambda pairs, m: exo_pair_loss(m.beta * pairs.margin(m), m.label_smoothing),
-    "discopop": lambda pairs, m: discopop_loss(m.beta * pairs.margin(m), m.discopop_tau),
-    "nca_pair": lambda pairs, m: nca_pair_loss(*pairs.rewards(m)),
-    "bco_pair": lambda pairs, m: bco_pair_loss(*pairs.rewards(m)),
-    "sppo_hard": lambda pairs, m: sppo_hard_loss(*pairs.ratios, m.beta),
-    "apo_zero": lambda pairs, m: apo_zero_loss(*pairs.rewards(m)),
-    "apo_down": lambda pairs, m: apo_down_loss(*pairs.rewards(m)),
-    "aot": lambda pairs, m: sigmoid_loss(
-        m.beta * sorted_margin(pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected), m.label_smoothing
+    "sigmoid": lambda pairs, m: losses.sigmoid_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "sigmoid_norm": lambda pairs, m: losses.sigmoid_loss(m.beta * pairs.margin(m, per_token=True), m.label_smoothing),
+    "hinge": lambda pairs, m: losses.hinge_loss(m.beta * pairs.margin(m)),
+    "ipo": lambda pairs, m: losses.ipo_loss(pairs.margin(m, per_token=True), m.beta),
+    "robust": lambda pairs, m: losses.robust_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "exo_pair": lambda pairs, m: losses.exo_pair_loss(m.beta * pairs.margin(m), m.label_smoothing),
+    "discopop": lambda pairs, m: losses.discopop_loss(m.beta * pairs.margin(m), m.discopop_tau),
+    "nca_pair": lambda pairs, m: losses.nca_pair_loss(*pairs.rewards(m)),
+    "bco_pair": lambda pairs, m: losses.bco_pair_loss(*pairs.rewards(m)),
+    "sppo_hard": lambda pairs, m: losses.sppo_hard_loss(*pairs.ratios, m.beta),
+    "apo_zero": lambda pairs, m: losses.apo_zero_loss(*pairs.rewards(m)),
+    "apo_down": lambda pairs, m: losses.apo_down_loss(*pairs.rewards(m)),
+    "aot": lambda pairs, m: losses.sigmoid_loss(
+        m.beta * losses.sorted_margin(pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected),
+        m.label_smoothing,
     ),
-    "aot_unpaired": lambda pairs, m: sigmoid_loss(m.beta * sorted_margin(*pairs.ratios), m.label_smoothing),
+    "aot_unpaired": lambda pairs, m: losses.sigmoid_loss(
+        m.beta * losses.sorted_margin(*pairs.ratios), m.label_smoothing
+    ),
 }
 """The losses on pairs by name. `config.methods.dpo.LOSSES` says which options each of them takes."""
 

@@ -20,6 +20,7 @@ from trlx_like.checkpoint import isolated_rng
 from trlx_like.data import Experience
 from trlx_like.errors import NonFiniteError, writing
 from trlx_like.optim import bounded
+from trlx_like.tracking.values import plain
 from trlx_like.trainers.context import Metrics, Row, Run
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ class Guard:
             self.run.folder.directory.mkdir(parents=True, exist_ok=True)
             file = self.run.folder.directory / NONFINITE_FILE
             with writing(file), file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(_plain(record)) + "\n")
+                lines.write(json.dumps(plain(record)) + "\n")
 
 
 @torch.no_grad()
@@ -285,12 +286,3 @@ def _words(sample: Mapping[str, Any]) -> str:
     row = rows[sample["bad_sample"] or 0]
     texts = [f"{name} {value[:80]!r}" for name, value in row.items() if isinstance(value, str)]
     return ", ".join(texts) or f"number {sample['bad_sample']} of its micro-batch"
-
-
-def _plain(value: Any) -> Any:
-    """Convert a record to JSON's values: numbers that are not finite become text."""
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -138,17 +138,14 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
         at = first_outputs(dialogues)
         columns = columns_of(dialogues, at)
         response, prompt = columns["response"], columns["prompt"]
-        assert response.lengths is not None
         others = response.taken(torch.tensor(mismatches([prompt.element(row).tolist() for row in range(len(at))])))
-        assert others.lengths is not None
-        room = self.config.train.seq_length - at
-        for name, column, lengths in (
-            ("response", response, response.lengths.minimum(room)),
-            ("other", others, others.lengths.minimum(room)),
+        for column, name, mask, scored in (
+            (response, "response", "mask", "assistant_mask"),
+            (others, "other", "other_mask", "other_scored"),
         ):
+            assert column.lengths is not None
+            lengths = column.lengths.minimum(self.config.train.seq_length - at)
             ids = column.part(0, lengths)
-            mask = {"response": "mask", "other": "other_mask"}[name]
-            scored = {"response": "assistant_mask", "other": "other_scored"}[name]
             columns |= {name: ids, mask: Column.true(lengths), scored: ids.beside(dialogues, "is_output")}
         return ColumnRows(LabelledExperience, {**columns, "label": Column.single(torch.tensor(labels))})
 

@@ -110,7 +110,7 @@ class Verbs(OfRun, ABC, Generic[E]):
         Offline these are the longest elements of the store or, while it is empty, rows of `train.seq_length` tokens.
         """
         if elements := self.store.elements:
-            by_length = sorted(range(len(elements)), key=lambda row: _entries(elements[row]))
+            by_length = sorted(range(len(elements)), key=lambda row: entries(elements[row]))
             return self.experience_class.collate([elements[row] for row in by_length[-rows:]])
         return self.experience_class.filled(rows, 1, self.config.train.seq_length - 1)
 
@@ -144,7 +144,7 @@ class Verbs(OfRun, ABC, Generic[E]):
         found: Metrics = {}
         every = [element for elements in sets.values() for element in elements]
         for suffix, elements in [("", every), *((f"@{name}", part) for name, part in sets.items() if len(sets) > 1)]:
-            own = sorted(self.world.share(list(elements)), key=_entries)  # saves padding
+            own = sorted(self.world.share(list(elements)), key=entries)  # saves padding
             parts = [collate(own[start : start + size]) for start in range(0, len(own), size)]
             metrics = self.optimisation.measure(parts, self.loss, self.units)
             found |= {f"eval/{name}{suffix}": value for name, value in metrics.items()}
@@ -168,6 +168,6 @@ class Verbs(OfRun, ABC, Generic[E]):
         raise ConfigError(f"{type(self).__name__} trains a model that does not generate.")
 
 
-def _entries(element: Experience) -> int:
+def entries(element: Experience) -> int:
     """Count the numbers of an element."""
     return sum(value.numel() for value in vars(element).values() if value is not None)
