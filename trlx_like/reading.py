@@ -1,8 +1,9 @@
-"""Reading of files that a user names: regular files only, and only up to a size."""
+"""Files and folders that a user names: only regular files are read, up to a size, and only folders are written to."""
 
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from pathlib import Path
 
@@ -46,6 +47,20 @@ def check_regular(path: Path) -> None:
 def of_kernel(path: Path) -> bool:
     """Return whether a path is in a file system that the kernel makes up, after its links were followed."""
     return f"{path.resolve()}/".startswith(KERNEL)
+
+
+def unusable(folder: Path) -> str | None:
+    """Return why files cannot be written to a folder that may have to be made; None if they can be."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is not a folder."
+    if str(folder).startswith("~"):
+        return "there is no such user."
+    if of_kernel(place) or not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written to."
+    return None
 
 
 def unwritable(text: str) -> str | None:

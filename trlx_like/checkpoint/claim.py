@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from trlx_like.errors import ConfigError, DiskError, space, writing
 from trlx_like.meeting import is_alive
-from trlx_like.reading import of_kernel
+from trlx_like.reading import unusable
 
 logger = logging.getLogger("trlx_like")
 
@@ -87,15 +87,8 @@ class RunFiles:
             ConfigError: If the folder cannot be written to, another run uses it, or a name is taken.
         """
         try:
-            place = self.directory.absolute()
-            while not os.path.lexists(place):
-                place = place.parent
-            if not place.is_dir():
-                raise self._refusal(f"{place} is not a folder.")
-            if str(self.directory).startswith("~"):
-                raise self._refusal("there is no such user.")
-            if of_kernel(place) or not os.access(place, os.W_OK | os.X_OK):
-                raise self._refusal(f"{place} cannot be written to.")
+            if why := unusable(self.directory):
+                raise self._refusal(why)
             made, holder, free = self._look()
             if free is None:
                 raise self._in_use(holder)
@@ -225,8 +218,10 @@ class RunFiles:
             The names on the list; the process that holds the folder, or was killed while it did; True if the lock
             is free, None if a process has it, False where the disk has no locks.
         """
-        if not self.path.is_file():
+        if not os.path.lexists(self.path):
             return {}, None, True
+        if not self.path.is_file():  # a pipe or a device, whose reading may never end
+            raise self._refusal(f"{self.path} is not the list of a run's files. Choose another folder.")
         with self.path.open("rb") as file:
             return *self._read(file), _lock(file.fileno(), shared=True)
 

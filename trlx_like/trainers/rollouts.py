@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -242,7 +243,10 @@ class Rollouts:
         folder = self.run.config.train.rollout_logging_dir
         if folder is None:
             return
-        file = Path(folder) / f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
+        file = (
+            Path(os.path.expanduser(folder))
+            / f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         first = len(self.samples) == len(rewards)  # a resumed run makes its round again
         with writing(file), file.open("w" if first else "a", encoding="utf-8") as lines:

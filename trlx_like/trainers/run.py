@@ -21,7 +21,8 @@ from trlx_like.checkpoint.manifest import seal_own
 from trlx_like.config import TRLConfig
 from trlx_like.config.resume import Change
 from trlx_like.distributed import World
-from trlx_like.errors import CheckpointError, writing
+from trlx_like.errors import CheckpointError, ConfigError, writing
+from trlx_like.reading import unusable
 from trlx_like.rewards.runner import FAULTS_FILE, OUTPUT_FILE
 from trlx_like.sharing.card import add_card
 from trlx_like.tracking import RunInfo, Trackers, make_trackers
@@ -93,6 +94,10 @@ class RunFolder:
     def check(config: TRLConfig) -> None:
         """Raise the ConfigError that `held` would raise, as far as it can be known without touching anything."""
         RunFiles(Path(os.path.expanduser(config.train.checkpoint_dir))).check(names_of(config))
+        for name in ("logging_dir", "rollout_logging_dir"):
+            folder = getattr(config.train, name)
+            if folder is not None and (why := unusable(Path(os.path.expanduser(folder)))):
+                raise ConfigError(f"train.{name} ({folder!r}): {why}")
 
     def _open(self) -> None:
         self.check(self.config)
@@ -211,7 +216,7 @@ class RunFolder:
             entity=train.entity_name,
             group=train.group_name,
             tags=train.tags,
-            logging_dir=train.logging_dir,
+            logging_dir=train.logging_dir and os.path.expanduser(train.logging_dir),
             options=train.tracker_kwargs,
             total_steps=train.total_steps,
             resume_step=progress.step if self.resumed and progress.step else None,

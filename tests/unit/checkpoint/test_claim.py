@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,12 @@ class TestList:
         for action in (RunFiles(tmp_path).open, lambda: RunFiles(tmp_path).check([])):
             assert message in refusal(action)
         assert (tmp_path / LIST).read_text() == content
+
+    def test_what_is_no_file_is_not_read(self, tmp_path: Path) -> None:
+        for make in (os.mkfifo, os.mkdir, partial(os.symlink, "/dev/zero")):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            make(folder / LIST)
+            assert "is not the list of a run's files" in refusal(lambda f=folder: RunFiles(f).check([]))
 
     def test_a_report_of_a_run_that_goes_on(self, tmp_path: Path) -> None:
         with opened(tmp_path, ["report.html"]), RunFiles(tmp_path).claimed(["report.html"]):
