@@ -212,6 +212,16 @@ TRIED = {
     "`python -m trlx.reference`": "compat/test_trlx.py::test_what_is_missing_says_what_to_use",
     "`accelerate launch script.py`": "distributed/test_launched.py",
     "`trainer.generate(queries": "unit/trainers/test_by_hand.py::test_one_query_alone_has_one_response",
+    **dict.fromkeys(
+        (
+            *("`trainer.train()`", "`trainer.save_model(folder)`, `save_state", "`trainer.predict(", "`trainer.log("),
+            *("`trainer.push_to_hub()`", "`get_train_dataloader`", "`create_optimizer`", "`remove_callback`"),
+            "`trainer.args`",
+        ),
+        "unit/config/test_elsewhere.py::test_methods_of_other_trainers",
+    ),
+    "`trainer.generate(queries, temperature": "unit/trainers/test_by_hand.py"
+    "::test_a_step_on_text_of_another_distribution_warns",
     "`trainer.step(": "unit/trainers/test_by_hand.py"
     "::test_responses_of_single_queries_are_stepped_on_and_total_steps_ends_the_loop",
     "`trainer.log_stats(": "unit/trainers/test_rounds.py",

@@ -13,6 +13,8 @@ import torch
 from tests.contract.runs import rows
 from tests.distributed.ranks import on_ranks
 from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
+from tests.unit.models.support import sharp_lm
+from tests.unit.models.test_reward_adapter import reward_model, with_policy_adapter
 from trlx_like import default_ppo_config
 from trlx_like.compat.trl import (
     AutoModelForCausalLMWithValueHead,
@@ -55,6 +57,22 @@ def test_the_quick_start(folder: str, tmp_path: Path) -> None:
     assert trainer.generate(query[0]).shape[0] == 1 and trainer.config.train.seq_length == 64  # of the model
     whole = trainer.generate(query[0])[0]
     assert torch.equal(whole[: query.shape[1]], query[0]) and len(whole) > query.shape[1]
+    trainer.close()
+
+
+def test_the_policy_scores_with_the_reward_adapter_of_the_model(tmp_path: Path) -> None:
+    """One model is policy, reference, value and reward, and training leaves the rewards as they are."""
+    lm, ids = sharp_lm("gpt2"), torch.tensor([[5, 6, 7, 8]])
+    expected = float(reward_model(lm, "gpt2", tmp_path / "reward")(input_ids=ids).logits.detach())
+    model = with_policy_adapter(lm, "gpt2")
+    model.add_and_load_reward_modeling_adapter(tmp_path / "reward")
+    trainer = PPOTrainer(PPOConfig(**{**SMALL, "output_dir": str(tmp_path / "run")}), model, None, tiny_tokenizer())
+    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+    queries = [torch.tensor([3, 4])] * 4
+    for _ in range(2):
+        assert float(policy.compute_reward_score(input_ids=ids)[:, -1, 0]) == pytest.approx(expected, abs=1e-5)
+        responses = trainer.generate(queries, return_prompt=False)
+        trainer.step(queries, responses, [1.0, 0.0, 1.0, 0.0])
     trainer.close()
 
 

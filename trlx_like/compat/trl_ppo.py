@@ -204,7 +204,14 @@ class PPOTrainer(ppo.PPOTrainer):
             more["model"] = {**more.get("model", {}), "model_arch_type": "seq2seq"}
         self.dataset, self.data_collator = dataset, data_collator
         self.given_head: nn.Module | None = getattr(model, "v_head", None)
+        self.given_score = getattr(model, "compute_reward_score", None)
         super().__init__(options.config(policy, reference, **more), tokenizer=tokenizer)
+
+    def build(self, tokenizer: Any = None) -> None:
+        """Make the policy, whose `compute_reward_score` is that of the given model, which shares its base."""
+        super().build(tokenizer)
+        if self.given_score is not None:
+            vars(self.model).update(compute_reward_score=self.given_score)
 
     def heads(self, hidden_size: int, vocabulary: int) -> dict[str, nn.Module]:
         """Return the value head that the model came with, or a new one."""

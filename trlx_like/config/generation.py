@@ -173,7 +173,7 @@ def experience_problems(
         path = ("method", name, option)
         if option in sweeps:
             yield Problem(path, f"{shown(value)} is a sweep; text to train on needs one value.{advice}")
-        elif exact and option in NEUTRAL and option not in FORBIDDING and not _is_off(option, value):
+        elif exact and option in reshaping(options):
             use = listed([shown(off) for off in NEUTRAL[option]])
             instead = f" {_INSTEAD[option]}" if option in _INSTEAD else ""
             what = f"{shown(value)} samples text in a way the loss cannot account for; use {use}.{instead}{advice}"
@@ -183,6 +183,12 @@ def experience_problems(
 def forbidding(options: Mapping[str, Any]) -> list[str]:
     """Return the names of options, such as `top_k`, by which some tokens cannot be drawn."""
     return [name for name, value in options.items() if name in FORBIDDING and not _is_off(name, value)]
+
+
+def reshaping(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of options, such as `num_beams`, by which text is sampled in a way no loss can account for."""
+    known = [name for name in options if name in NEUTRAL and name not in FORBIDDING]
+    return [name for name in known if not _is_off(name, options[name])]
 
 
 def _is_off(option: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from trlx_like.config.generation import reshaping
 from trlx_like.data import Completion
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import Message, encode_prompt
@@ -16,6 +18,8 @@ from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.pipelines.rows import is_messages
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.samplers.text import TextSampler
+
+logger = logging.getLogger(__name__)
 
 Query = str | Tensor | Sequence[Message]
 """A prompt: text, token ids [P], or chat messages."""
@@ -44,6 +48,9 @@ class ByHand:
         self.chat_options = chat_options
         self.version: int | None = None  # the number of steps of the policy that `sampled` is of
         self.sampled: dict[_Key, Completion] = {}  # responses of which some tokens could not be drawn
+        self.temperature = 1.0  # of the log-probabilities in the loss
+        self.unlike: dict[_Key, str] = {}  # responses from another distribution than that of the loss, and its options
+        self._warned = False
 
     def ids(self, query: Query) -> list[int]:
         """Convert a prompt (text, chat messages, or token ids [P]) to a list of token ids."""
@@ -73,9 +80,13 @@ class ByHand:
             return self.generate([queries], options, version)[0][None]
         batch = PromptBatch([self.ids(query) for query in queries], [{} for _ in queries])
         elements = self.sampler.sample(batch, options, choices=version is not None).completion.split()
-        if version != self.version:
-            self.version, self.sampled = version, {}
+        if version is not None and version != self.version:
+            self.version, self.sampled, self.unlike = version, {}, {}
         self.sampled |= {_key(element): element.to("cpu") for element in elements if element.choices is not None}
+        names = ["temperature"] * (options.get("temperature", 1.0) != self.temperature) + reshaping(options)
+        if version is not None and names:
+            said = ", ".join(f"{name}: {options.get(name, 1.0)}" for name in names)
+            self.unlike |= dict.fromkeys(map(_key, elements), said)
         return [element.response for element in elements]
 
     def completions(self, queries: Sequence[Query], responses: Sequence[Tensor], *, cut: bool = False) -> Completion:
@@ -103,6 +114,16 @@ class ByHand:
             prompt = torch.tensor(self.ids(query))
             row = Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool())
             rows.append(self.sampled.get(_key(row), row))
+            if (said := self.unlike.get(_key(row))) and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "step: responses[%d] was sampled with %s, and the loss takes log-probabilities at temperature %g "
+                    "without such options, so that probability ratios are not those of what was sampled. Set "
+                    "method.gen_kwargs.temperature, or generate what is trained on without the option.",
+                    len(rows) - 1,
+                    said,
+                    self.temperature,
+                )
         unknown = [at for at, row in enumerate(rows) if row.choices is None]
         if cut and unknown or 0 < len(unknown) < len(rows):
             raise DataError(
@@ -110,7 +131,7 @@ class ByHand:
                 "changed since, and the generation options forbid tokens (top_k, top_p, ...), so that the loss has to "
                 "know which tokens could be drawn. Give the response as it was generated, or switch these options off."
             )
-        self.sampled = {}
+        self.sampled, self.unlike = {}, {}
         return Completion.collate(rows)
 
 

@@ -74,6 +74,7 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
 
     def build(self, tokenizer: Any = None) -> None:
         super().build(tokenizer)
+        self.by_hand.temperature = self.temperature
         self.add_reference()
         method = self.method
         self.kl_coef = method.init_kl_coef

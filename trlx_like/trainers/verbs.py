@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +13,7 @@ from torch import nn
 
 from trlx_like.checkpoint import TrainState
 from trlx_like.config import MethodConfig, TRLConfig
+from trlx_like.config.elsewhere import METHODS
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
@@ -41,6 +42,14 @@ class OfRun:
     """How many steps and rounds are done."""
     state: TrainState
     """Everything that a checkpoint holds."""
+
+    if not TYPE_CHECKING:  # for a type checker, what is missing is missing
+
+        def __getattr__(self, name: str) -> Any:
+            """Answer a method of another library's trainer with the name here."""
+            if name in METHODS:
+                raise AttributeError(f"{type(self).__name__} has no {name}. Here this is {METHODS[name]}.")
+            return object.__getattribute__(self, name)  # raises the first error again
 
 
 class Verbs(OfRun, ABC, Generic[E]):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import trlx_like
+from tests.contract.recipes import make
 from trlx_like import PPOConfig, TRLConfig, default_ppo_config
 from trlx_like.config import METHODS
-from trlx_like.config.elsewhere import ARGUMENTS, ELSEWHERE
+from trlx_like.config.elsewhere import ARGUMENTS, ELSEWHERE, METHODS as CALLS
 from trlx_like.errors import ConfigError
 
 
@@ -45,6 +46,27 @@ def test_every_name_is_answered(name: str) -> None:
 def test_a_share_of_the_steps_is_no_interval(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"train.{name}: must count optimizer steps, got 0.2; write that share of"):
         default_ppo_config().evolve(train={name: 0.2})
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make("PPOTrainer", tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.parametrize(("name", "words"), CALLS.items())
+def test_methods_of_other_trainers(name: str, words: str, trainer: Any) -> None:
+    with pytest.raises(AttributeError, match=rf"^PPOTrainer has no {name}\. Here this is {re.escape(words)}"):
+        getattr(trainer, name)
+    if here := re.match(r"(?!train\.)([a-z_.]+)(\(|,|$)", words):
+        for part in here[1].split("."):
+            trainer = getattr(trainer, part)
+    assert here or words.startswith(("not needed", "train.push_to_hub", "the ", "`trlx-like"))
+
+
+def test_other_missing_attributes_are_those_of_python(trainer: Any) -> None:
+    assert not hasattr(trainer, "nothing") and not hasattr(trainer, "train")
+    with pytest.raises(AttributeError, match="'PPOTrainer' object has no attribute 'nothing'"):
+        trainer.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize(("name", "words"), [*ARGUMENTS.items(), ("learning_rate", "optimizer.kwargs.lr")])

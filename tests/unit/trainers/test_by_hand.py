@@ -68,6 +68,49 @@ def test_a_step_knows_which_tokens_could_be_drawn(configured: bool, tmp_path: Pa
             trainer.step(queries, responses, [1.0, 0.0, 0.5])
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"temperature": 0.3},
+            "responses[1] was sampled with temperature: 0.3, and the loss takes log-probabilities at ",
+        ),
+        ({"do_sample": False}, "responses[1] was sampled with do_sample: False, and"),
+        ({"temperature": 0.7, "top_k": None}, ""),
+    ],
+)
+def test_a_step_on_text_of_another_distribution_warns(
+    options: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"method.ppo_epochs": 1})
+    for _ in range(2):
+        responses = [trainer.generate("ab")[0], *trainer.generate(["zz", "ab"], **options)]
+        trainer.generate_eval("b", temperature=0.1)
+        assert not caplog.records
+        trainer.step(["ab", "zz", "ab"], responses, [1.0, 0.0, 0.5])
+        found = [record.getMessage() for record in caplog.records if "was sampled with" in record.getMessage()]
+        assert [said in message for message in found] == ([True] if said else [])
+        caplog.clear()
+        said = ""  # once
+
+
+def test_the_temperature_of_the_configuration_is_that_of_the_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"method.gen_kwargs": {**GENERATION, "temperature": 0.5}})
+    trainer.step(["ab"], trainer.generate(["ab"]), [1.0])
+    assert "was sampled with" not in caplog.text
+    trainer.step(["ab"], trainer.generate(["ab"], temperature=1.0), [1.0])
+    assert "was sampled with temperature: 1.0, and the loss takes log-probabilities at temperature 0.5" in caplog.text
+
+
+def test_generating_for_evaluation_forgets_nothing(tmp_path: Path) -> None:
+    trainer = make("PPOTrainer", tmp_path, **{"method.gen_kwargs": {**GENERATION, "top_k": 4}})
+    responses = trainer.generate(["ab"])
+    trainer.generate_eval(["ab"])
+    assert trainer.step(["ab"], responses, [1.0])["rollout/score_mean"] == 1.0
+
+
 def test_steps_of_an_encoder_decoder(tmp_path: Path) -> None:
     """A query is read by the encoder; the second token of the second response is that of a tool."""
     trainer = make("PPOTrainer", tmp_path, **SEQ2SEQ, **{"method.ppo_epochs": 1, "train.batch_size": 2})
