@@ -116,7 +116,7 @@ def test_the_canonical_loop(folder: str, tmp_path: Path) -> None:
         dataset=dataset,
         data_collator=collator,
         optimizer=optimizer,
-        lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 8, gamma=0.5),
+        lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
     )
     lengths = LengthSampler(2, 6)
     seen, scores = [], []
@@ -134,9 +134,27 @@ def test_the_canonical_loop(folder: str, tmp_path: Path) -> None:
     assert len(seen) == 16 and len(set(seen)) > 4
     assert trainer.finished and trainer.progress.step == 4 * 2 * 2  # rounds, passes, batches of two
     (group,) = trainer.optimizer.param_groups
-    assert trainer.optimizer.optimizer is optimizer and group["lr"] == 0.02 / 4  # after 16 steps
+    assert trainer.optimizer.optimizer is optimizer and group["lr"] == 0.02 / 4  # after 4 rounds
+    rates = [row["learning_rate"] for row in rows(tmp_path / "run")]
+    assert rates == [0.02] * 8 + [0.01] * 8
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 17)) and trainer.kl_coef == 0.2
     assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "checkpoint_16").is_dir()
+
+
+def test_a_schedule_goes_on_once_a_round_that_ends_early_too(folder: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    early = {"early_stopping": True, "target_kl": 1e-9, "output_dir": str(tmp_path / "run")}
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trainer = PPOTrainer(
+        PPOConfig(**{**SMALL, **early}), model, None, tiny_tokenizer(), optimizer=optimizer, lr_scheduler=schedule
+    )
+    queries = [torch.tensor([3, 4])] * 4
+    for rate in (0.5, 0.25):
+        trainer.step(queries, trainer.generate(queries, return_prompt=False), [1.0, 0.0, 1.0, 0.0])
+        assert optimizer.param_groups[0]["lr"] == rate and trainer.optimisation.scheduler is schedule
+    assert trainer.progress.step < 8
+    trainer.close()
 
 
 def test_the_mappings_for_accelerate() -> None:

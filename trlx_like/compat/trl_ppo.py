@@ -26,6 +26,7 @@ from trlx_like.models.wrapper import PreTrainedModelWrapper
 from trlx_like.presets import default_ppo_config
 from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.trainers import ppo
+from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.by_hand import is_one_query
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,16 @@ class LengthSampler:
         return random.choice(self.values)
 
 
+class _Waiting:
+    """Stand for a schedule while it makes no step."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.get_last_lr = schedule.get_last_lr
+
+    def step(self) -> None:
+        """Leave the learning rate as it is."""
+
+
 class PPOTrainer(ppo.PPOTrainer):
     """PPO with TRL's constructor, `dataloader` and `generate`.
 
@@ -174,7 +185,7 @@ class PPOTrainer(ppo.PPOTrainer):
         optimizer: An optimizer of torch of the model's parameters.
         data_collator: Makes a batch of `dataset` of a list of its rows.
         num_shared_layers: Layers from the bottom that are frozen and shared with the reference.
-        lr_scheduler: A schedule of torch of `optimizer`.
+        lr_scheduler: A schedule of torch of `optimizer`, which goes on once a round, as in TRL.
 
     Raises:
         ConfigError: For what cannot be followed.
@@ -205,6 +216,7 @@ class PPOTrainer(ppo.PPOTrainer):
         self.dataset, self.data_collator = dataset, data_collator
         self.given_head: nn.Module | None = getattr(model, "v_head", None)
         self.given_score = getattr(model, "compute_reward_score", None)
+        self.by_rounds = lr_scheduler is not None
         super().__init__(options.config(policy, reference, **more), tokenizer=tokenizer)
 
     def build(self, tokenizer: Any = None) -> None:
@@ -219,6 +231,20 @@ class PPOTrainer(ppo.PPOTrainer):
             return super().heads(hidden_size, vocabulary)
         self.world.same_weights(self.given_head.parameters())  # each process may have drawn its own
         return {"value": self.given_head}
+
+    def optimize(self, batch: ppo.PPOExperience | None) -> Metrics:
+        """Make one step; a schedule that was given goes on with the last step of the round only."""
+        schedule = self.optimisation.scheduler
+        if not self.by_rounds or self.progress.position + 1 == self.round_steps:
+            return super().optimize(batch)
+        self.optimisation.scheduler = _Waiting(schedule)  # type: ignore[assignment]
+        try:
+            metrics = super().optimize(batch)
+        finally:
+            self.optimisation.scheduler = schedule
+        if not self.progress.in_round:  # ended early, by target_kl
+            schedule.step()
+        return metrics
 
     @property
     def dataloader(self) -> Iterable[Any]:  # type: ignore[override]
