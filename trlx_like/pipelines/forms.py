@@ -5,14 +5,15 @@
 | text | `text` |
 | question and answer (gsm8k, MATH) | `question`, `answer`; `problem`, `solution`; `query`, `response` |
 | Alpaca, Dolly | `instruction`, `input` or `context`, `output` or `response` |
-| ShareGPT | `conversations` of `from` and `value`, and `system` |
+| ShareGPT | `conversations` of `from` and `value`; `chosen` and `rejected` may be such an answer |
 | messages | `messages`; or messages under `prompt` and `completion` |
 | Anthropic-HH | `chosen` and `rejected`, each a whole dialogue of "Human:" and "Assistant:" |
 | UltraFeedback | `prompt`, `chosen`, `rejected`; or `instruction` and `completions` with `overall_score` |
-| KTO | `prompt`, `completion` and `label`, which is true or false |
+| KTO | `prompt`, `completion` and `label`, which is true or false, or 1 or 0 |
 | scored logs | a sample with its `reward` or `score` in the same row |
 
-A row of another form is returned as it is. Columns with other names are renamed by `data.columns` before.
+A `system` or `system_prompt` in any of them is the system message, or stands before the text with an empty line. A row
+of another form is returned as it is. Columns with other names are renamed by `data.columns` before.
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ QUESTIONS = {"question": "answer", "problem": "solution", "query": "response"}
 OUTPUTS = ("output", "completion", "response")
 """Columns of the output of a sample before those in `QUESTIONS`; the first that a row has."""
 
+SIDES = ("chosen", "rejected")
+"""Columns of the answers of a preference."""
+
 REWARDS = ("reward", "score")
 """Columns of the reward of a sample; the first that a row has."""
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 """Roles of ShareGPT by the names of the others."""
+
+SYSTEM = ("system", "system_prompt")
+"""Columns of the system prompt; the first that a row has."""
 
 ANSWERS = "\n\nAssistant:"
 """What stands before each answer of the assistant in a dialogue of Anthropic-HH."""
@@ -48,17 +55,19 @@ ANSWERS = "\n\nAssistant:"
 
 def as_prompt(row: Any) -> Any:
     """Return a row with its prompt under "prompt". The answer of a conversation is put under "reference"."""
-    if not isinstance(row, Mapping) or row.get("prompt") is not None:
+    if not isinstance(row, Mapping):
         return row
-    row = _asked(row)
+    row = _led(_asked(row))
+    if row.get("prompt") is not None:
+        return row
     conversation = row.get("messages")
-    if row.get("prompt") is None and is_messages(conversation):
+    if is_messages(conversation):
         last = conversation[-1]
         answered = isinstance(last, Mapping) and last.get("role") == "assistant"
         row = {name: value for name, value in row.items() if name != "messages"}
         row["prompt"] = conversation[:-1] if answered else conversation
         return {"reference": last.get("content"), **row} if answered else row
-    if row.get("prompt") is None and row.get("chosen") is not None:
+    if row.get("chosen") is not None:
         row = as_preference(row)
         if is_messages(row["chosen"]) and is_messages(row.get("rejected")):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(row["chosen"], row["rejected"], strict=False))
@@ -99,7 +108,7 @@ def as_sample(row: Any) -> Any:
     if not isinstance(row, Mapping):
         return row
     own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
-    row = _asked(row)
+    row = _led(_matched(_asked(row), OUTPUTS))
     if is_messages(row.get("messages")):
         return row
     names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it
@@ -115,7 +124,7 @@ def as_preference(row: Any) -> Any:
     """Return a row with "chosen" and "rejected", and with "prompt" if it can be told from the answers."""
     if not isinstance(row, Mapping):
         return row
-    row = _asked(row)
+    row = _led(_matched(_continued(_asked(row)), SIDES))
     completions = row.get("completions")
     if row.get("chosen") is None and is_messages(completions) and len(completions) > 1:
         ranked = sorted(completions, key=lambda answer: float(answer.get("overall_score") or 0.0))
@@ -154,12 +163,14 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
     Raises:
         DataError: No prompt has an answer of each label.
     """
-    labels = [_label(row) for row in rows]
-    if not rows or any(label is None or "chosen" in row for label, row in zip(labels, rows, strict=True)):
+    if not rows or any(_label(row) is None or "chosen" in row for row in rows):
         return rows
     answers: dict[str, tuple[list[Any], list[Any]]] = {}
-    for row, label in zip(map(as_sample, rows), labels, strict=True):
-        answers.setdefault(repr(row.get("prompt")), ([], []))[not label].append(row)
+    for number, row in enumerate(rows):
+        read = as_sample(row)
+        if not (isinstance(read, Mapping) and {"prompt", "output"} <= read.keys()):
+            raise DataError(f"{name}[{number}] has a label, so it needs a prompt and a completion beside it.")
+        answers.setdefault(repr(read["prompt"]), ([], []))[not _label(row)].append(read)
     pairs = [
         {"prompt": chosen["prompt"], "chosen": chosen["output"], "rejected": rejected["output"]}
         for sides in answers.values()
@@ -174,11 +185,14 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
 
 def _asked(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row with its question, instruction or conversation under "prompt" or "messages"."""
-    said = next((row[name] for name in ("conversations", "conversation") if is_messages(row.get(name))), None)
+    row = {
+        name: _said(value) if name in (*SIDES, "conversations", "conversation") else value
+        for name, value in row.items()
+    }
+    said = next((name for name in ("conversations", "conversation") if is_messages(row.get(name))), None)
     if said is not None:
-        rest = {name: value for name, value in row.items() if name not in ("conversations", "conversation", "system")}
-        system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        return {**rest, "messages": [*system, *map(_message, said)]}
+        row["messages"] = row.pop(said)
+        return row
     if row.get("prompt") is not None:
         return row
     if isinstance(row.get("instruction"), str):
@@ -189,13 +203,72 @@ def _asked(row: Mapping[str, Any]) -> Mapping[str, Any]:
         if not used:
             return row
         prompt = row[used[0]]
-        if row.get("system") and isinstance(row["system"], str):  # as in orca_dpo_pairs
-            used, prompt = (*used, "system"), f"{row['system']}\n\n{prompt}"
     return {"prompt": prompt, **{name: value for name, value in row.items() if name not in (*used, "prompt")}}
 
 
+def _matched(row: Mapping[str, Any], answers: Sequence[str]) -> Mapping[str, Any]:
+    """Return a row of which one part was text and the other messages with messages only.
+
+    Args:
+        row: A row as `_asked` returns it.
+        answers: The columns of answers.
+    """
+    given = [row[name] for name in answers if row.get(name) is not None]
+    prompt = row.get("prompt")
+    if is_messages(prompt):
+        texts = [name for name in answers if isinstance(row.get(name), str)]
+        return {**row, **{name: [{"role": "assistant", "content": row[name]}] for name in texts}}
+    if isinstance(prompt, str) and given and all(map(is_messages, given)):
+        if all(map(_is_answer, given)):
+            return {**row, "prompt": [{"role": "user", "content": prompt}]}
+        if all(any(_asks(message, prompt) for message in answer) for answer in given):
+            return {**row, "prompt": None}  # some data sets repeat as text what the user asks in both conversations
+    return row
+
+
+def _continued(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row of a preference whose prompt is what its answers continue, if that stands under "messages"."""
+    asked = row.get("messages")
+    row = {name: value for name, value in row.items() if name != "messages"}
+    sides = [row[name] for name in SIDES if row.get(name) is not None]
+    if row.get("prompt") is None and is_messages(asked) and sides and all(map(_is_answer, sides)):
+        row["prompt"] = asked[:-1] if _is_answer(asked[-1:]) else asked
+    return row
+
+
+def _is_answer(value: Any) -> bool:
+    """Tell whether an answer is text, or messages that begin with the assistant's."""
+    return isinstance(value, str) or (is_messages(value) and value[0].get("role") == "assistant")
+
+
+def _led(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row that begins with its system prompt, if it has one and does not begin with it yet."""
+    system = next((row[name] for name in SYSTEM if isinstance(row.get(name), str) and row[name]), None)
+    if system is None:
+        return row
+    begin = next(([name] for name in ("prompt", "messages") if row.get(name) is not None), SIDES)
+    led = dict(row)
+    for name in begin:
+        if is_messages(said := row.get(name)) and said[0].get("role") != "system":
+            led[name] = [{"role": "system", "content": system}, *said]
+        elif isinstance(said, str) and not said.startswith(system):
+            led[name] = f"{system}\n\n{said}"
+    return led
+
+
+def _asks(message: Any, text: str) -> bool:
+    """Tell whether a message is a text of the user."""
+    said = message.get("content") if isinstance(message, Mapping) and message.get("role") == "user" else None
+    return isinstance(said, str) and said.strip() == text.strip()
+
+
+def _said(value: Any) -> Any:
+    """Return what ShareGPT has somebody say as messages; another value as it is."""
+    said = [value] if isinstance(value, Mapping) else value
+    return [_message(one) for one in said] if is_messages(said) else value
+
+
 def _message(said: Any) -> Any:
-    """Return what ShareGPT has somebody say as a message."""
     if not isinstance(said, Mapping) or "from" not in said:
         return said
     return {"role": ROLES.get(str(said["from"]), str(said["from"])), "content": said.get("value")}
@@ -205,5 +278,5 @@ def _label(row: Any) -> bool | None:
     """Return the label of a row of KTO, which a table of text spells out; None if it has none."""
     label = row.get("label") if isinstance(row, Mapping) else None
     if isinstance(label, str):
-        return {"true": True, "false": False}.get(label.lower())
-    return label if isinstance(label, bool) else None
+        return {"true": True, "false": False, "1": True, "0": False}.get(label.lower())
+    return bool(label) if isinstance(label, int) and label in (0, 1) else None

@@ -143,10 +143,6 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
     """Encode one row without cutting it."""
     row = _columns(values, place)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
-    if isinstance(prompt, str) and is_messages(chosen) and is_messages(rejected):
-        # Some data sets repeat as text what the user asks in both conversations.
-        asked = {"role": "user", "content": prompt}
-        prompt = None if asked in chosen and asked in rejected else prompt
     margin = _margin(row.get("margin"), place)
     if isinstance(chosen, str) and isinstance(rejected, str) and (prompt is None or isinstance(prompt, str)):
         preference = Preference(*_encode_texts(prompt, chosen, rejected, place, encoder), margin=margin)

@@ -14,13 +14,19 @@ MATH = {"problem": "Find $x$.", "level": "Level 5", "type": "Algebra", "solution
 ALPACA = {"instruction": "Name the odd one.", "input": "Twitter, Telegram", "output": "Telegram", "text": "Below is"}
 NO_INPUT = {"instruction": "Give three tips.", "input": "", "output": "1. Eat."}
 DOLLY = {"instruction": "When?", "context": "In 2000.", "response": "2000", "category": "closed_qa"}
-SHAREGPT = {
+SHAREGPT: dict[str, Any] = {
     "id": "QWJhYvA_0",
     "system": "Be brief.",
     "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}],
 }
 HI = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 HELLO = {"role": "assistant", "content": "Hello"}
+NO = {"role": "assistant", "content": "No"}
+SHAREGPT_PAIR = {
+    "conversations": SHAREGPT["conversations"][:1],
+    "chosen": {"from": "gpt", "value": "Hello"},
+    "rejected": {"from": "gpt", "value": "No"},
+}
 ASKED = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Where?\n\nAssistant:"
 HH = {"chosen": f"{ASKED} I don't know.", "rejected": f"{ASKED} I won't say."}
 BINARIZED = {
@@ -61,7 +67,7 @@ IMDB = {"text": "I rented this film.", "label": 0}
         (GSM8K, {"prompt": "How many clips?", "answer": GSM8K["answer"]}),
         (MATH, {"prompt": "Find $x$.", "level": "Level 5", "type": "Algebra", "solution": MATH["solution"]}),
         (NO_INPUT, {"prompt": "Give three tips.", "output": "1. Eat."}),
-        (SHAREGPT, {"prompt": HI, "reference": "Hello", "id": "QWJhYvA_0"}),
+        (SHAREGPT, {"prompt": HI, "reference": "Hello", "id": "QWJhYvA_0", "system": "Be brief."}),
         ({"messages": [*HI, HELLO]}, {"prompt": HI, "reference": "Hello"}),
         ({"messages": HI}, {"prompt": HI}),
         (HH, {"prompt": ASKED, "chosen": " I don't know.", "rejected": " I won't say."}),
@@ -69,10 +75,15 @@ IMDB = {"text": "I rented this film.", "label": 0}
         ({**ANSWERS, "text": None}, {**ANSWERS, "text": None, "prompt": HI[1:]}),
         ({"prompt": None, "text": "Hi"}, {"prompt": "Hi"}),
         ({"caption": "a cat"}, {"caption": "a cat"}),
+        ({"prompt": "Hi", "system_prompt": "Be brief."}, {"prompt": "Be brief.\n\nHi", "system_prompt": "Be brief."}),
+        ({"prompt": HI[1:], "system": "Be brief."}, {"prompt": HI, "system": "Be brief."}),
+        ({"prompt": HI, "system": "Be brief."}, {"prompt": HI, "system": "Be brief."}),
+        ({"messages": [*HI[1:], HELLO], "system": ""}, {"prompt": HI[1:], "reference": "Hello", "system": ""}),
     ],
 )
 def test_prompts(row: Any, prompt: Any) -> None:
     assert as_prompt(row) == prompt
+    assert as_prompt(as_prompt(row)) == prompt  # the system prompt is not put before it twice
 
 
 @pytest.mark.parametrize(
@@ -87,6 +98,10 @@ def test_prompts(row: Any, prompt: Any) -> None:
         (SHAREGPT, [*HI, HELLO]),
         (BINARIZED, BINARIZED["messages"]),
         ({"prompt": HI, "completion": [HELLO]}, [*HI, HELLO]),
+        ({"prompt": HI, "completion": "Hello"}, [*HI, HELLO]),
+        ({"prompt": "Hi", "completion": [HELLO]}, [*HI[1:], HELLO]),
+        ({"prompt": "Hi", "completion": [HELLO], "system": "Be brief."}, [*HI, HELLO]),
+        ({**ALPACA, "system": "Be brief."}, ("Be brief.\n\nName the odd one.\n\nTwitter, Telegram", "Telegram")),
         (KTO[0], ("Hi", "Hello")),
         ({"prompt": "Hi", "output": "Hello", "messages": None}, ("Hi", "Hello")),  # columns of a mixture of tables
     ],
@@ -103,7 +118,14 @@ def test_samples(row: Any, sample: Any) -> None:
     ("row", "prompt", "chosen", "rejected"),
     [
         (HH, ASKED, " I don't know.", " I won't say."),
-        (BINARIZED, "Hi", BINARIZED["chosen"], BINARIZED["rejected"]),
+        (BINARIZED, None, BINARIZED["chosen"], BINARIZED["rejected"]),
+        ({**ANSWERS, "system": "Be brief."}, None, [*HI, HELLO], [*HI, NO]),
+        ({**BINARIZED, "prompt": "Hi\n", "system": "Be brief."}, None, [*HI, HELLO], [*HI, NO]),
+        ({"prompt": "Hi", "chosen": [HELLO], "rejected": [NO]}, HI[1:], [HELLO], [NO]),
+        ({"prompt": HI, "chosen": "Hello", "rejected": "No"}, HI, [HELLO], [NO]),
+        ({**SHAREGPT_PAIR, "system": "Be brief."}, HI, [HELLO], [NO]),
+        ({**SHAREGPT_PAIR, "chosen": "Hello", "rejected": "No"}, HI[1:], [HELLO], [NO]),
+        ({**SHAREGPT_PAIR, "conversations": SHAREGPT["conversations"]}, HI[1:], [HELLO], [NO]),
         (ULTRAFEEDBACK, "Hi", "good", "bad"),
         (ORCA, "Hi", "Hello", "No"),
         ({**ORCA, "system": "Be kind."}, "Be kind.\n\nHi", "Hello", "No"),
@@ -117,15 +139,17 @@ def test_preferences(row: Any, prompt: Any, chosen: Any, rejected: Any) -> None:
 
 def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
     assert paired(KTO, "preferences") == [{"prompt": "Hi", "chosen": "Hello", "rejected": "No"}]
-    assert (
-        paired([{**row, "label": f"{row['label']}"} for row in KTO], "preferences")[0]["rejected"] == "No"
-    )  # of a csv
+    for written in (str, int, lambda label: str(int(label))):  # of a csv, and of tables without true and false
+        rows = [{**row, "label": written(row["label"])} for row in KTO]
+        assert paired(rows, "preferences") == paired(KTO, "preferences")
     assert paired([BINARIZED], "preferences") == [BINARIZED]
     with pytest.raises(DataError, match="preferences has labels, but no prompt has two answers"):
         paired(KTO[1:], "preferences")
+    with pytest.raises(DataError, match=r"preferences\[0\] has a label, so it needs a prompt and a completion"):
+        paired([IMDB], "preferences")
 
 
 def test_rewards_in_the_rows_of_samples() -> None:
-    rows = [*KTO[:2], {"text": "a", "reward": -0.5}, {"text": "a", "score": "3"}, IMDB, "text"]
-    assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, 3.0, None, None]
+    rows = [*KTO[:2], {"text": "a", "reward": -0.5}, {"text": "a", "score": "3"}, IMDB, {**IMDB, "label": 4}, "text"]
+    assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, 3.0, 0.0, None, None]
     assert reward_of({"text": "a", "reward": ""}) == ""  # of a csv; `check_rewards` names the row

@@ -170,7 +170,7 @@ def test_tools_reach_the_template() -> None:
             [row([user("a"), assistant("b")], [user("a"), assistant("c")], prompt="z")],
             r"preferences\[0\]: all must be strings.* prompt a str, chosen a list",
         ),
-        ([row("a", "b", prompt=[user("a")])], r"preferences\[0\]: all must be strings.* prompt a list"),
+        ([row("a", "b", prompt=7)], r"preferences\[0\]: all must be strings.* prompt a int"),
         ([row("a", "b", margin=math.nan)], r"preferences\[0\]: margin must be a finite number, not nan"),
         ([row("a", "b", margin=True)], r"preferences\[0\]: margin must be a finite number, not True"),
         ([row("a", "b", margin="much")], r"preferences\[0\]: margin must be a finite number, not 'much'"),
