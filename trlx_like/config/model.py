@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -171,6 +171,13 @@ def _optimizer_kwargs(values: dict[str, Any]) -> dict[str, Any]:
     return {"lr": 3.0e-5, **(adam if name.lower().startswith("adam") else {})}
 
 
+def _switches(section: str, kwargs: Mapping[str, Any], names: Iterable[str]) -> Iterator[Problem]:
+    """Yield the keyword arguments that have true or false in place of a number."""
+    for name in names:
+        if isinstance(kwargs.get(name), bool):
+            yield Problem((section, "kwargs", name), f"must be a number, got {shown(kwargs[name])}.")
+
+
 class OptimizerConfig(Section):
     """Choose the optimizer and its arguments: the section `optimizer`."""
 
@@ -201,6 +208,7 @@ class OptimizerConfig(Section):
         if self.kwargs.get("lr") == "auto" and "adam" not in str(self.name).lower():
             sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
             yield Problem(("optimizer", "kwargs", "lr"), sentence)
+        yield from _switches("optimizer", self.kwargs, ("lr", "weight_decay", "eps", "momentum", "dampening", "alpha"))
 
 
 class SchedulerConfig(Section):
@@ -227,6 +235,7 @@ class SchedulerConfig(Section):
         for name in ("kwargs", "warmup"):
             if not isinstance(self.name, str) and getattr(self, name):
                 yield Problem(("scheduler", name), "is for a schedule by its name; an object has its own options.")
+        yield from _switches("scheduler", self.kwargs, self.kwargs)
 
 
 class SamplerConfig(Section):

@@ -20,7 +20,12 @@ from trlx_like.registry import nearest
 
 
 def copied(value: Any) -> Any:
-    """Copy mappings and lists at every depth; other objects (models, functions) are kept by reference."""
+    """Copy mappings and lists at every depth, and read numpy's numbers as Python's.
+
+    Other objects (models, functions) are kept by reference.
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -52,7 +57,7 @@ class Section(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
-            super().__setattr__(name, value)
+            super().__setattr__(name, copied(value) if name in type(self).model_fields else value)
         except ValidationError as error:
             raise InvalidConfig(self._explained(error, {name: value})) from None
 

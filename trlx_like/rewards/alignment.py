@@ -53,8 +53,9 @@ def align(reward: Sequence[Any], ids: Sequence[int], text: str, tokenizer: Any, 
     """Return one reward per sampled token.
 
     Args:
-        reward: Spans, or numbers: one per token, in which the last one may be missing for an EOS; or one per token of
-            the text, or of the text and EOS, as the tokenizer writes it anew, for a function that sees no ids.
+        reward: Spans, of which there may be none; or numbers: one per token, in which the last one may be missing for
+            an EOS; or one per token of the text, or of the text and EOS, as the tokenizer writes it anew, for a
+            function that sees no ids.
         ids: The sampled tokens of the response.
         text: The response as text.
         tokenizer: The tokenizer of the policy.
@@ -63,7 +64,7 @@ def align(reward: Sequence[Any], ids: Sequence[int], text: str, tokenizer: Any, 
     Raises:
         ValueError: A span is not within the text, or the number of rewards fits neither.
     """
-    if isinstance(reward[0], tuple):
+    if not reward or isinstance(reward[0], tuple):
         return _placed(reward, offsets(ids, text, tokenizer), len(text))
     texts = [] if sees_ids else [text, text + (tokenizer.eos_token or "")]
     again = [tokenizer(words, add_special_tokens=special).input_ids for words in texts for special in (False, True)]

@@ -27,6 +27,10 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
         return [returned] * count
     if is_list(returned):
         values = list(plain(returned))
+        if hasattr(returned, "tolist") and tuple(returned.shape[1:]) == (
+            1,
+        ):  # a column, as models with one output return it
+            values = [value for (value,) in values]
         if len(values) == count:
             return [_outcome(call, row, value) for row, value in enumerate(values)]
         what = (
@@ -62,7 +66,7 @@ def _reward(value: Any, length: int | None) -> Reward:
     if length == 0:
         raise _WrongLength("it must be one number.")
     entries = list(plain(value))
-    if not entries:
+    if not entries and length is not None:
         raise _WrongLength("a per-token reward needs at least one entry.")
     if length is None and all(isinstance(entry, list | tuple) and len(entry) == 3 for entry in entries):
         return [_span(*entry) for entry in entries]

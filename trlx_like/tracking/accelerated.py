@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class MlflowTracker(Tracker):
         self._mlflow.log_dict(table, f"{name}/{step:08d}.json")
 
     def close(self) -> None:
-        self._tracker.finish()
+        self._mlflow.end_run({None: "FINISHED", True: "KILLED", False: "FAILED"}[stopped()])
 
 
 class SwanlabTracker(Tracker):
@@ -68,7 +69,14 @@ class SwanlabTracker(Tracker):
         self._tracker.log({name: texts}, step=step)
 
     def close(self) -> None:
-        self._tracker.finish()
+        state = {None: "success", True: "aborted", False: "crashed"}[stopped()]
+        self._tracker.run.finish(state, error=repr(sys.exc_info()[1]) if state == "crashed" else None)
+
+
+def stopped() -> bool | None:
+    """Return whether the run, which is closed now, was asked to stop; False after an error, None if it ended well."""
+    kind = sys.exc_info()[0]
+    return None if kind is None else issubclass(kind, SystemExit | KeyboardInterrupt)
 
 
 def _begun(name: str, kind: Any, run: RunInfo, **own: Any) -> Any:

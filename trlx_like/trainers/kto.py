@@ -170,8 +170,8 @@ def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> li
     """
     if missing := [row for row, reward in enumerate(rewards) if reward is None]:
         raise DataError(
-            f"{name}: row {missing[0]} has none; a label is true or false, or 1 or 0, and a reward is a number (above 0: "
-            "desirable)."
+            f"{name}: row {missing[0]} has none; a label is true or false, or 1 or 0, and a reward is a number "
+            "(above 0: desirable)."
         )
     numbers = [float(reward) if isinstance(reward, bool) else reward for reward in rewards]
     checked = check_rewards(numbers, samples)

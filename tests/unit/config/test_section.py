@@ -7,6 +7,8 @@ import copy
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from tests.unit.config.support import TRAIN, sentence_of
 from trlx_like.config import Section, TRLConfig
 from trlx_like.presets import default_ppo_config
@@ -43,6 +45,25 @@ def test_assigning_to_a_field_checks_it() -> None:
     assert sentence_of(config.check) == "train.minibatch_size: 5 does not divide train.batch_size (32)."
     config.train.batch_size = 10
     config.check()
+
+
+def test_true_is_no_number() -> None:
+    for section, name in (("optimizer", "lr"), ("optimizer", "weight_decay"), ("scheduler", "num_warmup_steps")):
+        assert sentence_of(lambda s=section, n=name: default_ppo_config().evolve(**{s: {"kwargs": {n: True}}})) == (
+            f"{section}.kwargs.{name}: must be a number, got true."
+        )
+    assert default_ppo_config().evolve(optimizer={"kwargs": {"amsgrad": True}}).optimizer.kwargs["amsgrad"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = default_ppo_config().evolve(
+        train={"batch_size": np.int64(4)},
+        optimizer={"kwargs": {"lr": np.float32(0.5)}},
+        method={"gamma": np.array(0.9)},
+    )
+    config.train.seed = np.int32(7)
+    read = [config.train.batch_size, config.optimizer.kwargs["lr"], config.method.gamma, config.train.seed]  # type: ignore[attr-defined]
+    assert read == [4, 0.5, 0.9, 7] and [type(value) for value in read] == [int, float, float, int]
 
 
 def test_the_users_dicts_are_copied() -> None:

@@ -60,6 +60,7 @@ def test_the_characters_of_each_token() -> None:
         ([1, 2], [AB, C, EOS, EOS], "abc", False, [1, 2, 0, 0]),
         ([(0, 1, 1.0), (1, 3, 2.0), (2, 3, 0.5)], [AB, C, EOS], "abc", False, [1, 2.5, 0]),
         ([(2, 3, 1.0)], [AB, *CUT, C], "abéc", True, [0, 0, 1, 0]),
+        ([], [AB, C, EOS], "abc", False, [0, 0, 0]),
     ],
 )
 def test_rewards_reach_the_sampled_tokens(
@@ -127,6 +128,8 @@ def test_functions_get_the_tokens_that_they_name(caplog: pytest.LogCaptureFixtur
             assert scored(of_text).rewards == [[0, 0, 1, 0], [0, 1]]
     assert sum("moved to the sampled tokens" in line.message for line in caplog.records) == 1
     assert scored(lambda outputs: [[(0, 1, 1.0)], None]).rewards == [[1, 0, 0, 0], None]
+    assert scored(lambda outputs: [[(0, 1, 1.0)], []]).rewards == [[1, 0, 0, 0], [0, 0]]
+    assert scored(lambda outputs: torch.tensor([[1.0], [2.0]])).rewards == [1, 2]  # of one output per sample
     assert scored(lambda outputs: [[(*torch.tensor([0, 1]), 1.0)], None]).rewards == [[1, 0, 0, 0], None]
 
 

@@ -79,6 +79,8 @@ def test_objects_methods_partials_and_lambdas() -> None:
         ([np.float32(0.5), torch.tensor(2.0)], [0.5, 2.0]),
         (torch.tensor([1.0, 2.0], requires_grad=True), [1.0, 2.0]),
         (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), [1.0, 2.0]),
+        (torch.tensor([[1.0], [2.0]]), [1.0, 2.0]),
+        (np.array([[1.0], [2.0]]), [1.0, 2.0]),
         (deque([1, 2]), [1.0, 2.0]),
         (iter([1, 2]), [1.0, 2.0]),
         ([None, 1], [None, 1.0]),

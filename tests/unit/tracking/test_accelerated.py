@@ -59,6 +59,25 @@ def test_mlflow_and_resumed(tmp_path: Path) -> None:
     assert "all is there" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(("error", "status"), [("OSError", "FAILED"), ("SystemExit", "KILLED")])
+def test_mlflow_shows_a_run_that_failed(error: str, status: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    script = f"""
+import contextlib, mlflow
+from pathlib import Path
+from accelerate import PartialState
+from trlx_like.tracking import RunInfo, make_trackers
+PartialState(cpu=True)
+run = RunInfo(Path("mine"), {{}}, "tests", 10)
+with contextlib.suppress({error}), contextlib.closing(make_trackers(["mlflow"], run, main=True)):
+    raise {error}("no space")
+print(mlflow.get_run(run.state["mlflow"]).info.status)
+"""
+    uri = (tmp_path / "runs").as_uri()
+    done = run_python(script, tmp_path, MLFLOW_TRACKING_URI=uri, MLFLOW_ALLOW_FILE_STORE="true")
+    assert done.stdout.splitlines()[-1:] == [status], done.stderr
+
+
 def test_an_argument_that_mlflow_does_not_know(tmp_path: Path) -> None:
     """SwanLab takes any."""
     pytest.importorskip("mlflow")
