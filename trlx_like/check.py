@@ -93,12 +93,17 @@ def _options_with_values(config: TRLConfig) -> Iterator[tuple[str, Any]]:
 def _function(spec: Any, option: str, config: TRLConfig) -> list[str]:
     """Import the function that an option names, if it names one, and describe it."""
     from trlx_like.pipelines.sources import load_function
-    from trlx_like.rewards.judges import check_judge
+    from trlx_like.rewards.judges import check_judge, make_judge
     from trlx_like.rewards.make import check_reward, names_reward_model
 
     section, name = option.split(".")
     if option == "data.judge" and not (isinstance(spec, str) and names_reward_model(spec)):
-        return [f"judge: {check_judge(spec, option)}"]
+        judge = check_judge(spec, option)
+        if judge == "llm":  # it asks nothing before there is a pair
+            make_judge(spec, option)
+        elif judge == "reward_model":
+            check_reward(str(spec.get("model")) if isinstance(spec, Mapping) else "", "judge.model")
+        return [f"judge: {judge}"]
     if option in ("data.reward_fn", "data.judge"):
         weights = config.reward.weights if name == "reward_fn" else None
         return [f"{name}: {check_reward(spec, option, weights)}"]

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import RewardError
+from trlx_like.errors import ConfigError, RewardError, writing
+from trlx_like.reading import read_bytes, unusable
 from trlx_like.rewards.awaiting import run_async
 from trlx_like.rewards.transport import Session, Transport, check_url
 
@@ -74,8 +76,11 @@ class AskedModel:
         self.url, self.model = url.rstrip("/") + "/chat/completions", model
         self.body = {"temperature": 0, **(body or {})}
         self.counts = self.transport.counts
-        self._file = None if cache is None else Path(cache)
-        self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
+        self._file = None if cache is None else Path(os.path.expanduser(cache))
+        try:
+            self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{option}.cache ({str(cache)!r}) cannot be used: {error}") from error
 
     def choices(self, texts: Sequence[str], words: tuple[str, str]) -> list[int | None]:
         """Ask questions, and return the place of each answer among two words.
@@ -128,8 +133,10 @@ class AskedModel:
         self.counts["asked"] += 1
         self._answers[question] = answer
         if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"question": question, "answer": answer}) + "\n")
+            with writing(self._file):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps({"question": question, "answer": answer}) + "\n")
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:
@@ -146,8 +153,10 @@ def _place(answer: str, words: tuple[str, str]) -> int | None:
 
 def _read(file: Path) -> dict[str, str]:
     """Read the cache, leaving out a line that a killed run wrote only in part."""
+    if why := unusable(file.parent):
+        raise OSError(why)
     answers = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for line in read_bytes(file).decode().splitlines() if os.path.lexists(file) else ():
         try:
             row = json.loads(line)
             answers[row["question"]] = row["answer"]

@@ -35,7 +35,7 @@ def check_url(option: str, url: str) -> None:
         option: The option that holds it, for the message.
         url: The text.
     """
-    if not url.startswith(("http://", "https://")):
+    if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"{option} ({url!r}) must begin with http:// or https://.")
     try:
         named = httpx2.URL(url).host
@@ -78,9 +78,9 @@ class Transport:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         for name, value, least in (("retries", retries, 0), ("backoff", backoff, 0), ("workers", workers, 1)):
-            if value < least:
+            if not value >= least:  # NaN is not
                 raise ConfigError(f"{option}.{name} ({value}) must be at least {least}.")
-        if timeout <= 0:
+        if not timeout > 0:
             raise ConfigError(f"{option}.timeout ({timeout}) must be above 0 seconds.")
         self.option, self.error, self.api_key_env = option, error, api_key_env
         self.timeout, self.retries, self.backoff = timeout, retries, backoff

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import resource
 import time
+from collections.abc import Callable
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 from tests.contract.recipes import make
 from tests.unit.rewards.support import Reply, Server, answers_in, longer, score
 from trlx_like.config import RewardFnConfig
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError, DiskError, RewardError
 from trlx_like.rewards import transport
 from trlx_like.rewards.judges import GroupReward, make_judge
 from trlx_like.rewards.judging import judged
@@ -229,6 +233,33 @@ def test_answers_are_asked_for_once(server: Server, tmp_path: Path) -> None:
     assert len(server.requests) == 4  # another question
 
 
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "it is a pipe"),
+        (os.mkdir, "Is a directory"),
+        (partial(os.symlink, "/dev/zero"), "it is a device"),
+        (lambda file: Path(file).write_bytes(b"\xff"), "can't decode byte"),
+        (lambda file: Path(file).parent.rmdir() or Path(file).parent.touch(), "is not a folder"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_refused(make: Callable[[Path], Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    make(tmp_path / "a" / "cache.jsonl")
+    with pytest.raises(ConfigError, match=rf"judge.cache \(.*cache.jsonl'\) cannot be used: .*{says}"):
+        LLMJudge("http://localhost", "m", cache=tmp_path / "a" / "cache.jsonl")
+
+
+def test_the_cache_gets_its_folder_and_a_full_disk_is_named(server: Server, tmp_path: Path) -> None:
+    judge = judge_of(server, cache=tmp_path / "new" / "cache.jsonl")
+    assert not (tmp_path / "new").exists()
+    judge.compare(prompts=["p"], pairs=[("aaa", "b")])
+    (tmp_path / "new" / "cache.jsonl").unlink()
+    (tmp_path / "new" / "cache.jsonl").symlink_to("/dev/full")
+    with pytest.raises(DiskError, match="cache.jsonl cannot be written: No space left"):
+        judge.compare(prompts=["q"], pairs=[("aaa", "b")])
+
+
 def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     judge_of(server, swap=False).compare(prompts=["p"], pairs=[("a", "b")])
     monkeypatch.setenv("JUDGE_KEY", "not-a-real-key")
@@ -288,7 +319,7 @@ def test_bad_options_are_refused() -> None:
         LLMJudge("http:///v1", "m")
     with pytest.raises(ConfigError, match=r"judge.url \('http://h:x/v1'\) is no address: "):
         LLMJudge("http://h:x/v1", "m")
-    for option, value in {"retries": -1, "backoff": -0.5, "workers": 0, "timeout": 0}.items():
+    for option, value in {"retries": -1, "backoff": nan, "workers": 0, "timeout": nan}.items():
         with pytest.raises(ConfigError, match=rf"judge.{option} \({value}\) must be "):
             LLMJudge("http://localhost", "m", **{option: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"judge.template lacks \{prompt\}, \{b\}"):
