@@ -29,13 +29,15 @@ from trlx_like.optim import bounded
 from trlx_like.rehearsal import make_rehearsal
 from trlx_like.samplers.decode import last_only, spare
 from trlx_like.samplers.text import TextSampler
+from trlx_like.samplers.vllm_colocated import GPU_MEMORY_UTILIZATION
 from trlx_like.trainers.probe import generate_longest
 
 COLUMNS = (
     *("weights", "reference", "heads", "gradients", "optimizer", "copies"),
     *("activations", "logits", "KV cache"),
 )
-"""Kinds of memory. Copies are those of `train.undo_nonfinite_updates` and of the exchange between processes."""
+"""Kinds of memory. Copies are those of `train.undo_nonfinite_updates` and of the exchange between processes. The memory
+of a vLLM in this process counts as KV cache."""
 QUANTIZED = {"nf4": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
 """Bytes of a weight: 4 bits, a byte for each block of 64, 4 bytes for 256 of these; or 8 bits."""
 BNB_STATES = {"lion": 1}
@@ -94,8 +96,12 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table = _table(trainer, gpus, config.model.quantization)
-        if "generate" in table and config.sampler.engine.lower() == "vllm":  # on GPUs of its own
-            table["generate"] = table["rest"].copy()
+        if "generate" in table and config.sampler.engine.lower() in ("vllm", "vllm_colocated"):
+            table["generate"] = table["rest"].copy()  # vLLM has memory of its own, on other GPUs or on these
+        if config.sampler.engine.lower() == "vllm_colocated" and memory < math.inf:
+            part = config.sampler.kwargs.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION)
+            for phase in table.keys() & {"generate", "reward"}:
+                table[phase]["KV cache"] += round(part * memory * 2**30)
         copied = _copied(trainer, table["rest"], config, gpus) if config.train.async_save else 0
         if config.backend.kind in DIVIDES and gpus > 1:
             divide(table, trainer.model, config, gpus)

@@ -170,7 +170,8 @@ def test_the_names_of_every_kind(here: Path, plugin: Path) -> None:
     assert {"adam", "adamw", "sgd"} <= set(lines["optimizers"].split(", "))
     assert {"constant", "cosine_annealing"} <= set(lines["schedulers"].split(", "))
     assert {"jsonl", "wandb"} <= set(lines["trackers"].split(", "))
-    assert (lines["pipelines"], lines["engines"]) == ("PromptPipeline", "copy, paged, transformers, vllm")
+    assert lines["pipelines"] == "PromptPipeline"
+    assert lines["engines"] == "copy, paged, transformers, vllm, vllm_colocated"
     for kind, names in lines.items():
         assert said(0, "list", kind).splitlines() == names.split(", ")
     assert "EchoTrainer" in said(0, "list", "trainers", "--plugin", plugin).splitlines()

@@ -136,6 +136,10 @@ def test_servers_generate_in_memory_of_their_own(tmp_path: Path) -> None:
     one, other = estimate(config).table, estimate(served).table
     assert other["generate"] == other["rest"] and one["generate"].total() > one["rest"].total()
     assert {**other, "generate": one["generate"]} == one
+    served.sampler.engine, served.sampler.kwargs = "vllm_colocated", {"gpu_memory_utilization": 0.5}
+    beside = estimate(served, memory=2.0).table
+    awake = ("generate", "reward")
+    assert beside == {phase: row + Counter({"KV cache": 2**30 * (phase in awake)}) for phase, row in other.items()}
 
 
 def test_quantized_layers_by_hand(tmp_path: Path) -> None:

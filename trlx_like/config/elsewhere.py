@@ -110,12 +110,14 @@ _NAMES = {
     "sampler.batch_size, and train.minibatch_size for scoring": "local_rollout_forward_batch_size",
     "sampler.engine: paged": "use_transformers_paged",
     "sampler.engine: vllm": "use_vllm",
-    "sampler.engine: vllm, which samples on servers": "vllm_mode",
+    "sampler.engine: vllm, which samples on servers, or vllm_colocated": "vllm_mode",
     "sampler.kwargs.timeout, with sampler.engine: vllm": "vllm_server_timeout",
     "sampler.kwargs.url, with sampler.engine: vllm": "vllm_server_base_url vllm_server_host vllm_server_port",
     "sampler.engine: vllm; an option of the servers, which you start": (
-        "gpu_memory_utilization vllm_gpu_memory_utilization vllm_guided_decoding_regex vllm_model_impl "
-        "vllm_tensor_parallel_size"
+        "vllm_guided_decoding_regex vllm_tensor_parallel_size"
+    ),
+    "sampler.kwargs, with sampler.engine: vllm_colocated; servers have options of their own": (
+        "gpu_memory_utilization vllm_gpu_memory_utilization vllm_model_impl"
     ),
     "scheduler.kwargs": "lr_scheduler_kwargs",
     "scheduler.name": "lr_scheduler_type",

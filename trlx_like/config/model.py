@@ -244,9 +244,11 @@ class SamplerConfig(Section):
     section: ClassVar[str] = "sampler"
 
     engine: Applied[str] = "transformers"
-    """Registered name of the engine that generates text: transformers (the trained model itself), copy, paged, vllm."""
+    """Registered name of the engine that generates text: transformers (the trained model itself), copy, paged, vllm or
+    vllm_colocated."""
     kwargs: Applied[dict[str, Any]] = {}
-    """Options of the engine: dtype of copy (of its weights), page_size and more of paged, url and more of vllm."""
+    """Options of the engine: dtype of copy (of its weights), page_size and more of paged, url and more of vllm.
+    vllm_colocated takes gpu_memory_utilization and what `vllm.LLM` takes."""
     batch_size: Applied[int | None] = Field(default=None, ge=1)
     """Number of responses to generate at once, per process; null: all of a chunk."""
 

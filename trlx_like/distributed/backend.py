@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +49,7 @@ class Backend(ABC):
         sharded: Whether processes hold different parts of the weights. Then a backward pass of one process waits for
             the others.
         reads_files: Whether `prepare` reads weights that are `Unread`, so that models are loaded without them.
+        after_sampling: Functions to call at the end of a `sampling` block that is not inside another.
     """
 
     sharded = False
@@ -56,6 +57,8 @@ class Backend(ABC):
 
     def __init__(self, world: World, config: TRLConfig) -> None:
         self.world, self.config = world, config
+        self.after_sampling: list[Callable[[], None]] = []
+        self._sampling = 0  # blocks that are entered
 
     @abstractmethod
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
@@ -123,8 +126,20 @@ class Backend(ABC):
         """
         return nullcontext()
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Make the model ready for a `with` block in which processes may run it differently often.
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Make the model ready for a `with` block in which processes may run it differently often."""
+        self._sampling += 1
+        try:
+            with self.gathered():
+                yield
+        finally:
+            self._sampling -= 1
+        for function in () if self._sampling else self.after_sampling:
+            function()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Gather the weights for `sampling`.
 
         It is `whole`, unless `backend.rollout` is "layers": then a block's weights are whole while it runs.
         """

@@ -1,6 +1,7 @@
 """Sampling engines, which turn prompts into responses, as token ids.
 
-`Engine` defines the interface. The built-in engines are "transformers" (here), "copy", "paged" and "vllm".
+`Engine` defines the interface. The built-in engines are "transformers" (here), "copy", "paged", "vllm" and
+"vllm_colocated".
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ ENGINES: Registry[Any] = Registry(
         "paged": "trlx_like.samplers.paged:PagedEngine",
         "transformers": "trlx_like.samplers.engines:TransformersEngine",
         "vllm": "trlx_like.samplers.vllm:VLLMEngine",
+        "vllm_colocated": "trlx_like.samplers.vllm_colocated:ColocatedVLLM",
     },
 )
 register_engine = ENGINES.register
@@ -80,6 +82,9 @@ class Engine(Protocol):
 
     With the optional method `refills(config)`, an engine for which it returns True gets all prompts in one call, and
     with the keyword `at_once` how many it may work on at a time: `sampler.batch_size`. Other engines get so many.
+
+    The optional method `sleep()` is called on every process when a round or an evaluation is sampled and scored: give
+    memory back that nothing needs before the next `sync_weights`.
     """
 
     dtype: torch.dtype | None

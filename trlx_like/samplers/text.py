@@ -140,6 +140,11 @@ class TextSampler:
         drawn, version = made.sampling_logprobs, made.version
         return TextSamples(completion, *texts, reasons, prompts.metadata, sampling_logprobs=drawn, version=version)
 
+    def rest(self) -> None:
+        """Let the engine give its memory back until its next weights, if it can."""
+        if hasattr(self.engine, "sleep"):
+            self.engine.sleep()
+
     def _generate(self, prompts: PromptBatch, config: GenerationConfig, own: Mapping[str, Any], stream: int) -> Sampled:
         """Generate for one batch of prompts."""
         ids, mask = (part.to(self.device) for part in prompts.tensors(self.tokenizer.pad_token_id))

@@ -26,6 +26,7 @@ from trlx_like.models.policy import PolicyOutput
 from trlx_like.pipelines.preferences import Preference, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
+from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs, pair_loss
@@ -175,7 +176,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             self.sync_sampler()
             return self.sampler
         lm = load_model(path, self.config.model).to(self.device).eval()  # type: ignore[arg-type]
-        return self.sampler_of(self.engine_for(lm))
+        return self.sampler_of(TransformersEngine(lm, self.tokenizer, self.model.allowed))  # engines hold the policy
 
     def _check_sorting(self) -> None:
         """Raise ConfigError for a loss that sorts the whole batch if there are several processes."""

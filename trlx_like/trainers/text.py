@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
@@ -100,6 +100,7 @@ class TextTrainer(BaseRLTrainer[E]):
         )
         self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
         self.sampler = self.sampler_of(self.make_engine())
+        self.run.backend.after_sampling.append(self.sampler.rest)
         self.by_hand = ByHand(self.tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
 
     def sampler_of(self, engine: Engine) -> TextSampler:
@@ -129,18 +130,14 @@ class TextTrainer(BaseRLTrainer[E]):
         """Read and check the training data with the tokenizer, before a model is loaded."""
 
     def make_engine(self) -> Engine:
-        """Make the engine that generates rollouts and evaluation samples."""
-        return self.engine_for(self.model.lm)
-
-    def engine_for(self, lm: PreTrainedModel) -> Engine:
-        """Make the configured sampling engine for a language model.
+        """Make the engine that generates rollouts and evaluation samples.
 
         Raises:
             ConfigError: If the engine does not take the options `sampler.kwargs`.
         """
         name, options = self.config.sampler.engine, self.config.sampler.kwargs
         try:
-            engine: Engine = ENGINES.get(name)(lm, self.tokenizer, self.model.allowed, **options)
+            engine: Engine = ENGINES.get(name)(self.model.lm, self.tokenizer, self.model.allowed, **options)
         except TypeError as error:
             raise ConfigError(f"sampler.kwargs ({options}): {name}: {error}") from error
         check_engine(name, engine)

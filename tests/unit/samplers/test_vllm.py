@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from tests.contract.recipes import LORA, make
 from tests.distributed.ranks import on_ranks
-from tests.tiny import tiny_lm
+from tests.tiny import save_tiny, tiny_lm
 from tests.unit.samplers.vllm_server import VLLMServer
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.trainers.callbacks import Callback
@@ -37,7 +37,7 @@ def server() -> Iterator[VLLMServer]:
 def trainer_of(folder: Path, url: Any, name: str = "PPOTrainer", **more: Any) -> Any:
     kwargs = {"url": url, "folder": str(folder / "weights"), **LIMITS, **more.pop("kwargs", {})}
     options = {"model.model_path": tiny_lm(), "sampler.engine": "vllm", "sampler.kwargs": kwargs}
-    return make(name, folder / "run", **ROUNDS, **{"optimizer.kwargs": {"lr": 0.03}}, **options, **more)
+    return make(name, folder / "run", **ROUNDS, **{"optimizer.kwargs": {"lr": 0.03}}, **{**options, **more})
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,18 @@ def test_a_server_that_starts_again_gets_the_weights_again(tmp_path: Path) -> No
     assert trainer.progress.round == 3 and len(held) == 2
     assert held[1].routes["/collective_rpc"] >= 2
     held[1].kill()
+
+
+def test_the_reference_of_dpo_answers_itself(server: VLLMServer, tmp_path: Path) -> None:
+    """Not the server, which holds the policy's weights or those that it was started with."""
+    more: dict[str, Any] = {"model.ref_model_path": save_tiny(tmp_path / "other", seed=7)}
+    more |= {"method.generate_during_eval": True, "method.gen_kwargs": {"max_new_tokens": 6, "do_sample": False}}
+    served = trainer_of(tmp_path / "served", server.url, "DPOTrainer", **more)
+    more |= {"sampler.engine": "transformers", "sampler.kwargs": {}}
+    plain = trainer_of(tmp_path / "plain", server.url, "DPOTrainer", **more)
+    served.learn()
+    plain.learn()
+    assert served.reference_texts == plain.reference_texts and any(map(any, plain.reference_texts.values()))
 
 
 def _on_two(rank: int, folder: Path, url: str) -> tuple[int, float]:
