@@ -47,8 +47,21 @@ def seconds_after_kill(launcher: subprocess.Popen[str]) -> float:
     return time.monotonic() - start
 
 
-def test_a_process_that_does_not_listen_ends_all_the_same(tmp_path: Path) -> None:
-    launcher = started("-c", f"from trlx_like.distributed import launch; launch(['-c', {DEAF!r}], 2)", folder=tmp_path)
+OURS = ["-c", f"from trlx_like.distributed import launch; launch(['-c', {DEAF!r}], 2)"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        OURS,
+        pytest.param(
+            ["-m", "torch.distributed.run", "--nproc_per_node", "2", "deaf.py"], marks=pytest.mark.slow, id="torchrun"
+        ),
+    ],
+)
+def test_a_process_that_does_not_listen_ends_all_the_same(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    launcher = started(*words, folder=tmp_path)
     assert launcher.stdout is not None
     assert sorted(launcher.stdout.readline().split() for _ in range(2)) == [["0", "False"], ["1", "False"]]
     assert 0.5 <= seconds_after_kill(launcher) < 10

@@ -113,7 +113,7 @@ class TestList:
         for make in (os.mkfifo, os.mkdir, partial(os.symlink, "/dev/zero")):
             folder = Path(tempfile.mkdtemp(dir=tmp_path))
             make(folder / LIST)
-            assert "is not the list of a run's files" in refusal(lambda f=folder: RunFiles(f).check([]))
+            assert "is not the list of a run's files" in refusal(partial(RunFiles(folder).check, []))
 
     def test_a_report_of_a_run_that_goes_on(self, tmp_path: Path) -> None:
         with opened(tmp_path, ["report.html"]), RunFiles(tmp_path).claimed(["report.html"]):
