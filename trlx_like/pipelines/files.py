@@ -38,8 +38,13 @@ def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise DataError(f"{option}: {path}:{number} is not JSON: {why}.") from None
+            raise not_json(error, option, f"{path}:{number}") from None
+
+
+def not_json(error: Exception, option: str, place: str) -> DataError:
+    """Return the error of a line that cannot be read as JSON."""
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+    return DataError(f"{option}: {place} is not JSON: {why}.")
 
 
 def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:

@@ -8,8 +8,12 @@ from typing import Any
 from trlx_like.config import DataConfig
 from trlx_like.errors import ConfigError
 from trlx_like.pipelines.forms import paired, reward_of
-from trlx_like.pipelines.sources import load_rows
+from trlx_like.pipelines.lines import JsonLines
+from trlx_like.pipelines.sources import load_lines, load_rows
 from trlx_like.pipelines.tables import divided, held_out, listed, renamed
+
+ROWS = (list, JsonLines)
+"""What rows are once they are read. Anything else is a function, or a mapping of several sets."""
 
 
 def read_arguments(data: Mapping[str, Any], options: DataConfig, names: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +33,9 @@ def read_arguments(data: Mapping[str, Any], options: DataConfig, names: Sequence
     for name in names:
         spec = getattr(options, name, None)
         if found.get(name) is None and spec is not None:
-            found[name] = load_rows(spec, f"data.{name}", options.columns)
+            plain = options.eval_split is None and not options.columns  # else rows are copied
+            lines = load_lines(spec, f"data.{name}") if plain else None
+            found[name] = lines or load_rows(spec, f"data.{name}", options.columns)
     for name in [name for name in names if data.get(name) is not None]:
         rows, rest = (data[name], None) if name.startswith("eval_") else divided(data[name])
         parts = {name: rows}
@@ -54,11 +60,11 @@ def shaped(data: Mapping[str, Any], options: DataConfig, uses: Collection[str]) 
     """
     found = dict(data)
     for name in ("preferences", "eval_preferences"):
-        if isinstance(found.get(name), list):
+        if isinstance(found.get(name), ROWS):
             found[name] = paired(found[name], name)
     if options.eval_split is not None:
         _hold_out(found, options.eval_split, uses)
-    if "rewards" in uses and found.get("rewards") is None and isinstance(found.get("samples"), list):
+    if "rewards" in uses and found.get("rewards") is None and isinstance(found.get("samples"), ROWS):
         rewards = [reward_of(sample) for sample in found["samples"]]
         found["rewards"] = rewards if any(reward is not None for reward in rewards) else None
     return found

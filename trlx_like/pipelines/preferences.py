@@ -151,9 +151,9 @@ def _encode(values: Any, place: str, encoder: TextEncoder, template: Mapping[str
         options = template_options(row, template, place)
         first = encode_answer(start, answers[0], encoder.tokenizer, place=f"{place}, chosen", **options)
         second = encode_answer(start, answers[1], encoder.tokenizer, place=f"{place}, rejected", **options)
-        masks = first.assistant_mask, second.assistant_mask
-        own = (None, None) if all(map(all, masks)) else masks
-        preference = Preference(first.prompt.ids, first.ids, second.ids, *own, margin, first.prompt.header)
+        preference = Preference(first.prompt.ids, first.ids, second.ids, margin=margin, header=first.prompt.header)
+        if not all(first.assistant_mask + second.assistant_mask):
+            preference.chosen_mask, preference.rejected_mask = first.assistant_mask, second.assistant_mask
     elif _is_ids(chosen) and _is_ids(rejected) and (prompt is None or _is_ids(prompt)):
         known = len(encoder.tokenizer)
         if strange := [token for ids in (prompt or [], chosen, rejected) for token in ids if not 0 <= token < known]:
@@ -275,5 +275,7 @@ def _cut(preference: Preference, longest: int, truncation: str, place: str, enco
             f"{place}: chosen and rejected are the same within max_length ({longest} tokens). Raise it, or drop what "
             "is too long."
         )
-    both = zip(("chosen", "rejected", "chosen_mask", "rejected_mask"), (*answers, *masks), strict=True)
-    return replace(preference, prompt=prompt, **dict(both))
+    chosen, rejected = answers
+    return replace(
+        preference, prompt=prompt, chosen=chosen, rejected=rejected, chosen_mask=masks[0], rejected_mask=masks[1]
+    )

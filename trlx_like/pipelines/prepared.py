@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
+from trlx_like.pipelines.lines import JsonLines
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +71,22 @@ def prepared(
     folder = cache_folder() if len(rows) >= FEWEST else None
     key = None if folder is None else digest(tokenizer, kind.__qualname__, options, rows)
     if folder is None or key is None:
+        _check(rows)
         return FlatRows.collect(kind, _watched(encode(), len(rows), name))
     kept = _read(folder, key)
     if kept is None:
+        _check(rows)
         kept = FlatRows.collect(kind, _watched(encode(), len(rows), name)).arrays()
         if _write(folder, key, kept):
             kept = _read(folder, key) or kept  # in place of the arrays in memory
     else:
         logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
     return FlatRows(kind, kept)
+
+
+def _check(rows: Sequence[Any]) -> None:
+    if isinstance(rows, JsonLines):
+        rows.check()
 
 
 class SameRows:
@@ -151,8 +159,11 @@ def digest(tokenizer: PreTrainedTokenizerBase, *parts: Any) -> str | None:
     total = hashlib.sha256()
     try:
         total.update(json.dumps(about).encode())
-        for _, part in chunks(rows):
-            total.update(json.dumps(part).encode())
+        if isinstance(rows, JsonLines):
+            total.update(rows.digest())
+        else:
+            for _, part in chunks(rows):
+                total.update(json.dumps(part).encode())
     except (TypeError, ValueError):
         return None
     return total.hexdigest()[:32]

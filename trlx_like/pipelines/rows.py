@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeGuard
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines.lines import JsonLines
 from trlx_like.reading import unwritable
 
 Message = Mapping[str, Any]
@@ -71,17 +72,17 @@ def unusable_text(value: Any) -> str | None:
     return None
 
 
-def row_list(rows: Any, name: str) -> list[Any]:
-    """Return rows as a list. Raise DataError for text or a dict in its place, and an empty list."""
+def row_list(rows: Any, name: str) -> Sequence[Any]:
+    """Return rows as a list or lines of a file. Raise DataError for text or a dict in their place, and for no rows."""
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
         kind = "string" if isinstance(rows, str) else type(rows).__name__
         raise DataError(f"{name} is a {kind}; give a list of rows.")
-    if not (listed := list(rows)):
+    if not (listed := rows if isinstance(rows, JsonLines) else list(rows)):
         raise DataError(f"{name} is empty; give at least one.")
     return listed
 
 
-def checked_rows(rows: Any, name: str, first: int = 0) -> list[Any]:
+def checked_rows(rows: Any, name: str, first: int = 0) -> Sequence[Any]:
     """Return rows as `row_list` does. Raise DataError for unusable text, too.
 
     Args:

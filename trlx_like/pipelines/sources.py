@@ -23,8 +23,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
@@ -33,8 +35,10 @@ from typing import Any, Literal
 from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
-from trlx_like.pipelines.files import READERS, described
+from trlx_like.pipelines.files import READERS, described, not_json
 from trlx_like.pipelines.forms import as_preference, as_prompt, reward_of
+from trlx_like.pipelines.lines import JsonLines
+from trlx_like.pipelines.prepared import FEWEST
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages, unusable_text
 from trlx_like.pipelines.tables import OPTIONS, datasets_for, load_table, mixed, renamed, without_column
@@ -88,6 +92,31 @@ def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) 
         rows = {"file": _read_file, "function": _call}[kind](path, option)
         rows.values = rows.values[:take]
     return _checked(rows, option, own or columns, from_python=kind == "function")
+
+
+def load_lines(spec: Any, option: str) -> JsonLines | None:
+    """Return a large file of JSON lines as it is, to be checked when its rows are encoded.
+
+    Args:
+        spec: The source.
+        option: The dotted option, for errors.
+
+    Returns:
+        The lines; None for another source, a smaller file, and rows that are not objects of several keys.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    path = Path(os.path.expanduser(spec)) if isinstance(spec, str) else Path()
+    if path.suffix.lower() != ".jsonl" or option.rpartition(".")[2].removeprefix("eval_") not in _ROWS:
+        return None
+    with _readable(str(spec), option):
+        rows = JsonLines(path)
+    with suppress(ValueError, RecursionError):  # `load_rows` says which
+        if len(rows) >= FEWEST and isinstance(first := rows[0], dict) and len(first) > 1:
+            rows.check = partial(_check_lines, rows, str(spec), option)
+            return rows
+    return None
 
 
 def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
@@ -192,8 +221,16 @@ def _is_python(place: str) -> bool:
 
 def _read_file(spec: str, option: str) -> _Rows:
     path = Path(os.path.expanduser(spec))
-    try:
+    with _readable(spec, option):
         rows = list(READERS[path.suffix.lower()](path, option))
+    return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
+
+
+@contextmanager
+def _readable(spec: str, option: str) -> Iterator[None]:
+    """Turn the failure to read a file into an error that names the option."""
+    try:
+        yield
     except FileNotFoundError:
         raise ConfigError(f"{option} ({spec!r}): there is no such file in {Path.cwd()}.") from None
     except IsADirectoryError:
@@ -202,7 +239,22 @@ def _read_file(spec: str, option: str) -> _Rows:
         raise DataError(f"{option}: {spec} is not UTF-8 text (byte {error.start}).") from None
     except OSError as error:
         raise ConfigError(f"{option} ({spec!r}) cannot be read: {error.strerror or error}.") from error
-    return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
+
+
+def _check_lines(rows: JsonLines, spec: str, option: str) -> None:
+    """Raise DataError for the first row that cannot be used."""
+    for number in range(len(rows)):
+        try:
+            value = rows[number]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{option}: {spec} is not UTF-8 text (byte {rows.byte(number) + error.start}).") from None
+        except (ValueError, RecursionError) as error:
+            raise not_json(error, option, f"{spec}:{rows.line(number)}") from None
+        _usable(value, option, partial(_line_of, rows, spec, number))
+
+
+def _line_of(rows: JsonLines, spec: str, row: int) -> str:
+    return f"{spec}:{rows.line(row)}"
 
 
 # Functions and datasets.
@@ -242,16 +294,18 @@ def _checked(rows: _Rows, option: str, columns: Mapping[str, str] | None, *, fro
     purpose = option.rpartition(".")[2].removeprefix("eval_")
     if purpose not in _FORMS or (from_python and purpose != "rewards"):
         return rows.values
-    read, wanted = _FORMS[purpose]
-    checked = []
-    for number, value in enumerate(rows.values):
-        try:
-            if why := unusable_text(value):
-                raise DataError(f"{option}: {rows.place(number)}: {why}.")
-            checked.append(read(value))
-        except (TypeError, ValueError, OverflowError):
-            raise DataError(f"{option}: {rows.place(number)} must be {wanted}, not {described(value)}.") from None
-    return checked
+    return [_usable(value, option, partial(rows.place, number)) for number, value in enumerate(rows.values)]
+
+
+def _usable(value: Any, option: str, place: Callable[[], str]) -> Any:
+    """Return a row as it is used, or raise DataError that names its place."""
+    read, wanted = _FORMS[option.rpartition(".")[2].removeprefix("eval_")]
+    try:
+        if why := unusable_text(value):
+            raise DataError(f"{option}: {place()}: {why}.")
+        return read(value)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{option}: {place()} must be {wanted}, not {described(value)}.") from None
 
 
 def _accept(value: Any, usable: bool) -> Any:
@@ -281,6 +335,9 @@ def _reward(value: Any) -> float | list[float]:
     reward: Any = reward_of(value) if isinstance(value, dict) else value
     return [finite(number) for number in reward] if isinstance(reward, list) else finite(reward)
 
+
+_ROWS = ("prompts", "samples", "preferences")
+"""Last parts of options whose rows are used as they are read."""
 
 _FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "prompts": (_prompt, 'text or messages, or have either under "prompt"'),
