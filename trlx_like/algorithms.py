@@ -7,6 +7,7 @@ Whatever lists algorithms reads this table: the registries of methods and traine
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,19 @@ IMDB = "lvwerra/gpt2-imdb"
 class Algorithm:
     """Describe one algorithm: where its parts are, and the configuration to start from."""
 
-    name: str
-    """Name of its preset and of its files."""
     prefix: str
-    """Beginning of the names of its classes: `PPO` for `PPOConfig` and `PPOTrainer`."""
+    """Beginning of the names of its classes: `OnlineDPO` for `OnlineDPOConfig` and `OnlineDPOTrainer`."""
     summary: str
     """Docstring of its preset."""
     preset: Mapping[str, Mapping[str, Any]]
     """Options of its preset by section; those that are left out have their defaults."""
     aliases: tuple[str, ...] = ()
     """Other names of its trainer, such as that of trlX."""
+
+    @property
+    def name(self) -> str:
+        """Name of its preset and of its files, such as `online_dpo`."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.prefix).lower()
 
     @property
     def method(self) -> str:
@@ -83,7 +87,6 @@ _DDPO: dict[str, dict[str, Any]] = {
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
-        "ppo",
         "PPO",
         "Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model.",
         _text(IMDB, "auto", total_steps=10000, batch_size=32)
@@ -91,73 +94,62 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         aliases=("AcceleratePPOTrainer",),
     ),
     Algorithm(
-        "grpo",
         "GRPO",
         "Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=1000, batch_size=128),
     ),
     Algorithm(
-        "rloo",
         "RLOO",
         "Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews.",
         # So that the KL weight is in units of the scores' deviation, whatever the reward function.
         _text(IMDB, "auto", total_steps=1000, batch_size=128) | {"method": {"scale_rewards": "batch"}},
     ),
     Algorithm(
-        "rft",
         "RFT",
         "Return the preset for rejection-sampling fine-tuning of a GPT-2 that was fine-tuned on film reviews.",
         _text(IMDB, "auto", total_steps=1000, batch_size=32),
         aliases=("AccelerateRFTTrainer",),
     ),
     Algorithm(
-        "ilql",
         "ILQL",
         "Return the preset for ILQL: trlX's values, on GPT-2.",
         _text("gpt2", 5.0e-5, total_steps=1000, batch_size=128, seq_length=64),
         aliases=("AccelerateILQLTrainer",),
     ),
     Algorithm(
-        "sft",
         "SFT",
         "Return the preset for supervised fine-tuning of GPT-2, with trlX's values.",
         _text("gpt2", 1.0e-4, total_steps=1000, batch_size=8),
         aliases=("AccelerateSFTTrainer",),
     ),
     Algorithm(
-        "reward",
         "Reward",
         "Return the preset for a reward model on GPT-2, with TRL's learning rate and batch size.",
         _text("gpt2", 1.0e-4, total_steps=1000, batch_size=8),
     ),
     Algorithm(
-        "dpo",
         "DPO",
         "Return the preset for DPO on GPT-2, with TRL's learning rate, batch size and epochs.",
         _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
     ),
     Algorithm(
-        "kto",
         "KTO",
         "Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs.",
         _text("gpt2", 1.0e-6, total_steps=10000, batch_size=8, epochs=3),
     ),
     Algorithm(
-        "online_dpo",
         "OnlineDPO",
         "Return the preset for Online DPO on GPT-2, with TRL's batch size and lengths.",
         _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
     ),
     Algorithm(
-        "distill",
         "Distill",
         "Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses.",
         _text("gpt2", 1.0e-5, total_steps=1000, batch_size=32, seq_length=512)
         | {"model": {"model_path": "gpt2", "ref_model_path": "gpt2-large"}},
     ),
     Algorithm(
-        "ddpo",
         "DDPO",
         "Return the preset for DDPO with LoRA on Stable Diffusion 1.5, with its authors' values for compressibility.",
         _DDPO,

@@ -42,7 +42,7 @@ class EchoTrainer(SFTTrainer):
 '''
 ROW = """
     Algorithm(
-        "echo", "Echo", "Return the preset for Echo.", _text("gpt2", 1e-4, total_steps=3, batch_size=2),
+        "Echo", "Return the preset for Echo.", _text("gpt2", 1e-4, total_steps=3, batch_size=2),
         aliases=("AccelerateEchoTrainer",),
     ),
 """

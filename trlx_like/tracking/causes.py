@@ -134,6 +134,7 @@ def _alike(history: History) -> tuple[bool, tuple[str, float]]:
 
 
 LOWER: Remedy = ("a lower learning rate", "optimizer.kwargs")
+FEWER: Remedy = ("fewer passes", "method.ppo_epochs", "method.num_iterations")
 HIGHER: Remedy = ("a higher learning rate", "optimizer.kwargs")
 SPREAD: tuple[Remedy, ...] = (
     ("read samples: do good and bad ones get different scores?",),
@@ -141,41 +142,33 @@ SPREAD: tuple[Remedy, ...] = (
     ("more responses to a prompt", "method.num_generations", "method.n_generations_per_prompt"),
     ("SFT on good examples first",),
 )
-_CAUSES: dict[str, tuple[Callable[[History], Finding], tuple[Remedy, ...]]] = {
+_CAUSES: dict[str, tuple[Callable[[History], Finding], *tuple[Remedy, ...]]] = {
     "no entropy": (
         no_entropy,
-        (("a higher temperature", "method.gen_kwargs"), ("a model that was tuned for fewer steps",)),
+        ("a higher temperature", "method.gen_kwargs"),
+        ("a model that was tuned for fewer steps",),
     ),
     "responses cut": (
         responses_cut,
-        (
-            ("a larger max_new_tokens", "method.gen_kwargs"),
-            ("stop sequences",),
-            ("a reward that does not need an end",),
-        ),
+        ("a larger max_new_tokens", "method.gen_kwargs"),
+        ("stop sequences",),
+        ("a reward that does not need an end",),
     ),
-    "equal scores": (equal_scores, SPREAD),
-    "too large steps": (too_large_steps, (LOWER, ("fewer passes", "method.ppo_epochs", "method.num_iterations"))),
-    "heavy KL": (heavy_kl, (("a smaller KL weight", "method.init_kl_coef", "method.beta"),)),
-    "clipped": (
-        clipped,
-        (
-            LOWER,
-            ("fewer passes", "method.ppo_epochs", "method.num_iterations"),
-            ("a wider clip range", "method.cliprange", "method.epsilon"),
-        ),
-    ),
+    "equal scores": (equal_scores, *SPREAD),
+    "too large steps": (too_large_steps, LOWER, FEWER),
+    "heavy KL": (heavy_kl, ("a smaller KL weight", "method.init_kl_coef", "method.beta")),
+    "clipped": (clipped, LOWER, FEWER, ("a wider clip range", "method.cliprange", "method.epsilon")),
     "too small steps": (
         too_small_steps,
-        (HIGHER, ("more trained layers", "model.num_layers_unfrozen"), ("more steps", "train.total_steps")),
+        HIGHER,
+        ("more trained layers", "model.num_layers_unfrozen"),
+        ("more steps", "train.total_steps"),
     ),
     "blind value function": (
         blind_value,
-        (
-            ("scaled rewards", "method.scale_reward"),
-            ("a smaller weight of the value loss", "method.vf_coef"),
-            ("value clipping that is wide for rewards of this size", "method.cliprange_value"),
-        ),
+        ("scaled rewards", "method.scale_reward"),
+        ("a smaller weight of the value loss", "method.vf_coef"),
+        ("value clipping that is wide for rewards of this size", "method.cliprange_value"),
     ),
 }
 
@@ -193,4 +186,4 @@ def _measured(find: Callable[[History], Finding]) -> Callable[[History], Reading
     return measure
 
 
-CAUSES = {name: (_measured(find), remedies) for name, (find, remedies) in _CAUSES.items()}
+CAUSES = {name: (_measured(find), *remedies) for name, (find, *remedies) in _CAUSES.items()}

@@ -176,53 +176,46 @@ Remedy = tuple[str, ...]
 KL_PENALTY: Remedy = ("a KL penalty", "method.init_kl_coef", "method.beta")
 ENTROPY_BONUS: Remedy = ("an entropy bonus", "method.ent_coef")
 
-SIGNALS: dict[str, tuple[Callable[[History], Reading], tuple[Remedy, ...]]] = {
+SIGNALS: dict[str, tuple[Callable[[History], Reading], *tuple[Remedy, ...]]] = {
     "reward against KL": (
         reward_against_kl,
-        (
-            ("read samples: this is text that the reference would not write",),
-            KL_PENALTY,
-            ("an earlier checkpoint",),
-            ("a reward model trained on such outputs",),
-        ),
+        ("read samples: this is text that the reference would not write",),
+        KL_PENALTY,
+        ("an earlier checkpoint",),
+        ("a reward model trained on such outputs",),
     ),
     "length drift": (
         length_drift,
-        (
-            ("compare the rewards of outputs of one length",),
-            ("a reward that does not depend on length",),
-            ("a penalty of long responses", "method.soft_punish_cache"),
-        ),
+        ("compare the rewards of outputs of one length",),
+        ("a reward that does not depend on length",),
+        ("a penalty of long responses", "method.soft_punish_cache"),
     ),
     "one component": (
         one_component,
-        (
-            ("look at the samples' columns reward/<name>",),
-            ("other weights", "reward.weights"),
-            ("a bound on what a component can give",),
-        ),
+        ("look at the samples' columns reward/<name>",),
+        ("other weights", "reward.weights"),
+        ("a bound on what a component can give",),
     ),
     "duplicate outputs": (
         duplicate_outputs,
-        (
-            ("read samples: does the output fit the prompt?",),
-            ("a reward that knows the prompt",),
-            KL_PENALTY,
-            ENTROPY_BONUS,
-        ),
+        ("read samples: does the output fit the prompt?",),
+        ("a reward that knows the prompt",),
+        KL_PENALTY,
+        ENTROPY_BONUS,
     ),
     "entropy collapse": (
         entropy_collapse,
-        (ENTROPY_BONUS, KL_PENALTY, ("a lower learning rate",), ("a higher temperature",)),
+        ENTROPY_BONUS,
+        KL_PENALTY,
+        ("a lower learning rate",),
+        ("a higher temperature",),
     ),
     "truncated outputs": (
         truncated_outputs,
-        (
-            ("a penalty of responses that do not end", "method.missing_eos_penalty"),
-            ("leaving these responses out of the loss", "method.mask_truncated_completions"),
-            ("a larger max_new_tokens",),
-            ("a reward that wants an end",),
-        ),
+        ("a penalty of responses that do not end", "method.missing_eos_penalty"),
+        ("leaving these responses out of the loss", "method.mask_truncated_completions"),
+        ("a larger max_new_tokens",),
+        ("a reward that wants an end",),
     ),
 }
 

@@ -195,7 +195,7 @@ def test_advice_names_only_options_of_the_method(method: str, signal: str, expec
 
 
 def test_every_option_of_a_remedy_belongs_to_a_method() -> None:
-    named = {option for _, remedies in SIGNALS.values() for _, *options in remedies for option in options}
+    named = {option for _, *remedies in SIGNALS.values() for _, *options in remedies for option in options}
     of_methods = {f"method.{option}" for name in METHODS.names() for option in method_class(name)().to_dict()}
     assert named - of_methods == {"reward.weights"} and RewardFnConfig().weights is None
 

@@ -180,7 +180,7 @@ def test_the_first_finding_is_told_with_its_numbers_and_what_to_try() -> None:
 
 
 def test_every_option_of_a_remedy_exists() -> None:
-    named = {option for _, remedies in CAUSES.values() for _, *options in remedies for option in options}
+    named = {option for _, *remedies in CAUSES.values() for _, *options in remedies for option in options}
     of_methods = {f"method.{option}" for name in METHODS.names() for option in method_class(name)().to_dict()}
     others = {"optimizer.kwargs", "model.num_layers_unfrozen", "train.total_steps"}
     assert named - of_methods == others
