@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 HIDDEN = "<redacted>"
 """The text that replaces a secret."""
@@ -48,8 +48,7 @@ def redacted(value: T, name: str = "") -> T:
         value: A text, or mappings and lists of any depth, which are copied. Other objects are returned as they are.
         name: The key of the value.
     """
-    made: T = _redacted(value, name, False)
-    return made
+    return cast(T, _redacted(value, name, False))
 
 
 def _redacted(value: Any, name: str, in_headers: bool) -> Any:

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trlx_like import api
 from trlx_like.checkpoint import MANIFEST
@@ -119,8 +119,7 @@ def _record(run: Path) -> dict[str, Any] | None:
     """Return what the newest checkpoint was made with; None without a checkpoint."""
     for folder in sorted(run.glob("checkpoint_*"), reverse=True):
         if (folder / RECORD).is_file():
-            record: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-            return record
+            return cast(dict[str, Any], json.loads((folder / RECORD).read_bytes()))
     return None
 
 

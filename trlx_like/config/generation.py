@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from trlx_like.config.problems import Problem, expected, listed, shown
+from trlx_like.config.problems import Problem, at, expected, listed, shown
 from trlx_like.registry import nearest
 
 Count = Annotated[int, Field(ge=1)]
@@ -130,7 +130,7 @@ def generation_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collecti
         also: Names of options that the method's own engine adds.
     """
     if "max_new_tokens" not in gen_kwargs:
-        yield Problem(("method", name, "max_new_tokens"), f"missing. It must be {expected(Count)}.")
+        yield at(f"method.{name}.max_new_tokens", f"missing. It must be {expected(Count)}.")
     yield from option_problems(gen_kwargs, name, also)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.problems import Accepts, Problem, shown
+from trlx_like.config.problems import Accepts, Problem, at, shown
 from trlx_like.config.resume import Applied, OfData, OfReference, OfWeights, OnResume
 from trlx_like.config.section import Section
 
@@ -109,26 +109,22 @@ class ModelConfig(Section):
 
     def conflicts(self) -> Iterator[Problem]:
         if self.ref_model_path is self.model_path and not isinstance(self.model_path, str):
-            yield Problem(("model", "ref_model_path"), "is the model that is trained; leave it out, or load it again.")
+            yield at("model.ref_model_path", "is the model that is trained; leave it out, or load it again.")
         for name in ("dtype", "torch_dtype"):
             if name in self.model_extra_configs:
-                yield Problem(("model", "model_extra_configs", name), "has an option of its own: model.dtype.")
+                yield at(f"model.model_extra_configs.{name}", "has an option of its own: model.dtype.")
         if self.model_arch_type == "diffusion" and self.dtype == "auto":
-            yield Problem(("model", "dtype"), "'auto' is for language models; name the format.")
+            yield at("model.dtype", "'auto' is for language models; name the format.")
         if self.quantization is None:
             return
         if self.model_arch_type == "diffusion":
-            yield Problem(("model", "quantization"), f"{self.quantization!r} is for language models.")
+            yield at("model.quantization", f"{self.quantization!r} is for language models.")
         kind = self.peft_config.get("peft_type") if isinstance(self.peft_config, Mapping) else None
         if kind is not None and kind.upper() != "LORA":
-            yield Problem(
-                ("model", "quantization"),
-                f"{self.quantization!r} goes with an adapter of peft_type LORA, not {kind}.",
-            )
+            yield at("model.quantization", f"{self.quantization!r} goes with an adapter of peft_type LORA, not {kind}.")
         if "quantization_config" in self.model_extra_configs:
-            yield Problem(
-                ("model", "quantization"),
-                "is set, and so is model.model_extra_configs.quantization_config; leave one out.",
+            yield at(
+                "model.quantization", "is set, and so is model.model_extra_configs.quantization_config; leave one out."
             )
 
     def acting(self) -> dict[str, bool]:
@@ -204,10 +200,10 @@ class OptimizerConfig(Section):
     def conflicts(self) -> Iterator[Problem]:
         for name in ("kwargs", "no_decay"):
             if not isinstance(self.name, str) and getattr(self, name):
-                yield Problem(("optimizer", name), "is for an optimizer by its name; an object has its own options.")
+                yield at(f"optimizer.{name}", "is for an optimizer by its name; an object has its own options.")
         if self.kwargs.get("lr") == "auto" and "adam" not in str(self.name).lower():
             sentence = f"'auto' is a learning rate of Adam, and optimizer.name is {self.name}; give a number."
-            yield Problem(("optimizer", "kwargs", "lr"), sentence)
+            yield at("optimizer.kwargs.lr", sentence)
         yield from _switches("optimizer", self.kwargs, ("lr", "weight_decay", "eps", "momentum", "dampening", "alpha"))
 
 
@@ -234,7 +230,7 @@ class SchedulerConfig(Section):
     def conflicts(self) -> Iterator[Problem]:
         for name in ("kwargs", "warmup"):
             if not isinstance(self.name, str) and getattr(self, name):
-                yield Problem(("scheduler", name), "is for a schedule by its name; an object has its own options.")
+                yield at(f"scheduler.{name}", "is for a schedule by its name; an object has its own options.")
         yield from _switches("scheduler", self.kwargs, self.kwargs)
 
 
@@ -312,4 +308,4 @@ class BackendConfig(Section):
         for name, kinds in needs.items():
             if self.kind not in kinds:
                 sentence = f"{shown(getattr(self, name))} needs backend.kind: {' or '.join(kinds)}; it is {self.kind}."
-                yield Problem(("backend", name), sentence)
+                yield at(f"backend.{name}", sentence)

@@ -29,9 +29,9 @@ class Problem:
         return f"{self.key}: {self.sentence}" if self.path else self.sentence
 
 
-def of_method(option: str, sentence: str) -> Problem:
-    """Return the problem of an option of the section `method`."""
-    return Problem(("method", option), sentence)
+def at(option: str, sentence: str) -> Problem:
+    """Return the problem of a dotted option, such as "train.seed"."""
+    return Problem(tuple(option.split(".")), sentence)
 
 
 class UnknownKey(Problem):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic.fields import FieldInfo
 
@@ -76,8 +76,7 @@ def record(config: Section) -> dict[str, Any]:
     Secrets are left out, too.
     """
     kept = {option: value for option, field, value in _options(config) if rule_of(field).compared}
-    values: dict[str, Any] = json.loads(json.dumps(redacted(kept)))
-    return values
+    return cast(dict[str, Any], json.loads(json.dumps(redacted(kept))))
 
 
 def differences(config: Section, recorded: Mapping[str, Any]) -> Iterator[Change]:

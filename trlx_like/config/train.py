@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.model import PathText
-from trlx_like.config.problems import Accepts, Problem
+from trlx_like.config.problems import Accepts, Problem, at
 from trlx_like.config.registries import TRAINERS
 from trlx_like.config.resume import Applied, OfData, OfRound, OfStart, OfWeights, OnResume
 from trlx_like.config.section import Section
@@ -179,9 +179,8 @@ class TrainConfig(Section):
 
     def conflicts(self) -> Iterator[Problem]:
         if self.minibatch_size is not None and self.batch_size % self.minibatch_size:
-            yield Problem(
-                ("train", "minibatch_size"),
-                f"{self.minibatch_size} does not divide train.batch_size ({self.batch_size}).",
+            yield at(
+                "train.minibatch_size", f"{self.minibatch_size} does not divide train.batch_size ({self.batch_size})."
             )
         for name in self.tracker_kwargs:
             if name.lower() not in map(str.lower, self.trackers):

@@ -19,7 +19,7 @@ from trlx_like.config.model import (
     SchedulerConfig,
     TokenizerConfig,
 )
-from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, listed, of_method, shown
+from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, at, listed, shown
 from trlx_like.config.registries import METHODS, method_class
 from trlx_like.config.resume import Applied
 from trlx_like.config.reward import RewardFnConfig
@@ -137,31 +137,29 @@ class TRLConfig(Section):
         method, name = type(self.method), self.method.name
         try:
             if method_class(name) is not method:
-                yield of_method("name", f"{shown(name)} is not the name of {method.__name__}.")
+                yield at("method.name", f"{shown(name)} is not the name of {method.__name__}.")
         except RegistryError as error:
-            yield of_method("name", str(error))
+            yield at("method.name", str(error))
         if self.model.model_arch_type not in method.arch_types:
             problem = (
                 f"{shown(self.model.model_arch_type)} cannot be trained by {name}; use {listed(method.arch_types)}."
             )
-            yield Problem(("model", "model_arch_type"), problem)
+            yield at("model.model_arch_type", problem)
         schedule = self.scheduler.name
         if not isinstance(schedule, str) and schedule.optimizer is not self.optimizer.name:
-            yield Problem(("scheduler", "name"), "is a schedule of another optimizer than the one in optimizer.name.")
+            yield at("scheduler.name", "is a schedule of another optimizer than the one in optimizer.name.")
         if self.train.stop_kl is not None and not self.method.measures_kl:
-            yield Problem(
-                ("train", "stop_kl"),
+            yield at(
+                "train.stop_kl",
                 f"{shown(self.train.stop_kl)} needs policy/kl, which {self.train.trainer} does not measure with this "
                 "configuration; leave it out.",
             )
         if self.backend.rollout == "layers" and self.sampler.engine == "copy":
-            yield Problem(
-                ("backend", "rollout"), "'layers' saves memory that sampler.engine: copy takes; leave one out."
-            )
+            yield at("backend.rollout", "'layers' saves memory that sampler.engine: copy takes; leave one out.")
         if self.backend.rollout == "layers" and self.sampler.engine == "paged":
-            yield Problem(("backend", "rollout"), "'layers' needs sampler.engine: transformers; it is 'paged'.")
+            yield at("backend.rollout", "'layers' needs sampler.engine: transformers; it is 'paged'.")
         if self.train.group_by_length and self.model.model_arch_type == "diffusion":
-            yield Problem(("train", "group_by_length"), "True is for text: images have no lengths; leave it out.")
+            yield at("train.group_by_length", "True is for text: images have no lengths; leave it out.")
         generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts
         for key in ("gen_kwargs", "gen_experience_kwargs"):
             options = getattr(self.method, key, None)
@@ -212,11 +210,11 @@ def _section(name: str, value: Any, classes: Mapping[str, type[Section]]) -> Any
     if name != "method" or isinstance(value, Section) or not isinstance(value, Mapping | None):
         return classes[name].from_dict(value)
     if not value or "name" not in value:
-        raise InvalidConfig([of_method("name", f"missing. It must be {listed(METHODS.names())}.")])
+        raise InvalidConfig([at("method.name", f"missing. It must be {listed(METHODS.names())}.")])
     try:
         method = method_class(value["name"])
     except RegistryError as error:
-        raise InvalidConfig([of_method("name", str(error))]) from None
+        raise InvalidConfig([at("method.name", str(error))]) from None
     return method.from_dict(value)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -205,8 +205,7 @@ class YamlSource:
 
 def as_yaml(values: Mapping[str, Any]) -> str:
     """Return values as YAML that reads back equal; an object becomes a note, which `not_saved` finds."""
-    text: str = yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return str(yaml.dump(plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def plain(value: Any) -> Any:
@@ -244,8 +243,7 @@ def _text(file: Path, name: str) -> str:
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        return node
+        return cast(yaml.Node | None, yaml.compose(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
         raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None

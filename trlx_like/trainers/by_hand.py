@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ class ByHand:
             if not is_messages(query):
                 raise DataError(f"A query must be text, a tensor of token ids or a list of messages, not {query!r}.")
             return encode_prompt(query, self.tokenizer, place="the query", **self.chat_options).ids
-        ids: list[int] = query.reshape(-1).tolist()
-        return ids
+        return cast(list[int], query.reshape(-1).tolist())
 
     def generate(self, queries: Any, options: Mapping[str, Any], version: int | None = None) -> Any:
         """Sample one response to each query.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
@@ -52,8 +52,7 @@ class OnlineTextTrainer(TextTrainer[E]):
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:
-        options: dict[str, Any] = self.method.experience_kwargs
-        return options
+        return cast(dict[str, Any], self.method.experience_kwargs)
 
     @property
     def sampling_temperature(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -74,8 +74,7 @@ class Precomputed(Generic[E]):
                 with self.run.forward("logprobs"):
                     out = self.model(completions, reference=self.load is not None)
                 states.append(out.trunk)
-                found: Tensor = out.logprobs if self.load is None else out.ref_logprobs
-                return found
+                return cast(Tensor, out.logprobs if self.load is None else out.ref_logprobs)
 
             self.score(part, under_reference)
             self.trunk.keep(part, states[0] if keep else None)

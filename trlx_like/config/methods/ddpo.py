@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trlx_like.config.method import MethodConfig, Sections
-from trlx_like.config.problems import Problem, of_method, shown
+from trlx_like.config.problems import Problem, at, shown
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound, OfState
 
 
@@ -74,25 +74,25 @@ class DDPOConfig(MethodConfig):
 
     def conflicts(self) -> Iterator[Problem]:
         if self.num_samples % self.num_generations:
-            yield of_method(
-                "num_generations", f"{self.num_generations} does not divide num_samples ({self.num_samples})."
+            yield at(
+                "method.num_generations", f"{self.num_generations} does not divide num_samples ({self.num_samples})."
             )
         if self.advantages == "group" and self.num_generations < 2:
-            yield of_method("num_generations", "1 leaves nothing to compare an image with; use 2 or more.")
+            yield at("method.num_generations", "1 leaves nothing to compare an image with; use 2 or more.")
         if self.advantages == "prompt" and self.stat_min_count > self.stat_buffer_size:
-            yield of_method(
-                "stat_min_count",
+            yield at(
+                "method.stat_min_count",
                 f"{self.stat_min_count} is above method.stat_buffer_size ({self.stat_buffer_size}) and never reached.",
             )
         if self.loss_type == "score_function" and self.inner_epochs > 1:
-            yield of_method("inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
+            yield at("method.inner_epochs", f"{self.inner_epochs} passes need a ratio; use 1 or loss_type clip.")
 
     def conflicts_with(self, config: Sections) -> Iterator[Problem]:
         for name in ("num_layers_unfrozen", "ref_model_path"):
             if config.model.changed(name):
                 value = shown(getattr(config.model, name))
-                yield Problem(
-                    ("model", name),
+                yield at(
+                    f"model.{name}",
                     f"{value} is not for images: all of the model or a LoRA is trained, and held close to its start.",
                 )
 

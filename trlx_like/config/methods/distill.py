@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
-from trlx_like.config.problems import Problem, of_method
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfRound
 
 
@@ -36,10 +36,10 @@ class DistillConfig(OnlineTextMethodConfig):
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         if config.model.ref_model_path is None:
             words = "is null; name the teacher, a model with the same tokenizer."
-            yield Problem(("model", "ref_model_path"), words)
+            yield at("model.ref_model_path", words)
         size = config.train.batch_size
         if self.num_rollouts is not None and self.num_rollouts < size:
-            yield of_method(
-                "num_rollouts",
+            yield at(
+                "method.num_rollouts",
                 f"{self.num_rollouts} is less than a step's train.batch_size ({size}); use as many or more, or null.",
             )

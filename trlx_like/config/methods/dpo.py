@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
-from trlx_like.config.problems import Accepts, Problem, listed, of_method
+from trlx_like.config.problems import Accepts, Problem, at, listed
 from trlx_like.config.resume import Applied, OfData, OfReference
 
 # The options of each loss in addition to beta. `trainers/dpo_losses.py` has the formulas under the same names. If only
@@ -125,46 +125,44 @@ class DPOConfig(TextMethodConfig):
     def _loss_problems(self) -> Iterator[Problem]:
         names = self.losses
         if len(set(names)) < len(names):
-            yield of_method("loss_type", f"{names} names a loss twice; weigh it with method.loss_weights.")
+            yield at("method.loss_type", f"{names} names a loss twice; weigh it with method.loss_weights.")
         if self.loss_weights is not None and len(self.loss_weights) != len(names):
-            yield of_method("loss_weights", f"has {len(self.loss_weights)} weights for {len(names)} losses.")
+            yield at("method.loss_weights", f"has {len(self.loss_weights)} weights for {len(names)} losses.")
         if self.loss_weights is not None and (min(self.loss_weights, default=0) < 0 or not any(self.loss_weights)):
-            yield of_method("loss_weights", f"{self.loss_weights} must be at least 0, and not all 0.")
+            yield at("method.loss_weights", f"{self.loss_weights} must be at least 0, and not all 0.")
         divergent, smoothed = _taking("f_divergence_type"), _taking("label_smoothing")
         without = [name for name in names if name not in (*divergent, "sft")]
         if self.f_divergence_type != "reverse_kl" and without:
-            yield of_method("f_divergence_type", f"{_these(without)} only reverse_kl; use {listed(divergent)}.")
+            yield at("method.f_divergence_type", f"{_these(without)} only reverse_kl; use {listed(divergent)}.")
         if self.label_smoothing > 0 and not set(names) & set(smoothed):
-            yield of_method("label_smoothing", f"{_these(names)} none; set it to 0, or use {listed(smoothed)}.")
+            yield at("method.label_smoothing", f"{_these(names)} none; set it to 0, or use {listed(smoothed)}.")
         if self.label_smoothing == 0 and "exo_pair" in names:
-            yield of_method("label_smoothing", "exo_pair is infinite without; set it above 0, for example to 0.001.")
+            yield at("method.label_smoothing", "exo_pair is infinite without; set it above 0, for example to 0.001.")
         sorting = [name for name in names if name in SORTED]
         if self.use_weighting and sorting:
-            yield of_method("use_weighting", f"{_these(sorting)} no weights: sorting takes pairs apart.")
+            yield at("method.use_weighting", f"{_these(sorting)} no weights: sorting takes pairs apart.")
         if self.use_weighting and names == ["sft"]:
-            yield of_method("use_weighting", "sft has no pairs to weigh; leave it out.")
+            yield at("method.use_weighting", "sft has no pairs to weigh; leave it out.")
         if self.rpo_alpha is not None and "sft" in names:
-            yield of_method("rpo_alpha", "adds the same term as loss_type sft; give one of the two.")
+            yield at("method.rpo_alpha", "adds the same term as loss_type sft; give one of the two.")
 
     def _reference_problems(self) -> Iterator[Problem]:
         for name in ("reference_free", "sync_ref_model"):
             if getattr(self, name) and self.precompute_ref_log_probs:
                 reason = "there is no reference" if name == "reference_free" else "the reference moves"
-                yield of_method("precompute_ref_log_probs", f"true does not go with method.{name}: {reason}.")
+                yield at("method.precompute_ref_log_probs", f"true does not go with method.{name}: {reason}.")
         if self.reference_free and self.sync_ref_model:
-            yield of_method("sync_ref_model", "true does not go with method.reference_free: there is no reference.")
+            yield at("method.sync_ref_model", "true does not go with method.reference_free: there is no reference.")
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         names = [name for name in self.losses if name in SORTED]
         if names and config.train.minibatch_size not in (None, config.train.batch_size):
             given = config.train.minibatch_size
-            yield Problem(
-                ("train", "minibatch_size"), f"{given} cuts the batch that {listed(names)} sorts as a whole; use null."
-            )
+            yield at("train.minibatch_size", f"{given} cuts the batch that {listed(names)} sorts as a whole; use null.")
         if self.reference_free and config.model.ref_model_path is not None:
-            yield of_method("reference_free", "true does not go with model.ref_model_path; drop one of them.")
+            yield at("method.reference_free", "true does not go with model.ref_model_path; drop one of them.")
         if self.sync_ref_model and config.model.peft_config is not None:
-            yield of_method("sync_ref_model", "true does not go with model.peft_config, whose reference cannot move.")
+            yield at("method.sync_ref_model", "true does not go with model.peft_config, whose reference cannot move.")
 
     def acting(self) -> dict[str, bool]:
         return {

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trlx_like.config.generation import longest_response
 from trlx_like.config.method import PolicyGradientMethodConfig
-from trlx_like.config.problems import Problem, of_method
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
@@ -64,13 +64,13 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
         if found:
             return
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
-            yield of_method("soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
+            yield at("method.soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:
         """Yield why a group of this size cannot be compared."""
         if self.num_generations < 2:
-            yield of_method("num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
+            yield at("method.num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
 
     def acting(self) -> dict[str, bool]:
         return {**super().acting(), "kl_in": self.beta > 0}

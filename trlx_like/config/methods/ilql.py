@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trlx_like.config.method import TextMethodConfig
-from trlx_like.config.problems import Problem, shown
+from trlx_like.config.problems import Problem, at, shown
 from trlx_like.config.resume import Applied, OfData, OfWeights
 
 
@@ -61,9 +61,9 @@ class ILQLConfig(TextMethodConfig):
         given = self.gen_kwargs.get("beta", 0.0)
         for value in given if isinstance(given, list) else [given]:
             if isinstance(value, bool) or not isinstance(value, int | float):
-                yield Problem(("method", "gen_kwargs", "beta"), f"must be a number, got {shown(value)}.")
+                yield at("method.gen_kwargs.beta", f"must be a number, got {shown(value)}.")
         if self.gen_kwargs.get("num_beams") not in (None, 1):
-            yield Problem(("method", "gen_kwargs", "num_beams"), "guided decoding samples; leave it out.")
+            yield at("method.gen_kwargs.num_beams", "guided decoding samples; leave it out.")
 
     def acting(self) -> dict[str, bool]:
         return {"awac_clip": self.beta != 0}

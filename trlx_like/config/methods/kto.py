@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from trlx_like.config.method import TextMethodConfig
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference
 
 
@@ -32,4 +32,4 @@ class KTOConfig(TextMethodConfig):
         yield from super().conflicts()
         if not self.desirable_weight and not self.undesirable_weight:
             words = "0 does not go with method.desirable_weight 0: nothing would be learned."
-            yield Problem(("method", "undesirable_weight"), words)
+            yield at("method.undesirable_weight", words)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trlx_like.config.method import PolicyGradientMethodConfig
-from trlx_like.config.problems import Problem, of_method, shown
+from trlx_like.config.problems import Problem, at, shown
 from trlx_like.config.resume import Applied, OfRollouts, OfRound, OfState, OfWeights
 
 
@@ -84,10 +84,7 @@ class PPOConfig(PolicyGradientMethodConfig):
         yield from super().conflicts()
         if self.norm_reward and self.scale_reward is None:
             given = shown(self.scale_reward)
-            yield of_method(
-                "norm_reward",
-                f"true needs method.scale_reward ({given}) to be 'running' or 'ref'.",
-            )
+            yield at("method.norm_reward", f"true needs method.scale_reward ({given}) to be 'running' or 'ref'.")
 
     def acting(self) -> dict[str, bool]:
         ref = dict.fromkeys(("ref_mean", "ref_std"), self.scale_reward == "ref")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from trlx_like.config.method import OnlineTextMethodConfig
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfRound, OfState
 
 
@@ -33,14 +33,14 @@ class RFTConfig(OnlineTextMethodConfig):
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
         if self.n_improve_steps > 1 and self.start_percentile > self.end_percentile:
-            yield Problem(
-                ("method", "start_percentile"),
+            yield at(
+                "method.start_percentile",
                 f"{self.start_percentile} must be at most method.end_percentile ({self.end_percentile}).",
             )
         if self.n_generations_per_prompt > 1 and self.experience_kwargs.get("do_sample") is False:
             name = "gen_kwargs" if self.gen_experience_kwargs is None else "gen_experience_kwargs"
-            yield Problem(
-                ("method", name, "do_sample"),
+            yield at(
+                f"method.{name}.do_sample",
                 f"false makes method.n_generations_per_prompt ({self.n_generations_per_prompt}) equal responses; "
                 "use true.",
             )

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from trlx_like.config.methods.groups import GroupMethodConfig
-from trlx_like.config.problems import Problem, of_method
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference, OfRollouts
 
 
@@ -28,9 +28,9 @@ class RLOOConfig(GroupMethodConfig):
         if self.baseline == "leave_one_out":
             yield from super().group_problems()
         elif self.scale_rewards == "group":
-            yield of_method("scale_rewards", "'group' compares within groups, and method.baseline 'batch' does not.")
+            yield at("method.scale_rewards", "'group' compares within groups, and method.baseline 'batch' does not.")
         elif self.num_generations == 1 and self.max_sampling_attempts is not None:
-            yield Problem(
-                ("method", "max_sampling_attempts"),
+            yield at(
+                "method.max_sampling_attempts",
                 f"{self.max_sampling_attempts} would leave out all groups, as method.num_generations is 1; use null.",
             )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
-from trlx_like.config.problems import Accepts, Problem
+from trlx_like.config.problems import Accepts, Problem, at
 from trlx_like.config.resume import Applied, OfData
 
 
@@ -38,6 +38,6 @@ class SFTConfig(TextMethodConfig):
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
         if self.packing and config.train.seq_length < 2:
-            yield Problem(("train", "seq_length"), "1 leaves a packed row nothing to predict; use at least 2.")
+            yield at("train.seq_length", "1 leaves a packed row nothing to predict; use at least 2.")
         if self.neftune_noise_alpha is not None and config.model.model_arch_type == "seq2seq":
-            yield Problem(("method", "neftune_noise_alpha"), "is for causal models; set it to null.")
+            yield at("method.neftune_noise_alpha", "is for causal models; set it to null.")
