@@ -31,7 +31,6 @@ class Sections(Protocol):
 class MethodConfig(Section):
     """Configure the algorithm: the section `method`. `name` chooses the class."""
 
-    section: ClassVar[str] = "method"
     arch_types: ClassVar[tuple[str, ...]] = ("causal", "seq2seq")
     """Values of `model.model_arch_type` that the method can train."""
 

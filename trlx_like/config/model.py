@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -81,8 +81,6 @@ ModelSource = Annotated[
 class ModelConfig(Section):
     """Configure the model and its adapter: the section `model`."""
 
-    section: ClassVar[str] = "model"
-
     model_path: OfWeights[ModelSource]
     """Folder or hub name of the model, a PretrainedConfig (random weights), or a loaded model."""
     model_arch_type: OfWeights[Literal["causal", "seq2seq", "diffusion"]] = "causal"
@@ -134,8 +132,6 @@ class ModelConfig(Section):
 class TokenizerConfig(Section):
     """Configure the tokenizer and chat template: the section `tokenizer`."""
 
-    section: ClassVar[str] = "tokenizer"
-
     tokenizer_path: OfData[
         Annotated[
             Any,
@@ -177,8 +173,6 @@ def _switches(section: str, kwargs: Mapping[str, Any], names: Iterable[str]) -> 
 class OptimizerConfig(Section):
     """Choose the optimizer and its arguments: the section `optimizer`."""
 
-    section: ClassVar[str] = "optimizer"
-
     name: OfWeights[
         Annotated[
             Any,
@@ -210,8 +204,6 @@ class OptimizerConfig(Section):
 class SchedulerConfig(Section):
     """Choose the learning-rate schedule and its arguments: the section `scheduler`."""
 
-    section: ClassVar[str] = "scheduler"
-
     name: Applied[
         Annotated[
             Any,
@@ -236,8 +228,6 @@ class SchedulerConfig(Section):
 
 class SamplerConfig(Section):
     """Configure how samples are generated during training: the section `sampler`."""
-
-    section: ClassVar[str] = "sampler"
 
     engine: Applied[str] = "transformers"
     """Registered name of the engine that generates text: transformers (the trained model itself), copy, paged, vllm or
@@ -264,8 +254,6 @@ _NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
 
 class BackendConfig(Section):
     """Configure number formats, devices and threads: the section `backend`."""
-
-    section: ClassVar[str] = "backend"
 
     kind: Applied[str] = "ddp"
     """Registered name of the backend: ddp, all weights on each process; fsdp or deepspeed, which divide them."""

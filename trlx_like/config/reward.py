@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,8 +12,6 @@ from trlx_like.config.section import Section
 
 class RewardFnConfig(Section):
     """Configure how the reward function is run: the section `reward`."""
-
-    section: ClassVar[str] = "reward"
 
     weights: Applied[list[float] | None] = None
     """Weight of each reward function, if there are several; null: 1 for each."""

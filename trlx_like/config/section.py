@@ -44,7 +44,7 @@ class Section(BaseModel):
         arbitrary_types_allowed=True,
         protected_namespaces=(),
     )
-    section: ClassVar[str] = ""  # the name of this part in the configuration, for errors
+    section: ClassVar[str] = ""  # the name of this part in the configuration, for errors; `TRLConfig` sets it
     registered_name: ClassVar[str] = ""  # set by `register_method`
 
     def __init__(self, **values: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -61,8 +61,6 @@ Interval = Annotated[int, Field(ge=1), BeforeValidator(_steps)]
 
 class TrainConfig(Section):
     """Configure the training loop, checkpoints and logging: the section `train`."""
-
-    section: ClassVar[str] = "train"
 
     total_steps: Applied[int] = Field(ge=1)
     """Number of optimizer steps after which training stops."""
@@ -203,8 +201,6 @@ class DataConfig(Section):
     Data is a .txt, .jsonl, .csv or .parquet file, `module:function`, `file.py:function`, a hub dataset `name[:split]`,
     a mapping of one of these as `path` with the options of `datasets.load_dataset`, or a mapping with a list as `mix`.
     """
-
-    section: ClassVar[str] = "data"
 
     prompts: OfData[PathText | list[Any] | dict[str, Any] | None] = None
     """Prompts to train on: a data source, or a list of prompts (texts, or mappings with the key "prompt")."""

@@ -181,6 +181,10 @@ class TRLConfig(Section):
         return json.dumps(plain(self.recorded()), indent=2)
 
 
+for _name, _class in TRLConfig.sections().items():
+    _class.section = _name
+
+
 def _sections(values: Mapping[str, Any], classes: Mapping[str, type[Section]]) -> dict[str, Any]:
     """Make the sections from mappings. Raises `InvalidConfig` with the problems of all sections at once."""
     problems = list(_plugin_problems(values.get("plugins")))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -243,7 +243,7 @@ def _text(file: Path, name: str) -> str:
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        return cast(yaml.Node | None, yaml.compose(text, Loader=_Loader))
+        return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark and not name.startswith("--set") else ""
         raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None

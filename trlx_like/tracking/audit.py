@@ -66,7 +66,7 @@ class Audit:
         weights = reward.get("weights")
         known = [float(weight) for weight in weights] if isinstance(weights, list) else None
         self.history = History(known, method, str(optimizer.get("name", "adamw")))
-        self.verdicts = {name: Verdict(name, advice(remedies, config)) for name, (_, *remedies) in JUDGED.items()}
+        self.verdicts = {name: Verdict(name, advice(judged[1:], config)) for name, judged in JUDGED.items()}
 
     @property
     def rounds(self) -> int:
@@ -95,8 +95,8 @@ class Audit:
             return []
         self.history.add(metrics)
         new = []
-        for name, (measure, *_) in JUDGED.items() if self.rounds >= ROUNDS else ():
-            verdict, reading = self.verdicts[name], measure(self.history)
+        for name, judged in JUDGED.items() if self.rounds >= ROUNDS else ():
+            verdict, reading = self.verdicts[name], judged[0](self.history)
             if math.isnan(reading.value):  # the last rounds did not log it: keep the last reading
                 continue
             first = reading.found and verdict.since is None

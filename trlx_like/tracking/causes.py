@@ -186,4 +186,4 @@ def _measured(find: Callable[[History], Finding]) -> Callable[[History], Reading
     return measure
 
 
-CAUSES = {name: (_measured(find), *remedies) for name, (find, *remedies) in _CAUSES.items()}
+CAUSES = {name: (_measured(cause[0]), *cause[1:]) for name, cause in _CAUSES.items()}
