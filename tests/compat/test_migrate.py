@@ -58,6 +58,16 @@ def test_a_run_of_trlx(here: Path) -> None:
     ]
 
 
+def test_an_older_run_of_trlx(here: Path) -> None:
+    """With the orchestrator of trlX 0.5, and top_k as its files have it."""
+    older = PPO.replace("top_k: 0", "top_k: 0.0").replace(
+        "  seq_length:", "  orchestrator: PPOOrchestrator\n  seq_length:"
+    )
+    values, notes = translated(older, here)
+    assert "dropped train.orchestrator: 'PPOOrchestrator' (unknown key.)" in notes
+    assert values["method"]["gen_kwargs"]["top_k"] == 0 and not [note for note in notes if note.startswith("to do")]
+
+
 def test_the_batches_of_several_processes(here: Path) -> None:
     (here / "old.yml").write_text(PPO)
     one, made = TRLConfig.from_dict(yaml.safe_load(migrate(here / "old.yml")[0])), here / "new.yml"
@@ -83,7 +93,7 @@ def test_what_a_run_of_trlx_cannot_take_along(here: Path) -> None:
     assert values["train"]["resume_from_checkpoint"] is None and "lr_ramp" not in values["train"]
     assert notes[2].startswith("dropped train.resume_from_checkpoint: ckpts/x (a run of trlX cannot be")
     assert notes[3] == "dropped train.trainer_kwargs: {'a': 1} (keywords of trlX's trainer)"
-    assert any(note.startswith("dropped train.lr_ramp: 3 (unknown key.") for note in notes)
+    assert "dropped train.lr_ramp: 3 (unknown key.)" in notes
     TRLConfig.load_yaml(here / "new.yml")
     _, notes = translated(PPO.replace("AcceleratePPOTrainer", "NeMoPPOTrainer"), here)
     assert notes[-1] == (
@@ -353,7 +363,7 @@ def test_what_is_no_checkpoint_of_trlx(here: Path) -> None:
     for folder, message in {
         "old": "has no transformer.ln_f",
         "new": "no weight is named base_model.*. If transformers loads it, name it as model.model_path.",
-        "nowhere": "there is no config.json or adapter_config.json",
+        "nowhere": "there is no such file or folder",
     }.items():
         done = CliRunner().invoke(app, ["migrate", str(here / folder), "--to", str(here / f"{folder}2")])
         assert done.exit_code == 2 and message in done.output, done.output

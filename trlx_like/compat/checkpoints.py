@@ -36,6 +36,8 @@ def migrate_checkpoint(folder: str | Path, to: str | Path) -> list[str]:
         ConfigError: If it is no checkpoint of trlX, weights of the model are missing, or `to` holds something.
     """
     source, target = Path(folder), Path(to)
+    if not source.exists():
+        raise ConfigError(f"{folder}: there is no such file or folder.")
     if source.is_file():
         source = source.parent
     if not _holds_model(source) and _holds_model(source / "hf_model"):

@@ -5,6 +5,7 @@ A configuration of a run, a configuration of accelerate, a sweep of Ray, or a ch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ def _valid(values: dict[str, Any]) -> tuple[TRLConfig | None, list[str]]:
             unknown = [problem for problem in error.problems if isinstance(problem, UnknownKey)]
             for problem in unknown:
                 section, key = problem.path[:2]
-                lost.append(f"dropped {problem.key}: {shown(values[section].pop(key))} ({problem.sentence})")
+                why = re.sub(r" \w+Config has .*", "", problem.sentence)  # all keys of the section are no help here
+                lost.append(f"dropped {problem.key}: {shown(values[section].pop(key))} ({why})")
             if not unknown:
                 return None, lost + [f"to do: {problem}" for problem in error.problems]
 

@@ -301,8 +301,6 @@ class PPOTrainer(ppo.PPOTrainer):
             generation_kwargs["max_new_tokens"] = length_sampler()
         if (generation_kwargs.get("min_length") or 0) <= 0:  # TRL's -1 says that there is none
             generation_kwargs.pop("min_length", None)
-        if "top_k" in generation_kwargs:  # often 0.0
-            generation_kwargs["top_k"] = int(generation_kwargs["top_k"])
         responses = super().generate(query_tensor, **generation_kwargs)
         if not return_prompt:
             return responses

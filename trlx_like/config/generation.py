@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trlx_like.config.problems import Problem, at, expected, listed, shown
 from trlx_like.registry import nearest
 
+# Files of trlX and programs of TRL write top_k as 0.0.
+_Whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Above0 = Annotated[float, Field(gt=0)]
@@ -34,7 +36,7 @@ ANYWHERE: dict[str, Any] = {
 # evaluation only.
 EVALUATION: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "do_sample": (bool, (True,)),
-    "top_k": (Annotated[int, Field(ge=0)] | None, (0, None)),
+    "top_k": (Annotated[int, Field(ge=0), _Whole] | None, (0, None)),
     "top_p": (Share | None, (1.0, None)),
     "min_p": (Annotated[float, Field(ge=0, le=1)] | None, (None, 0.0)),
     "top_h": (Share | None, (None,)),

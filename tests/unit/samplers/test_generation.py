@@ -90,6 +90,14 @@ def test_every_option_of_the_installed_transformers_is_allowed_or_refused() -> N
     assert not TYPES.keys() & REFUSED.keys() and ALLOWED.keys() == TYPES.keys() <= FIELDS
 
 
+@pytest.mark.parametrize(("given", "meant"), [(0.0, 0), (4.0, 4)])
+def test_a_whole_top_k_may_be_written_with_a_point(given: float, meant: int) -> None:
+    """As in files of trlX and programs of TRL."""
+    options = OnlineTextMethodConfig(gen_kwargs={"max_new_tokens": 4, "top_k": given}).experience_kwargs
+    top_k = generation_config(options, tiny_tokenizer()).top_k
+    assert (top_k, type(top_k)) == (meant, int)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("option", sorted(TYPES))
 def test_an_allowed_option_generates(option: str, family: str) -> None:
