@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write the page report.html of a run again."""
     from trlx_like.checkpoint.claim import RunFiles
-    from trlx_like.tracking import write_report
+    from trlx_like.tracking.report import write_report
 
     files = RunFiles(run)
     if run.is_dir() and not (run / "metrics.jsonl").is_file() and not (watch and files.in_use()):
@@ -46,7 +46,7 @@ def report(
 
 def _follow(run: Path, files: RunFiles) -> None:
     """Write the report whenever metrics.jsonl has changed, and a last time after the run has ended."""
-    from trlx_like.tracking import write_report
+    from trlx_like.tracking.report import write_report
 
     metrics, seen, running = run / "metrics.jsonl", 0, files.in_use()
     while running:
@@ -78,7 +78,7 @@ def audit(run: RunArgument) -> None:
 
     Exits with 0 if nothing is found, and with 4 otherwise.
     """
-    from trlx_like.tracking import show_audit
+    from trlx_like.tracking.audit import show_audit
 
     raise typer.Exit(FINDINGS if show_audit(run) else 0)
 
@@ -88,7 +88,7 @@ def ledger(run: RunArgument) -> None:
 
     Exits with 0 if so. Otherwise prints the first wrong line of ledger.jsonl, and exits with 4.
     """
-    from trlx_like.tracking import check_ledger
+    from trlx_like.tracking.ledger import check_ledger
 
     sentence, right = check_ledger(run)
     typer.echo(sentence)

@@ -13,8 +13,8 @@ from tests.contract.recipes import LORA, RECIPES, checks, few, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
 from trlx_like.testing.checks import WHOLE_ROUND
-from trlx_like.tracking import check_ledger
 from trlx_like.tracking.jsonl import FILES
+from trlx_like.tracking.ledger import check_ledger
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
 AUTO = {"train.resume_from_checkpoint": "auto"}

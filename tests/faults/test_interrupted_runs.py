@@ -23,7 +23,7 @@ from tests.contract.runs import assert_same, rows
 from tests.faults import kills, system_calls
 from tests.tiny import save_tiny
 from trlx_like.errors import RewardError
-from trlx_like.tracking import check_ledger
+from trlx_like.tracking.ledger import check_ledger
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 ROOT = Path(__file__).resolve().parents[2]

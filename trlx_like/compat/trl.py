@@ -133,17 +133,21 @@ def _all(answers: Sequence[bool | None]) -> int:
     return -1 if None in answers else int(all(answers))
 
 
-_OF_PPO = (
-    *("AutoModelForCausalLMWithValueHead", "AutoModelForSeq2SeqLMWithValueHead", "PreTrainedModelWrapper"),
-    *("LengthSampler", "PPOConfig", "PPOTrainer", "create_reference_model", "set_seed"),
-)
+_MADE = {
+    **dict.fromkeys(("LengthSampler", "PPOConfig", "PPOTrainer"), "compat.trl_ppo"),
+    **dict.fromkeys(("AutoModelForCausalLMWithValueHead", "AutoModelForSeq2SeqLMWithValueHead"), "models.value_head"),
+    "IterativeSFTTrainer": "compat.trl_sft",
+    "PreTrainedModelWrapper": "models.wrapper",
+    "create_reference_model": "models.reference",
+}
+"""Names of TRL that are made in other modules of this package, under the same name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "IterativeSFTTrainer":
-        return import_module("trlx_like.compat.trl_sft").IterativeSFTTrainer
-    if name in _OF_PPO:
-        return getattr(import_module("trlx_like.compat.trl_ppo"), name)
+    if name in _MADE:
+        return getattr(import_module(f"trlx_like.{_MADE[name]}"), name)
+    if name == "set_seed":
+        return import_module("trlx_like.checkpoint").seed_everything
     if name in GONE:
         raise ImportError(f"{__name__} has no {name}; use {GONE[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

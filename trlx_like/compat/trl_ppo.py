@@ -15,14 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trlx_like.checkpoint import seed_everything as set_seed
 from trlx_like.config import TRLConfig
 from trlx_like.config.elsewhere import ELSEWHERE
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models.layout import blocks
-from trlx_like.models.reference import create_reference_model
-from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
-from trlx_like.models.wrapper import PreTrainedModelWrapper
 from trlx_like.presets import default_ppo_config
 from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.trainers import ppo
@@ -30,17 +26,6 @@ from trlx_like.trainers.base import Metrics
 from trlx_like.trainers.by_hand import is_one_query
 
 logger = logging.getLogger(__name__)
-
-__all__ = [
-    "AutoModelForCausalLMWithValueHead",
-    "AutoModelForSeq2SeqLMWithValueHead",
-    "LengthSampler",
-    "PPOConfig",
-    "PPOTrainer",
-    "PreTrainedModelWrapper",
-    "create_reference_model",
-    "set_seed",
-]
 
 DEFAULTS: dict[str, Any] = {
     **{"model_name": None, "learning_rate": 1e-5, "batch_size": 256, "mini_batch_size": 1, "steps": 20000, "seed": 0},

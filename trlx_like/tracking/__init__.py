@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from trlx_like.tracking.audit import show_audit as show_audit
 from trlx_like.tracking.base import (
     EVALUATION as EVALUATION,
     IMAGE as IMAGE,
@@ -18,5 +17,3 @@ from trlx_like.tracking.base import (
     make_trackers as make_trackers,
     register_tracker as register_tracker,
 )
-from trlx_like.tracking.ledger import check_ledger as check_ledger
-from trlx_like.tracking.report import write_report as write_report

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from trlx_like.tracking import RunInfo, write_report
+from trlx_like.tracking import RunInfo
 from trlx_like.tracking.jsonl import JsonlTracker
+from trlx_like.tracking.report import write_report
 
 
 def run_info(directory: Path, **values: Any) -> RunInfo:

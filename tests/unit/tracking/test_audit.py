@@ -15,8 +15,8 @@ from tests.contract.recipes import make
 from tests.unit.cli_support import run, said
 from trlx_like.config.registries import METHODS, method_class
 from trlx_like.config.reward import RewardFnConfig
-from trlx_like.tracking import write_report
 from trlx_like.tracking.audit import Audit, audit_run
+from trlx_like.tracking.report import write_report
 from trlx_like.tracking.signals import SIGNALS
 
 HEALTHY = {

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trlx_like.cli import app
-from trlx_like.tracking import check_ledger
+from trlx_like.tracking.ledger import check_ledger
 
 
 def write(folder: Path, *lines: dict[str, Any], end: str = "") -> Path:

@@ -23,7 +23,7 @@ from tests.unit.tracking.support import Page, make_run, report, series
 from trlx_like import records
 from trlx_like.checkpoint.claim import RunFiles
 from trlx_like.errors import DataError
-from trlx_like.tracking import write_report
+from trlx_like.tracking.report import write_report
 
 
 def test_summaries(tmp_path: Path) -> None:

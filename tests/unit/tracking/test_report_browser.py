@@ -16,8 +16,8 @@ from tests.contract.recipes import make
 from tests.unit.tracking.browser import Tab, needs_chromium, open_browser
 from tests.unit.tracking.support import Page, make_run, rows
 from tests.unit.tracking.test_report import HOSTILE, hostile_run
-from trlx_like.tracking import write_report
 from trlx_like.tracking.compare import write_comparison
+from trlx_like.tracking.report import write_report
 from trlx_like.tracking.signals import SIGNALS
 
 pytestmark = needs_chromium

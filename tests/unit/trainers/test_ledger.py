@@ -12,7 +12,7 @@ from tests.contract import images
 from tests.contract.recipes import PROMPTS, make
 from tests.contract.runs import rows
 from trlx_like.errors import RewardError
-from trlx_like.tracking import check_ledger
+from trlx_like.tracking.ledger import check_ledger
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 
