@@ -53,9 +53,8 @@ class MethodConfig(Section):
         return ()
 
 
-def default_gen_kwargs() -> dict[str, Any]:
-    """Return options that draw 40 tokens from the model's own distribution."""
-    return {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
+GEN_KWARGS = {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
+"""Options that draw 40 tokens from the model's own distribution."""
 
 
 class TextMethodConfig(MethodConfig):
@@ -64,7 +63,7 @@ class TextMethodConfig(MethodConfig):
     generation_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that `gen_kwargs` may have beside those of text generation."""
 
-    gen_kwargs: Applied[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: Applied[dict[str, Any]] = GEN_KWARGS
     """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
 
     def conflicts(self) -> Iterator[Problem]:
@@ -77,7 +76,7 @@ class OnlineTextMethodConfig(TextMethodConfig):
     exact_sampling: ClassVar[bool] = True
     """Whether the loss needs the distribution that was sampled from. Imitation (RFT) does not."""
 
-    gen_kwargs: OfRollouts[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: OfRollouts[dict[str, Any]] = GEN_KWARGS
     """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
     gen_experience_kwargs: OfRollouts[dict[str, Any] | None] = None
     """Generation options for rollouts, the text that is trained on; null: the same as `gen_kwargs`."""

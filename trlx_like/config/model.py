@@ -266,7 +266,7 @@ class BackendConfig(Section):
     rollout: Applied[Literal["whole", "layers"]] = "whole"
     """What is whole while a round is sampled and evaluated. whole: all weights; layers (fsdp): those of the block that
     runs, and all outside of blocks, which takes less memory and more communication."""
-    deepspeed_config: Applied[dict[str, Any]] = Field(default_factory=dict)
+    deepspeed_config: Applied[dict[str, Any]] = {}
     """Further options of DeepSpeed as its JSON names them, such as `zero_optimization: {overlap_comm: true}`."""
     reduce_dtype: OfWeights[Literal["float32", "bfloat16"]] = "float32"
     """Number format in which fsdp and deepspeed sum gradients over processes."""

@@ -37,9 +37,8 @@ class JudgedPair(PreferenceExperience):
     """Hold the best and the worst response to each prompt, with their scores in this order. [B, 2]"""
 
     scores: Tensor | None = field(default=None, metadata={"shape": (2,)})  # [B, 2] float, after `missing_eos_penalty`
-    finished: Tensor | None = field(
-        default=None, metadata={"shape": (2,)}
-    )  # [B, 2] float: 1 for a response that ended by itself
+    # [B, 2] float: 1 for a response that ended by itself
+    finished: Tensor | None = field(default=None, metadata={"shape": (2,)})
 
 
 class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
@@ -193,12 +192,7 @@ def best_and_worst(scores: Mapping[int, float]) -> tuple[int, int] | None:
 
 def _pair(best: Completion, worst: Completion, scores: list[float], finished: list[float]) -> JudgedPair:
     return JudgedPair(
-        best.prompt,
-        best.prompt_mask,
-        best.response,
-        best.mask,
-        worst.response,
-        worst.mask,
+        *(best.prompt, best.prompt_mask, best.response, best.mask, worst.response, worst.mask),
         chosen_choices=best.choices,
         chosen_choice_sizes=best.choice_sizes,
         rejected_choices=worst.choices,

@@ -11,10 +11,8 @@ from trlx_like.config.method import TextMethodConfig
 from trlx_like.config.problems import Problem, at, shown
 from trlx_like.config.resume import Applied, OfData, OfWeights
 
-
-def default_gen_kwargs() -> dict[str, Any]:
-    """Return the defaults of trlX: sampling guided by the advantage, among the 20 most likely tokens."""
-    return {"max_new_tokens": 56, "top_k": 20, "beta": 1.0, "temperature": 1.0}
+GEN_KWARGS = {"max_new_tokens": 56, "top_k": 20, "beta": 1.0, "temperature": 1.0}
+"""The defaults of trlX: sampling guided by the advantage, among the 20 most likely tokens."""
 
 
 class ILQLConfig(TextMethodConfig):
@@ -53,7 +51,7 @@ class ILQLConfig(TextMethodConfig):
     """Do not train the language model by the loss of the V head."""
     standardize_rewards: OfData[bool] = True
     """Scale returns to variance 1, and to mean 0 if each sample has one reward. Equal returns are left as they are."""
-    gen_kwargs: Applied[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: Applied[dict[str, Any]] = GEN_KWARGS
     """Generation options for evaluation, and beta, the weight of the advantage in decoding. A list is a sweep."""
 
     def conflicts(self) -> Iterator[Problem]:

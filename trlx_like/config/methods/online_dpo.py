@@ -19,15 +19,14 @@ def _betas(value: float | list[float]) -> float | list[float]:
     return value
 
 
-def default_gen_kwargs() -> dict[str, Any]:
-    """Return the defaults of TRL."""
-    return {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "do_sample": True}
+GEN_KWARGS = {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "do_sample": True}
+"""The defaults of TRL."""
 
 
 class OnlineDPOConfig(OnlineTextMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
-    gen_kwargs: OfRollouts[dict[str, Any]] = Field(default_factory=default_gen_kwargs)
+    gen_kwargs: OfRollouts[dict[str, Any]] = GEN_KWARGS
     """Generation options for evaluation, such as max_new_tokens. A list of values is a sweep: each is evaluated."""
     beta: Applied[
         Annotated[
@@ -54,8 +53,7 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     @classmethod
     def _with_defaults(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """Add the length and temperature of the defaults where they are not given; the others have no effect."""
-        defaults = default_gen_kwargs()
-        return given and {**{name: defaults[name] for name in ("max_new_tokens", "temperature")}, **given}
+        return given and {**{name: GEN_KWARGS[name] for name in ("max_new_tokens", "temperature")}, **given}
 
     def beta_of(self, epoch: int) -> float:
         """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""
