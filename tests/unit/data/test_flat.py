@@ -44,7 +44,8 @@ def test_arrays_golden() -> None:
 def test_rows_come_back(rows: list[Any]) -> None:
     kind = type(rows[0])
     flat: FlatRows[Any] = FlatRows(kind, FlatRows.collect(kind, iter(rows)).arrays())
-    assert flat == rows and list(flat) == rows and flat[-1] == rows[-1] and flat != rows[1:]
+    assert flat == rows and list(flat) == rows and flat[-1] == rows[-1]
+    assert flat != rows[1:] and flat != [rows[0]] * len(rows)
     assert flat[1].lost == rows[1].lost
     if isinstance(flat[1], Preference):
         assert flat[1].header == 1
@@ -53,10 +54,10 @@ def test_rows_come_back(rows: list[Any]) -> None:
 
 
 def test_counts_golden() -> None:
-    flat = FlatRows.collect(Dialogue, [*DIALOGUES, Dialogue([], [])])
-    assert flat.lengths("ids").tolist() == flat.sizes().tolist() == [3, 1, 2, 0]
-    assert flat.lengths("rewards").tolist() == [0, 1, 2, 0]
-    assert flat.sums("is_output").tolist() == [2, 0, 1, 0]
+    flat = FlatRows.collect(Dialogue, [*DIALOGUES, Dialogue([], []), Dialogue([9], [True])])
+    assert flat.lengths("ids").tolist() == flat.sizes().tolist() == [3, 1, 2, 0, 1]
+    assert flat.lengths("rewards").tolist() == [0, 1, 2, 0, 0]
+    assert flat.sums("is_output").tolist() == [2, 0, 1, 0, 1]
     assert flat.values("lost").tolist() == [2, 0, 0, 4]
     plain = FlatRows.collect(Dialogue, DIALOGUES[:1])
     assert plain.values("lost").tolist() == [] and plain.lengths("rewards").tolist() == [0]

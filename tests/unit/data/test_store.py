@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +149,11 @@ def test_similar_lengths_golden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[8:] == [8]
 
 
+def test_batches_are_sorted_in_windows_of_a_hundred() -> None:
+    found = similar_lengths(torch.arange(101), torch.arange(101), 1, seeded()).tolist()
+    assert found[100] == 100 and sorted(found) == list(range(101)) != found
+
+
 def padded_tokens(store: RolloutStore[Trace], **options: bool) -> float:
     """Tokens that batches of 8 hold with their padding, for each real one."""
     batches = [batch for batch in store.batches(8, seeded(), **options) if batch is not None]
@@ -203,6 +212,84 @@ def test_whole_rows_that_are_made_when_they_are_read_stay_so() -> None:
     assert drawn(store, 2, 5) == drawn(numbered(7), 2, 5) and sorted(made) == list(range(7))
     store.push([trace(1, 1, 7.0)])
     assert len(store) == 8 and [int(element.score) for element in store.elements] == list(range(8))
+
+
+# Elements of several processes.
+
+
+def join(*stores: RolloutStore[Trace]) -> None:
+    """Join stores as the processes of a run do, each in a thread."""
+    met, given = Barrier(len(stores), timeout=20), [list[Any]() for _ in stores]
+
+    def join_one(rank: int) -> None:
+        def gather(items: list[Any]) -> list[Any]:
+            given[rank] = items
+            met.wait()
+            return [item for share in given for item in share]
+
+        stores[rank].join(gather, len(stores))
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(join_one, range(len(stores))))
+
+
+def scores(store: RolloutStore[Trace]) -> list[int]:
+    return [int(element.score) for element in store.elements]
+
+
+def test_shares_are_joined_in_the_order_that_they_were_dealt_out() -> None:
+    stores = [RolloutStore(Trace) for _ in range(3)]
+    for rank, store in enumerate(stores):
+        store.push(trace(1, 1 + n % 3, float(n)) for n in range(rank, 100, 3))
+    join(*stores)
+    assert [scores(store) for store in stores] == [list(range(100))] * 3
+    for rank, store in enumerate(stores):  # more of the same round; the second process has none
+        store.push([trace(1, 1, 100.0 + rank)] * (rank != 1))
+    join(*stores)
+    assert [scores(store) for store in stores] == [[*range(100), 100, 102]] * 3
+    join(*stores)  # nothing new on any of them
+    assert [len(store) for store in stores] == [102] * 3
+    for store in stores:
+        store.clear()
+        store.push([trace(1, 1, 7.0)])
+    join(*stores)
+    assert [scores(store) for store in stores] == [[7, 7, 7]] * 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_elements_with_a_place_are_joined_by_it(ranks: int) -> None:
+    order = torch.randperm(60, generator=seeded()).tolist()
+    stores = [RolloutStore(Trace) for _ in range(ranks)]
+    for rank, store in enumerate(stores):
+        store.push(replace(trace(1, 1, float(n)), place=torch.tensor(n // 2)) for n in order[rank::ranks])
+    join(*stores)
+    dealt = [n for rank in range(ranks) for n in order[rank::ranks]]  # those of one place keep this order
+    assert [scores(store) for store in stores] == [sorted(dealt, key=lambda n: n // 2)] * ranks
+
+
+def test_one_process_keeps_the_order_of_elements_that_have_no_place() -> None:
+    store = RolloutStore(Trace)
+    store.push([replace(trace(1, 1, 0.0), place=torch.tensor(5)), trace(1, 1, 1.0)])
+    store.join(lambda items: [], 1)  # asks nobody
+    assert scores(store) == [0, 1]
+    store.push([replace(trace(1, 1, float(n)), place=torch.tensor(n)) for n in (3, 2)])
+    store.join(lambda items: [], 1)
+    assert scores(store) == [0, 1, 2, 3]
+
+
+def test_rows_that_are_made_when_they_are_read_are_made_if_others_have_more() -> None:
+    def element(number: int) -> Trace:
+        return trace(1, 1, float(number))
+
+    alone = RolloutStore(Trace)
+    alone.push(View(range(4), element))
+    alone.join(lambda items: [], 1)
+    assert isinstance(alone.elements, View) and alone.joined == 4
+    stores = [RolloutStore(Trace) for _ in range(2)]
+    for rank, store in enumerate(stores):
+        store.push(View(range(rank, 8, 2), element))
+    join(*stores)
+    assert [scores(store) for store in stores] == [list(range(8))] * 2
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
