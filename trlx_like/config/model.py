@@ -24,6 +24,8 @@ def _model_source(value: Any) -> Any:
         return value
     if hasattr(value, "pretrained_model"):
         raise ValueError(f"is a {type(value).__name__}, and trainers make their heads; give its .pretrained_model.")
+    if hasattr(value, "sd_pipeline"):
+        raise ValueError(f"is a {type(value).__name__}; give its .sd_pipeline.")
     if isinstance(value, str | type) or not (hasattr(value, "config") or hasattr(value, "to_dict")):
         raise ValueError
     return value

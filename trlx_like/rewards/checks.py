@@ -25,7 +25,10 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
     count = len(call)
     if isinstance(returned, Fault):
         return [returned] * count
-    if is_list(returned):
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        what = f"returned rewards and a {type(returned[1]).__name__}, as for TRL's DDPO; return the rewards alone."
+        fault = call.fault("wrong type", what, row=count)
+    elif is_list(returned):
         values = list(plain(returned))
         if hasattr(returned, "tolist") and tuple(returned.shape[1:]) == (
             1,

@@ -50,6 +50,7 @@ def test_what_it_may_not_be(tmp_path: Any) -> None:
         r"StableDiffusionImg2ImgPipeline cannot be trained here; .* StableDiffusionPipeline,.* register_diff": other,
         r"model.model_path \('.*'\) is not a folder of diffusers": str(tmp_path),
         r"model.model_path \(GPT2Config\) must be a diffusers pipeline": tiny_config(),
+        r"model.model_path: is a SimpleNamespace; give its .sd_pipeline": SimpleNamespace(sd_pipeline=pipeline),
     }
     for message, path in cases.items():
         with pytest.raises(ConfigError, match=message):

@@ -125,6 +125,11 @@ def test_no_list_at_all(returned: Any, what: str) -> None:
     assert "scorer" in message and what in message and "must return a list with one entry a sample" in message
 
 
+def test_rewards_with_a_dictionary_as_trl_has_them() -> None:
+    message = failure(returning(([1.0, 2.0], {})))
+    assert "scorer returned rewards and a dict, as for TRL's DDPO; return the rewards alone." in message
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [
