@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -48,26 +46,6 @@ class PreferenceExperience(Experience):
     prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)
     chosen_trunk: Tensor | None = padded(mask="chosen_mask", default=None, kw_only=True)
     rejected_trunk: Tensor | None = padded(mask="rejected_mask", default=None, kw_only=True)
-
-    @classmethod
-    def of(
-        cls,
-        prompt: Sequence[int],
-        chosen: Sequence[int],
-        rejected: Sequence[int],
-        assistant_masks: tuple[Sequence[bool], Sequence[bool]] | None = None,
-    ) -> Self:
-        """Make an element from token ids.
-
-        Args:
-            prompt: Ids of the prompt.
-            chosen: Ids of the preferred completion.
-            rejected: Ids of the other completion.
-            assistant_masks: Marks the tokens of the chosen and the rejected completion that the loss counts; None: all.
-        """
-        columns = [torch.tensor(ids) for ids in (prompt, chosen, rejected)]
-        parts = [part for ids in columns for part in (ids, torch.ones_like(ids, dtype=torch.bool))]
-        return cls(*parts, *([parts[3], parts[5]] if assistant_masks is None else map(torch.tensor, assistant_masks)))
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:

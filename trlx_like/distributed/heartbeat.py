@@ -7,7 +7,6 @@ notes of the others on this machine. Processes on other machines are covered by 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -23,8 +22,6 @@ from typing import Any
 from trlx_like.distributed.world import World
 from trlx_like.errors import ProcessError
 from trlx_like.meeting import VARIABLE, first_to_say, is_alive, meeting_place
-
-logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds between two notes."""

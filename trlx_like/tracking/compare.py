@@ -17,7 +17,7 @@ from typing import Any
 from trlx_like.config.yaml_source import as_yaml
 from trlx_like.errors import DataError
 from trlx_like.tracking.base import IMAGE
-from trlx_like.tracking.curves import ELAPSED, Curve, goals, rank, read_curves, sections
+from trlx_like.tracking.curves import ELAPSED, Curve, goals, last, rank, read_curves, sections
 from trlx_like.tracking.folder import read_config
 from trlx_like.tracking.report import write_page
 from trlx_like.tracking.tables import read_tables
@@ -42,11 +42,6 @@ class Read:
     options: dict[str, Any]
     curves: dict[str, Curve]
     tables: list[dict[str, Any]]
-
-    def last(self, metric: str) -> float | None:
-        """Return the last finite value of a metric; None if there is none."""
-        summary = self.curves[metric].summary() if metric in self.curves else None
-        return summary["last"]["value"] if summary else None
 
 
 @dataclass
@@ -203,7 +198,7 @@ def _results(groups: Sequence[Group]) -> list[dict[str, Any]]:
     for goal in goals(groups[0].runs[0].curves):
         cells = []
         for group in groups:
-            values = [value for run in group.runs if (value := run.last(goal["name"])) is not None]
+            values = [value for run in group.runs if (value := last(run.curves, goal["name"])) is not None]
             cells.append({"value": median(values), "low": min(values), "high": max(values)} if values else None)
         rows.append({"name": goal["name"], "cells": cells})
     return rows

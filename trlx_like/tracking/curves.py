@@ -230,7 +230,12 @@ def phases(curves: dict[str, Curve]) -> list[dict[str, Any]]:
 
 def duration(curves: dict[str, Curve]) -> float | None:
     """Return the seconds that the run took without pauses; None if it was not logged."""
-    summary = curves[ELAPSED].summary() if ELAPSED in curves else None
+    return last(curves, ELAPSED)
+
+
+def last(curves: dict[str, Curve], metric: str) -> float | None:
+    """Return the last finite value of a metric; None if there is none."""
+    summary = curves[metric].summary() if metric in curves else None
     return summary["last"]["value"] if summary else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,8 +35,6 @@ from trlx_like.trainers.base import BaseRLTrainer, Metrics
 from trlx_like.trainers.by_hand import ByHand, Query
 from trlx_like.trainers.evaluation import evaluate_text
 from trlx_like.trainers.trunk import TrunkStates
-
-logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
 C = TypeVar("C", bound=Completion)

@@ -7,9 +7,15 @@ import torch
 from trlx_like.data import PreferenceExperience
 
 
+def pair(prompt: list[int], chosen: list[int], rejected: list[int], *masks: list[bool]) -> PreferenceExperience:
+    """An element of these tokens; masks: those of the chosen and the rejected ones that the loss counts."""
+    ids = map(torch.tensor, (prompt, chosen, rejected))
+    return PreferenceExperience(*(part for row in ids for part in (row, row >= 0)), *map(torch.tensor, masks))
+
+
 def batch() -> PreferenceExperience:
     """Prompts of two and one tokens, chosen ones of one and three, rejected ones of two and one."""
-    rows = [PreferenceExperience.of([5, 6], [7], [8, 9]), PreferenceExperience.of([4], [1, 2, 3], [0])]
+    rows = [pair([5, 6], [7], [8, 9]), pair([4], [1, 2, 3], [0])]
     for row in rows:
         row.ref_chosen, row.ref_rejected = -row.chosen.float(), -row.rejected.float()
     return PreferenceExperience.collate(rows)
@@ -49,8 +55,8 @@ def test_all_tokens_are_scored_unless_masks_say_otherwise() -> None:
     pairs = batch()
     assert pairs.chosen_mask.tolist() == [[True, False, False], [True, True, True]]
     assert [side.tolist() for side in pairs.scored] == [pairs.chosen_mask.tolist(), pairs.rejected_mask.tolist()]
-    one = PreferenceExperience.of([5], [7, 8], [9], assistant_masks=([False, True], [True]))
-    other = PreferenceExperience.of([5], [1], [2, 3, 4], assistant_masks=([True], [True, False, True]))
+    one = pair([5], [7, 8], [9], [False, True], [True])
+    other = pair([5], [1], [2, 3, 4], [True], [True, False, True])
     pairs = PreferenceExperience.collate([one, other])
     assert [side.tolist() for side in pairs.scored] == [
         [[False, True], [True, False]],
@@ -70,7 +76,7 @@ def test_all_tokens_are_scored_unless_masks_say_otherwise() -> None:
 
 def test_masks_and_references_may_be_missing() -> None:
     rows = [torch.tensor([1]), torch.tensor([True])] * 3
-    pair = PreferenceExperience(*rows)
-    assert (pair.chosen_assistant_mask, pair.rejected_assistant_mask) == (None, None)
-    assert (pair.ref_chosen, pair.ref_rejected) == (None, None)
-    assert [side.tolist() for side in pair.scored] == [[True], [True]]
+    one = PreferenceExperience(*rows)
+    assert (one.chosen_assistant_mask, one.rejected_assistant_mask) == (None, None)
+    assert (one.ref_chosen, one.ref_rejected) == (None, None)
+    assert [side.tolist() for side in one.scored] == [[True], [True]]
