@@ -5,7 +5,7 @@ Logits are computed at response tokens only and in chunks of rows, never as one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ from trlx_like.models.layout import (
 )
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Reference, make_reference
+from trlx_like.models.shared_prompts import SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -95,6 +96,7 @@ class LanguagePolicy(nn.Module):
         # In a list, so that it does not become a submodule, which is trained and saved.
         self._reference: list[Reference] = []
         self.trunk: Trunk | None = None
+        self.share_prompts = False  # read a prompt once for all rows that have it, if the model `can_share`
         if has_adapter(lm):
             leave_out_frozen(self, lm)
 
@@ -165,7 +167,12 @@ class LanguagePolicy(nn.Module):
         """
         inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
-        hidden, branches = self._run(batch, inputs)
+        wanted = self._branches()
+        shared = SharedPrompts.of(batch) if self.share_prompts and not wanted else None
+        if wanted:
+            hidden, branches = self._run(batch, inputs, wanted)
+        else:
+            hidden, branches = last_states(self.lm, inputs, shared), {}
         real = batch.scored
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
@@ -186,7 +193,7 @@ class LanguagePolicy(nn.Module):
             held = self._reference[0]
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
-                ref_tokens = held.hidden(inputs, hidden, branch)[:, -width - 1 : -1][real]
+                ref_tokens = held.hidden(inputs, hidden, branch, shared)[:, -width - 1 : -1][real]
             if reference:
                 with torch.no_grad():
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
@@ -206,11 +213,16 @@ class LanguagePolicy(nn.Module):
         previous = batch.previous(self.start)[real]
         return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
 
-    def _run(self, batch: Completion, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[int, BlockInputs]]:
-        """Run the base model, recording the inputs of the blocks at which reference and heads branch off."""
+    def _branches(self) -> list[int]:
+        """Return the numbers of the blocks at which reference, heads and kept states branch off."""
+        lowest = None if self.trunk is None else self.trunk.lowest
+        return sorted({at for at in (*self.head_branch.values(), self.branch, lowest) if at is not None})
+
+    def _run(
+        self, batch: Completion, inputs: Mapping[str, Tensor], wanted: Sequence[int]
+    ) -> tuple[Tensor, dict[int, BlockInputs]]:
+        """Run the base model, recording the inputs of some blocks."""
         trunk, kept = self.trunk, batch.trunk
-        branches = {*self.head_branch.values(), self.branch, None if trunk is None else trunk.lowest}
-        wanted = sorted(at for at in branches if at is not None)
         return run_base(self.lm, inputs, wanted) if trunk is None or kept is None else trunk(kept, inputs, wanted)
 
     def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
-from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head, run_base
+from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
 from trlx_like.models.merging import has_adapter
+from trlx_like.models.shared_prompts import SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
@@ -31,16 +32,19 @@ class Reference:
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+    def hidden(
+        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
+    ) -> Tensor:
         """Compute the reference's last hidden states.
 
         Args:
             inputs: Keyword arguments of the language model, see `Completion.inputs`.
             last: The policy's own last hidden states. [B, T, H]
             branch: The inputs of the policy's lowest trained block; None if all blocks are trained.
+            shared: The prompts to read once; None: every row is read whole.
 
         Returns:
-            The hidden states. [B, T, H]
+            The hidden states. [B, T, H], or [B, 1 + R, H] with shared prompts
         """
         return last
 
@@ -60,9 +64,11 @@ class FrozenCopy(Reference):
         self.lm = lm.eval().requires_grad_(False)
         super().__init__(self.lm)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+    def hidden(
+        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
+    ) -> Tensor:
         """Compute the last hidden states with the second model. [B, T, H]"""
-        return run_base(self.lm, inputs)[0]
+        return last_states(self.lm, inputs, shared)
 
     def modules(self) -> list[nn.Module]:
         """Return the second model."""
@@ -86,7 +92,9 @@ class FrozenTop(Reference):
         self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
         self.head = lm_head(lm, self.output)
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+    def hidden(
+        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
+    ) -> Tensor:
         """Compute the last hidden states with the copied blocks. [B, T, H]"""
         assert branch is not None
         hidden: Tensor = self.top(branch)
@@ -129,10 +137,12 @@ class FrozenAdapter(Reference):
         self._head = lm_head(lm)
         self.head = self._with_first_weights
 
-    def hidden(self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None) -> Tensor:
+    def hidden(
+        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
+    ) -> Tensor:
         """Compute the last hidden states with the adapter's first weights in place. [B, T, H]"""
         with self.weights.in_place():
-            return run_base(self.lm, inputs)[0]
+            return last_states(self.lm, inputs, shared)
 
     def _with_first_weights(self, hidden: Tensor) -> Tensor:
         """Compute logits with the initial weights of the adapter."""

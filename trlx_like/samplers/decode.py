@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
 
 from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.functional.choices import encode, packed
 from trlx_like.functional.counter import uniforms
+from trlx_like.models.shared_prompts import why_no_cache
 from trlx_like.samplers.cache import RowCache
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.generation import eos_ids
@@ -45,14 +46,8 @@ def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
             return f"the option {name} ({value})"
     if config.cache_implementation is not None or config.use_cache is False:
         return "the options cache_implementation and use_cache"
-    if lm.config.is_encoder_decoder:
-        return "an encoder, which reads the prompt"
-    takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
-    if not takes_one or not lm._supports_default_dynamic_cache():  # type: ignore[operator]
-        return "a model without a cache of keys and values"
-    kinds = {type(layer) for layer in DynamicCache(config=lm.config.get_text_config(decoder=True)).layers}
-    if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
-        return "a cache that holds more than the keys and values of each token"
+    if (reason := why_no_cache(lm)) is not None:
+        return reason
     own = getattr(type(lm), name := "prepare_inputs_for_generation") is not getattr(GenerationMixin, name)
     if own or lm.is_remote_code():
         return "a model that prepares its inputs in a way of its own"

@@ -22,6 +22,7 @@ from trlx_like.models.loading import checkpoint_activations, inspect_model, load
 from trlx_like.models.merging import has_adapter, plain_weights
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint
+from trlx_like.models.shared_prompts import can_share
 from trlx_like.models.sources import check_fit
 from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.chat import common_options
@@ -95,6 +96,7 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
+        self.model.share_prompts = can_share(lm) and not self.run.backend.sharded  # all processes run equally often
         self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
         self.sampler = self.sampler_of(self.make_engine())
         self.run.backend.after_sampling.append(self.sampler.rest)
