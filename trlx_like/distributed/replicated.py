@@ -22,13 +22,15 @@ logger = logging.getLogger(__name__)
 def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
     """Clip gradients by their norm. If that is NaN they stay, or all of them would be NaN and the first one unknown.
 
+    Gradients that are small enough are not touched, where torch multiplies all of them by 1.
+
     Args:
         parameters: The parameters with the gradients.
         largest: `train.max_grad_norm`.
         norm: The norm of all gradients. []
     """
-    if largest is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num(nan=0.0))
+    if largest is not None and norm + 1e-6 > largest:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num())
 
 
 class ReplicatedBackend(Backend):

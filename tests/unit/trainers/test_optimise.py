@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tests.distributed.ranks import on_ranks
 from trlx_like.data import Experience
 from trlx_like.distributed import NamedNumbers
+from trlx_like.distributed.replicated import clip
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.trainers.context import Run
@@ -117,6 +118,22 @@ def test_gradients_are_clipped_and_their_norm_is_logged_before(tmp_path: Path) -
     norm = math.sqrt(25 / 9 + 4)
     assert line.step()["grad_norm"] == pytest.approx(norm)
     assert line.weights == pytest.approx([1 - 5 / 6 / norm, -1 - 1 / norm], abs=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "written"), [(0.5, False), (0.999_999, False), (1.0, True), (math.inf, True)])
+def test_only_gradients_above_the_bound_are_multiplied(norm: float, written: bool) -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    before = weight.grad._version
+    clip([weight], 1.0, torch.tensor(norm))
+    assert (weight.grad._version > before) == written
+
+
+def test_gradients_of_no_known_norm_stay() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, math.nan])
+    clip([weight], 1.0, torch.tensor(math.nan))
+    assert weight.grad[0] == 3
 
 
 def test_what_is_refused_changes_no_weight(tmp_path: Path) -> None:
