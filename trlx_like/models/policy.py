@@ -26,7 +26,7 @@ from trlx_like.models.layout import (
 )
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Reference, make_reference
-from trlx_like.models.shared_prompts import SharedPrompts, last_states
+from trlx_like.models.shared_prompts import SharedPrompts, last_states, why_no_cache
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -123,6 +123,7 @@ class LanguagePolicy(nn.Module):
         """
         if other is not None:
             use_eager_attention_if_biased(other)
+            self.share_prompts &= why_no_cache(other) is None
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
     def drop_reference(self) -> None:

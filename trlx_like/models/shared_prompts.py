@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
 def can_share(lm: PreTrainedModel) -> bool:
     """Return whether a model computes the same for a shared prompt as for each row alone."""
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in lm.modules())
-    return why_no_cache(lm) is None and not recomputes and not has_dropout(lm)
+    return why_no_cache(lm) is None and not (recomputes or has_dropout(lm) or lm.is_remote_code())  # type: ignore[operator]
 
 
 @dataclass
@@ -82,12 +82,12 @@ def last_states(lm: PreTrainedModel, inputs: Mapping[str, Tensor], shared: Share
         The states of all tokens [B, T, H]; with shared prompts those of the last prompt token and of the response
         [B, 1 + R, H].
     """
-    if shared is None:
+    if shared is None or "attention_mask" not in inputs:  # as in packed rows
         return run_base(lm, inputs)[0]
     base, cache, width = base_model(lm), DynamicCache(), shared.width
     prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
     read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
-    for layer in cast("list[DynamicLayer]", cache.layers):  # whose own method has a slow backward pass
+    for layer in cast("list[Any]", cache.layers):  # whose own method has a slow backward pass
         layer.keys, layer.values = (held.index_select(0, shared.of_row) for held in (layer.keys, layer.values))
     responses = {name: value[:, width:] for name, value in inputs.items()}
     responses["attention_mask"] = inputs["attention_mask"]  # of all keys

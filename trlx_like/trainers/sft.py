@@ -90,6 +90,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:
             self.model.trunk = None  # what the frozen blocks make of a sample has other noise in each step
+            self.model.share_prompts = False  # and so has each row
 
     def read_data(self) -> None:
         longest = None if self.method.packing else self.config.train.seq_length

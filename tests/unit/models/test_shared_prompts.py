@@ -81,7 +81,7 @@ def test_padding_tells_prompts_apart() -> None:
 
 
 def test_few_tokens_are_not_worth_it() -> None:
-    """In 2 rows one prompt of 5 tokens is saved: 5 of the 22 tokens of 5 + 6 are less than a quarter, 5 of 20 are it."""
+    """In 2 rows one prompt of 5 tokens is saved: 5 of the 22 tokens of 5 + 6 are too few, 5 of 20 are a quarter."""
     prompts = batch_of_ids(((5, 1), (5, 1)))
     for length, worth in ((6, False), (5, True)):
         responses = batch_of_ids(((1, length), (1, length)))
@@ -101,3 +101,12 @@ def test_dropout_and_checkpointing_read_every_prompt() -> None:
     assert can_share(lm)
     lm.gradient_checkpointing_enable()
     assert not can_share(lm)
+
+
+def test_a_reference_with_an_encoder_reads_every_prompt() -> None:
+    policy = valued_policy(sharp_lm("gpt2"))
+    policy.share_prompts = True
+    policy.add_reference(sharp_lm("llama"))
+    assert policy.share_prompts
+    policy.add_reference(sharp_lm("t5"))
+    assert not policy.share_prompts
