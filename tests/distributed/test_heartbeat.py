@@ -71,8 +71,8 @@ def trained(rank: int, folder: str, kind: str) -> str:
     ],
 )
 def test_one_sentence_ends_all(kind: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(AssertionError, match="rank 1 (died|hung)") as outcome:
-        on_ranks(trained, str(tmp_path), kind, timeout=12)
+    with pytest.raises(AssertionError, match="rank 1 died") as outcome:
+        on_ranks(trained, str(tmp_path), kind, timeout=30)
     assert "rank 0 hung" not in str(outcome.value)
     said = capfd.readouterr().err
     assert len(re.findall(WHO + words + WHERE, said)) == 1, said

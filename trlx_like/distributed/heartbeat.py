@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -27,6 +28,8 @@ INTERVAL = 1.0
 """Seconds between two notes."""
 GRACE = 5.0
 """Seconds in which a process that lost the connection looks for the one that died."""
+LOST = "a process is lost"
+"""What one process of a run says, in words of its own: the others may see the end of a process that ended itself."""
 RUNNING, FAILED, ENDED = "running", "failed", "ended"
 CONNECTION = re.compile("gloo|nccl|connection|socket|timed out", re.IGNORECASE)
 """Words of the errors that a process gets when another one is gone."""
@@ -54,6 +57,7 @@ class Heartbeat:
 
         Raises:
             ProcessError: In place of an error of the connection, if another process has died or failed.
+            SystemExit: The same, if another process has said so.
         """
         place = meeting_place() if self.world.size > 1 else None
         if place is None:
@@ -69,9 +73,11 @@ class Heartbeat:
             state = ENDED
         except RuntimeError as error:
             lost = self._wait_for_lost(place) if CONNECTION.search(str(error)) else None
-            if lost is not None:
-                raise ProcessError(lost) from None
-            raise
+            if lost is None:
+                raise
+            if not first_to_say(LOST):
+                raise SystemExit(ProcessError.exit_code) from None
+            raise ProcessError(lost) from None
         finally:
             self._stop.set()
             thread.join()
@@ -88,7 +94,7 @@ class Heartbeat:
                 self._note(place, RUNNING)
                 lost = self._lost(place)
                 if lost is not None and not self._stop.is_set():
-                    if first_to_say(lost):
+                    if first_to_say(LOST):
                         print(lost, file=sys.stderr, flush=True)
                     os._exit(ProcessError.exit_code)
 
@@ -133,6 +139,9 @@ class Heartbeat:
                 if note[name] != value or note["state"] != RUNNING or (name == "progress" and note["waiting"]):
                     self._changed[note["rank"], name] = (note[name], now)
                 elif now - since > self.timeout:
+                    if name == "count":  # stopped: torchrun's SIGTERM would reach it only when it goes on
+                        with suppress(OSError):
+                            os.kill(note["pid"], getattr(signal, "SIGKILL", signal.SIGTERM))
                     return f"{_who(note)} {what} for {self.timeout:g} s (backend.timeout) {self._where(note)}"
         return None
 
