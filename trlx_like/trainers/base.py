@@ -70,7 +70,7 @@ class BaseRLTrainer(Verbs[E]):
         *,
         reward_fn: Callable[..., Any] | None = None,
         metric_fn: Callable[..., Any] | None = None,
-        stop_sequences: Sequence[str] = (),
+        stop_sequences: Sequence[str] | None = (),
         logit_mask: Tensor | None = None,
         tokenizer: Any = None,
         callbacks: Sequence[Callback] = (),
@@ -78,7 +78,7 @@ class BaseRLTrainer(Verbs[E]):
     ) -> None:
         self.config, self.method = config, config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
-        self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences)
+        self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences or ())
         self.logit_mask = logit_mask
         own = [*[ProbeMemory()] * config.train.probe_memory, *[PushToHub()] * bool(config.train.push_to_hub)]
         self.callbacks = [*checked(callbacks), *own]
@@ -114,7 +114,7 @@ class BaseRLTrainer(Verbs[E]):
             functions: None; those of trlX's `learn` are refused with the callback in their place.
         """
         refuse_functions(functions)
-        require(self.config, self.needs, {"reward_fn": self.reward_fn, **self.data})
+        require(self.config, self.needs, {**vars(self), **self.data})
         if not self.progress.step and not self.run.folder.resumed:
             self.run.seed()  # again, so that random numbers drawn since the trainer was made do not matter
         with (

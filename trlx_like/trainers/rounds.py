@@ -121,7 +121,7 @@ class RoundsByHand(TextTrainer[E]):
         Raises:
             ConfigError: If no prompts were given.
         """
-        if "prompts" not in self.data:
+        if not hasattr(self, "prompts"):
             raise ConfigError("dataloader: there are no prompts; pass prompts=... to the trainer, or set data.prompts.")
         return self._batches()
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.recipes import GENERATION, PROMPTS, count_letters, lengths, make
+from tests.contract.recipes import GENERATION, PROMPTS, count_letters, ingredients, lengths, make
 from tests.contract.runs import rows
+from trlx_like import PPOTrainer
+from trlx_like.api import make_trainer
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.trainers.evaluation import combinations
@@ -87,8 +89,12 @@ def test_several_sets_have_metrics_of_their_own(name: str, tmp_path: Path) -> No
     assert [(row["set"], row["prompt"]) for row in table] == [("easy", "ab"), ("easy", "the cats"), ("hard", "b")]
 
 
-def test_pipelines_are_replaced_as_in_trlx(tmp_path: Path) -> None:
-    trainer = make("PPOTrainer", tmp_path, **{"train.total_steps": 1})
+@pytest.mark.parametrize("given", [True, False], ids=["replaced", "added"])
+def test_pipelines_are_replaced_as_in_trlx(given: bool, tmp_path: Path) -> None:
+    """Those of the constructor are replaced; without any, these are the prompts."""
+    config, arguments = ingredients("PPOTrainer", tmp_path, **{"train.total_steps": 1})
+    bare = {"reward_fn": arguments["reward_fn"], "stop_sequences": None}
+    trainer = make_trainer(config, **arguments) if given else PPOTrainer(config, **bare)
     trainer.add_prompt_pipeline(PromptPipeline(["zz"] * 3, 8, trainer.tokenizer))
     trainer.add_eval_pipeline(PromptPipeline(["b"] * 2, 8, trainer.tokenizer))
     trainer.learn()
