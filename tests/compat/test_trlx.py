@@ -15,7 +15,7 @@ import torch
 import trlx_like.compat.trlx as compat
 from tests.compat.programs import PROGRAMS, TEXTS, happy
 from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
-from trlx_like import default_sft_config
+from trlx_like import default_ppo_config, default_sft_config
 from trlx_like.errors import ConfigError
 
 SEQ2SEQ = ("ppo_translation_t5", "summarize_daily_cnn_t5", "ilql_sentiments_t5")
@@ -143,6 +143,20 @@ def test_a_model_and_a_reward_generate_from_nothing(models: dict[str, str], here
         next(trainer.model.parameters()).zero_()
     trainer.load()
     assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_the_preset_of_ppo_has_the_values_of_trlx(models: dict[str, str], here: Path) -> None:
+    """Also without a configuration. `trlx_like`'s own preset has others."""
+    config = importlib.import_module("trlx.data.default_configs").default_ppo_config()
+    method, rates = config.method, (config.optimizer.kwargs["lr"], config.scheduler.kwargs["eta_min"])
+    assert (method.lam, method.scale_reward, config.train.batch_size, rates) == (0.95, None, 32, (3e-5, 3e-5))
+    assert {**default_ppo_config().to_dict(), "method": 0, "optimizer": 0, "scheduler": 0, "train": 0} == {
+        **config.to_dict(),
+        **dict.fromkeys(("method", "optimizer", "scheduler", "train"), 0),
+    }
+    with pytest.raises(ConfigError, match=r"train.seq_length \(1024\)|64 positions") as error:
+        compat.train(models["gpt2"], happy)
+    assert "1024" in str(error.value)
 
 
 def test_true_in_the_mask_of_trlx_forbids(models: dict[str, str], here: Path) -> None:

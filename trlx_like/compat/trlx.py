@@ -17,13 +17,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trlx_like import api
+from trlx_like import api, presets
 from trlx_like.compat.trlx_names import GONE, MODULES, MODULES_GONE
 from trlx_like.config import TRLConfig
 from trlx_like.rewards.arguments import accepted, name_of, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def default_ppo_config() -> TRLConfig:
+    """Return the preset of PPO with trlX's values of the options that are others in this package's preset."""
+    return presets.default_ppo_config().evolve(
+        optimizer={"kwargs": {"lr": 3e-5}},
+        scheduler={"kwargs": {"eta_min": 3e-5}},
+        method={"lam": 0.95, "scale_reward": None},
+        train={"batch_size": 32},
+    )
 
 
 def train(
@@ -56,6 +66,8 @@ def train(
     """
     if dataset is not None:
         samples, rewards = dataset
+    if config is None and samples is None and reward_fn is not None:
+        config = default_ppo_config()
     data: dict[str, Any] = {"samples": samples, "rewards": rewards}
     complete = api.read_config(config, model_path=model_path, reward_fn=reward_fn, data=data)
     complete, allowed = _without_mask(complete)

@@ -22,7 +22,8 @@ MODULES: dict[str, dict[str, str]] = {
     "trlx.data.default_configs": {
         **_CONFIGS,
         **_METHODS,
-        **{f"default_{name}_config": f"presets:default_{name}_config" for name in ("ppo", "ilql", "sft")},
+        "default_ppo_config": "compat.trlx:default_ppo_config",
+        **{f"default_{name}_config": f"presets:default_{name}_config" for name in ("ilql", "sft")},
     },
     "trlx.data.method_configs": {**_BASE, **_METHODS, "get_method": "config.registries:method_class"},
     "trlx.data.ppo_types": dict.fromkeys(("PPORLElement", "PPORLBatch"), "trainers.ppo:PPOExperience"),
