@@ -84,11 +84,29 @@ def test_parts_of_flat_rows_by_hand() -> None:
     assert rewards.batch().dtype == torch.float32 and rewards.batch().tolist() == [[0.5] * 4, [0.0] * 4, [1, 0, 0, 0]]
     beside = ids.part(1, rest).beside(ROWS, "ids")
     assert [beside.element(row).tolist() for row in range(3)] == [[2, 3], [6], [8]]
+    assert (ids.element(0).dtype, rewards.element(0).dtype) == (torch.int64, torch.float32)
+    assert (ids.packed()["values"].dtype, rewards.packed()["values"].dtype) == (torch.int64, torch.float32)
+    one = Column.of(FlatRows.collect(Ids, [Ids([7], [], []), Ids([], [], [])]), "ids")
+    assert one.batch(value=3).tolist() == [[7], [3]]
 
 
 def test_what_a_row_has_not_is_that_of_another_column() -> None:
     marked = Column.of(ROWS, "flags").either(Column.true(torch.tensor([2, 4, 1])))
     assert [marked.element(row).tolist() for row in range(3)] == [[True, True], [True], [True]]
+    few = FlatRows.collect(Ids, [Ids([1, 2], [], []), Ids([], [], []), Ids([3], [], [])])
+    either = Column.of(few, "ids").either(Column.of(ROWS, "ids"))
+    assert [either.element(row).tolist() for row in range(3)] == [[1, 2], [5, 6], [3]]
+
+
+def test_one_element_alone() -> None:
+    (row,) = ColumnRows.unpacked(Trace, packed(Trace, [element := trace(2, 3)]))
+    assert_equal(row, element)
+
+
+def test_sizes_leave_out_tokens_that_are_not_padded() -> None:
+    ids = Column.of(ROWS, "ids")
+    rows = ColumnRows(Trace, {"prompt": Column.single(torch.arange(3)), "response": ids})
+    assert rows.sizes().tolist() == [4, 2, 3]
 
 
 def test_an_element_is_a_copy() -> None:

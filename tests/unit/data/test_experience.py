@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from trlx_like.data import Completion, Experience, padded
+from trlx_like.data.experience import padded_rows
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -209,3 +210,73 @@ def test_microbatches_golden() -> None:
         ((rows, part),) = batch.microbatches(size)
         assert rows.tolist() == [0, 1, 2, 3] and part is batch
     assert [len(part) for _, part in batch.microbatches(3)] == [3, 1]
+
+
+def test_padded_rows_golden() -> None:
+    rows = [torch.tensor([1, 2]), torch.tensor([3])]
+    for side, values, mask in (
+        ("right", [[1, 2], [3, 0]], [[True, True], [True, False]]),
+        ("left", [[1, 2], [0, 3]], [[True, True], [False, True]]),
+    ):
+        found = padded_rows(rows, side=side)
+        assert [part.tolist() for part in found] == [values, mask]
+    assert padded_rows(rows)[0].tolist() == [[1, 2], [3, 0]]
+    assert padded_rows(rows, 9)[0].tolist() == [[1, 2], [3, 9]]
+
+
+@dataclass
+class Told(Experience):
+    """Every kind of field that is described or filled in its own way."""
+
+    prompt: Tensor = padded("left", mask="prompt_mask")
+    prompt_mask: Tensor = padded("left", False, mask="prompt_mask")
+    response: Tensor = padded()
+    mask: Tensor = padded(value=False)
+    rewards: Tensor = padded()
+    old_trunk: Tensor = torch.tensor(0.0)
+    label: Tensor = torch.tensor(0)
+    caption: Tensor | None = None
+    noise: Tensor | None = field(default=None, metadata={"shape": (2, 3)})
+
+
+def test_a_filled_batch_has_no_padding_and_leaves_out_what_is_none() -> None:
+    batch = Told.filled(2, 3, 4)
+    shapes = {name: None if value is None else (list(value.shape), value.dtype) for name, value in vars(batch).items()}
+    number, whole = torch.float32, torch.int64
+    assert shapes == {
+        "place": None,
+        **{"prompt": ([2, 3], whole), "prompt_mask": ([2, 3], torch.bool)},
+        **{"response": ([2, 4], whole), "mask": ([2, 4], torch.bool), "rewards": ([2, 4], number)},
+        **{"old_trunk": ([2], number), "label": ([2], number), "caption": None, "noise": ([2, 2, 3], number)},
+    }
+    ones = [name for name, value in vars(batch).items() if value is not None and bool(value.all())]
+    assert ones == ["prompt", "prompt_mask", "response", "mask"]
+    assert not any(vars(batch)[name].any() for name in ("rewards", "old_trunk", "label", "noise"))
+
+
+def test_a_row_is_described_for_a_person() -> None:
+    ids, real = torch.tensor([5, 6]), torch.ones(2).bool()
+    caption = torch.tensor(list("a \N{EURO SIGN}".encode()), dtype=torch.uint8)
+    rewards, noise = torch.tensor([1.0, -3.0]), torch.full((2, 3), 2.0)
+    row = Told(ids, real, ids + 2, real, rewards, torch.tensor(1.0), torch.tensor(7), caption, noise)
+    without = Told(ids[:1], real[:1], ids[:1], real[:1], rewards[:1], torch.tensor(1.0), torch.tensor(7))
+    noises = {"sum": 12.0, "min": 2.0, "max": 2.0}
+    assert Told.collate([row]).describe(str) == [
+        {
+            **{"prompt": "[5, 6]", "response": "[7, 8]", "rewards": {"sum": -2.0, "min": -3.0, "max": 1.0}},
+            **{"caption": "a \N{EURO SIGN}", "noise": noises},
+        }
+    ]
+    assert Told.collate([without]).describe(str) == [{"prompt": "[5]", "response": "[5]", "rewards": 1.0}]
+
+
+def test_masks_that_are_none_or_count_something_else_have_no_length() -> None:
+    @dataclass
+    class Counted(Experience):
+        mask: Tensor = padded(value=False)
+        choices: Tensor | None = padded(mask="choice_sizes", default=None)
+        choice_sizes: Tensor | None = padded(mask="mask", default=None)
+
+    mask = torch.tensor([[True, True, False]])
+    assert Counted(mask).lengths().tolist() == [2]
+    assert Counted(mask, mask.int(), torch.tensor([[4, 5, 0]])).lengths().tolist() == [2]
