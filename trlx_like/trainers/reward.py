@@ -6,6 +6,7 @@ reference, so its trainer derives from the base class and not from `TextTrainer`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,8 @@ from trlx_like.pipelines.preferences import Preference, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -105,6 +108,8 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
+        if self.passes > 1 and options.num_layers_unfrozen > 0 and self.config.train.keep_trunk and self.world.main:
+            logger.info("All blocks of the model run in every pass: states are kept of completions, not of pairs.")
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.pairs, whole=True)
