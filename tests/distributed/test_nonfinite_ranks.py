@@ -46,7 +46,7 @@ def rolled_back(rank: int, folder: str, verb: str, changes: dict[str, Any]) -> d
     options = {**OPTIONS, "train.batch_size": 2, "train.total_steps": 8, "train.checkpoint_interval": 2, **changes}
     options |= {"train.on_divergence": "rollback"}
     trainer = make("GRPOTrainer", Path(folder), **options)
-    called, rollbacks = getattr(trainer, verb), []
+    called, rollbacks = getattr(trainer, verb), list[bool]()
 
     def after_spoiling(*args: Any, **options: Any) -> Any:
         if trainer.progress.step >= 4 and not rollbacks:

@@ -239,8 +239,8 @@ def test_answers_are_asked_for_once(server: Server, tmp_path: Path) -> None:
         (os.mkfifo, "it is a pipe"),
         (os.mkdir, "Is a directory"),
         (partial(os.symlink, "/dev/zero"), "it is a device"),
-        (lambda file: Path(file).write_bytes(b"\xff"), "can't decode byte"),
-        (lambda file: Path(file).parent.rmdir() or Path(file).parent.touch(), "is not a folder"),
+        (lambda file: file.write_bytes(b"\xff"), "can't decode byte"),
+        (lambda file: file.parent.rename(file.parent.with_name("b")).with_name("a").write_text(""), "is not a folder"),
     ],
 )
 def test_a_cache_that_cannot_be_used_is_refused(make: Callable[[Path], Any], says: str, tmp_path: Path) -> None:
