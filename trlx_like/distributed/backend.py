@@ -131,14 +131,14 @@ class Backend(ABC):
         """Make the model ready for a `with` block in which processes may run it differently often."""
         self._sampling += 1
         try:
-            with self.gathered():
+            with self.gathered_to_sample():
                 yield
         finally:
             self._sampling -= 1
         for function in () if self._sampling else self.after_sampling:
             function()
 
-    def gathered(self) -> AbstractContextManager[None]:
+    def gathered_to_sample(self) -> AbstractContextManager[None]:
         """Gather the weights for `sampling`.
 
         It is `whole`, unless `backend.rollout` is "layers": then a block's weights are whole while it runs.

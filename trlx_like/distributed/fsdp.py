@@ -141,7 +141,7 @@ class ShardedBackend(DividedBackend):
             yield
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered_to_sample(self) -> Iterator[None]:
         """Gather what `backend.rollout` says, and make the modules plain ones, for a `with` block."""
         if self.config.backend.rollout == "whole" or self._whole or not self._units:
             with self._plain(self._units):
