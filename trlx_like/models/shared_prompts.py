@@ -44,7 +44,7 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
 def can_share(lm: PreTrainedModel) -> bool:
     """Return whether a model computes the same for a shared prompt as for each row alone."""
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in lm.modules())
-    return why_no_cache(lm) is None and not (recomputes or has_dropout(lm) or lm.is_remote_code())  # type: ignore[operator]
+    return why_no_cache(lm) is None and not (recomputes or has_dropout(lm) or lm.is_remote_code())
 
 
 @dataclass
