@@ -80,3 +80,49 @@ def test_masks_and_references_may_be_missing() -> None:
     assert (one.chosen_assistant_mask, one.rejected_assistant_mask) == (None, None)
     assert (one.ref_chosen, one.ref_rejected) == (None, None)
     assert [side.tolist() for side in one.scored] == [[True], [True]]
+
+
+def with_extras(number: int, chosen: int, rejected: int) -> PreferenceExperience:
+    """An element with choices and states of its own: one word of choices for the first token, two for the others."""
+    row = pair([4] * number, [1] * chosen, [2] * rejected)
+    for side, length in (("chosen", chosen), ("rejected", rejected)):
+        sizes = torch.tensor([1] + [2] * (length - 1), dtype=torch.int32)
+        setattr(row, f"{side}_choice_sizes", sizes)
+        setattr(row, f"{side}_choices", torch.arange(int(sizes.sum())) + 1)
+        setattr(row, f"{side}_trunk", torch.full((length, 2), float(length)))
+    row.prompt_trunk = torch.full((number, 2), 9.0)
+    return row
+
+
+def test_choices_and_states_are_padded_and_stacked_with_their_tokens() -> None:
+    rows = [with_extras(1, 1, 2), with_extras(2, 3, 1)]
+    pairs = PreferenceExperience.collate(rows)
+    for got, put in zip(pairs.split(), rows, strict=True):
+        for name, value in vars(put).items():
+            assert value is None or torch.equal(getattr(got, name), value), name
+    both = pairs.completions()
+    assert both.choices is not None and both.choice_sizes is not None
+    assert both.choices.tolist() == [[1, 0, 0, 0, 0], [1, 2, 3, 4, 5], [1, 2, 3, 0, 0], [1, 0, 0, 0, 0]]
+    assert both.choice_sizes.tolist() == [[1, 0, 0], [1, 2, 2], [1, 2, 0], [1, 0, 0]]
+    assert both.prompt_trunk is not None and both.response_trunk is not None
+    assert both.prompt_trunk[..., 1].tolist() == [[0, 9], [9, 9]] * 2
+    assert both.response_trunk[..., 0].tolist() == [[1, 0, 0], [3, 3, 3], [2, 2, 0], [1, 0, 0]]
+    assert both.response_trunk.shape == (4, 3, 2)
+
+
+def test_what_one_side_lacks_is_left_out() -> None:
+    for name in ("chosen_choices", "rejected_choices", "prompt_trunk", "chosen_trunk", "rejected_trunk"):
+        pairs = PreferenceExperience.collate([with_extras(1, 1, 2)])
+        setattr(pairs, name, None)
+        both = pairs.completions()
+        assert (both.choices is None) == ("choices" in name)
+        assert (both.response_trunk is None) == ("trunk" in name)
+
+
+def test_kept_states_are_those_of_prompt_and_sides() -> None:
+    pairs = PreferenceExperience.collate([pair([5, 6, 7], [1], [2, 3]), pair([4], [1], [2])])
+    trunk = torch.arange(4 * 5 * 2).float().view(4, 5, 2)
+    pairs.keep(trunk)
+    assert pairs.prompt_trunk is not None and torch.equal(pairs.prompt_trunk, trunk[:2, :3])
+    assert pairs.chosen_trunk is not None and torch.equal(pairs.chosen_trunk, trunk[:2, 3:4])
+    assert pairs.rejected_trunk is not None and torch.equal(pairs.rejected_trunk, trunk[2:, 3:])
