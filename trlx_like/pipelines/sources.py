@@ -102,7 +102,7 @@ def load_lines(spec: Any, option: str) -> JsonLines | None:
         option: The dotted option, for errors.
 
     Returns:
-        The lines; None for another source, a smaller file, and rows that are not objects of several keys.
+        The lines; None for another source, a smaller file, and rows that `load_rows` returns in another form.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -113,7 +113,8 @@ def load_lines(spec: Any, option: str) -> JsonLines | None:
     with _readable(str(spec), option):
         rows = JsonLines(path)
     with suppress(ValueError, RecursionError):  # `load_rows` says which
-        if len(rows) >= FEWEST and isinstance(first := rows[0], dict) and len(first) > 1:
+        alone = {"text", "messages", "conversations", "prompt" if option.endswith("prompts") else "text"}
+        if len(rows) >= FEWEST and isinstance(first := rows[0], dict) and (len(first) > 1 or first.keys() <= alone):
             rows.check = partial(_check_lines, rows, str(spec), option)
             return rows
     return None

@@ -73,6 +73,9 @@ def test_other_sources_are_lists(tmp_path: Path) -> None:
         assert isinstance(read(spec, **options), list)
     cells = written(tmp_path, lines_of({"chosen": "a"}, {"chosen": "b"}))  # of the only column
     assert sources.load_lines(cells, "data.samples") is None and load_rows(cells, "data.samples") == ["a", "b"]
+    prompts = written(tmp_path, lines_of({"prompt": "a"}, {"prompt": "b"}))
+    assert sources.load_lines(prompts, "data.samples") is None
+    assert isinstance(sources.load_lines(prompts, "data.prompts"), JsonLines)
 
 
 @pytest.mark.parametrize(
