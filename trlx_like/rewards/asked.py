@@ -17,7 +17,7 @@ from typing import Any
 from trlx_like.errors import ConfigError, RewardError, writing
 from trlx_like.reading import read_bytes, unusable
 from trlx_like.rewards.awaiting import run_async
-from trlx_like.rewards.transport import Session, Transport, check_url
+from trlx_like.rewards.transport import Post, Transport, check_url
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,9 @@ class AskedModel:
         model: The name of the model on the server.
         api_key_env: The environment variable that holds the key, if the server needs one. It is sent as a bearer token;
             a value with its own scheme, such as `Basic dXNlcjpwYXNz`, is sent as it is.
-        timeout: Seconds in which a request has to be answered completely.
-        retries: Further attempts after a failure that may be temporary.
-        backoff: Seconds before the first retry, twice as many before each further one, and up to half as much again at
-            random. A server may ask for a longer wait, of which at most 60 seconds count.
-        workers: Requests at a time.
         cache: A file of JSON lines that keeps answers between runs; None: keep them in memory only.
         body: Further keys of the request, such as temperature (0 by default).
+        **limits: The limits of `Transport`, with its defaults: timeout, retries, backoff and workers.
 
     Raises:
         ConfigError: An option cannot be used.
@@ -56,23 +52,12 @@ class AskedModel:
         model: str,
         *,
         api_key_env: str = "OPENAI_API_KEY",
-        timeout: float = 60.0,
-        retries: int = 4,
-        backoff: float = 1.0,
-        workers: int = 8,
         cache: str | Path | None = None,
         body: dict[str, Any] | None = None,
+        **limits: Any,
     ) -> None:
         check_url(f"{option}.url", url)
-        self.transport = Transport(
-            option,
-            RewardError,
-            timeout=timeout,
-            retries=retries,
-            backoff=backoff,
-            workers=workers,
-            api_key_env=api_key_env,
-        )
+        self.transport = Transport(option, RewardError, api_key_env=api_key_env, **limits)
         self.url, self.model = url.rstrip("/") + "/chat/completions", model
         self.body = {"temperature": 0, **(body or {})}
         self.counts = self.transport.counts
@@ -116,15 +101,13 @@ class AskedModel:
         return self._answers
 
     async def _ask_new(self, questions: Sequence[str]) -> None:
-        async with self.transport.session(self.url) as session:
+        async with self.transport.session(self.url) as post:
             # The first failure ends all: the other questions would fail one after the other.
-            await asyncio.gather(*(self._ask(question, session) for question in questions))
+            await asyncio.gather(*(self._ask(question, post) for question in questions))
 
-    async def _ask(self, question: str, session: Session) -> None:
-        self._keep(question, await session.post(self.url, question))
-
-    def _keep(self, question: str, content: bytes) -> None:
+    async def _ask(self, question: str, post: Post) -> None:
         """Take the answer out of a chat completion, and add it to the cache."""
+        content = await post(self.url, question)
         try:
             answer = str(json.loads(content)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError, RecursionError) as error:

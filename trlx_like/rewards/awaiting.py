@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from trlx_like.rewards.limits import Limit, TimeUp, alarm
@@ -50,7 +51,7 @@ def awaited(pending: Sequence[tuple[Call, Any]]) -> list[Any]:
     longest = max(known, key=lambda limit: limit.seconds) if len(known) == len(limits) else None
     try:
         # One second more than the loop's own timers, because those know which call was late.
-        run_async(everything, None if longest is None else longest.later(1.0))
+        run_async(everything, longest and replace(longest, seconds=longest.seconds + 1.0))
     except (TimeUp, SystemExit) as error:  # by a function that blocks or ends the event loop of all calls
         for place in set(range(len(pending))) - set(done):
             done[place] = failed(place, error, isinstance(error, TimeUp))

@@ -80,17 +80,12 @@ def _same_formula(first: str, second: str) -> bool:
         return False
     try:
         from sympy import simplify
-        from sympy.parsing.sympy_parser import (
-            convert_xor,
-            implicit_multiplication_application,
-            parse_expr,
-            standard_transformations,
-        )
+        from sympy.parsing import sympy_parser as parser
     except ImportError:
         return False
-    rules = (*standard_transformations, convert_xor, implicit_multiplication_application)
+    rules = (*parser.standard_transformations, parser.convert_xor, parser.implicit_multiplication_application)
     try:
-        one, other = (parse_expr(text, transformations=rules) for text in plain)
+        one, other = (parser.parse_expr(text, transformations=rules) for text in plain)
         return bool(simplify(one - other) == 0)
     except Exception:  # text that is no formula
         return False

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 
 from trlx_like.errors import ConfigError
@@ -28,10 +28,6 @@ class Limit:
     seconds: float
     option: str
     granted: float
-
-    def later(self, seconds: float) -> Limit:
-        """Return the same limit with some seconds more."""
-        return replace(self, seconds=self.seconds + seconds)
 
 
 class Deadline:

@@ -47,12 +47,9 @@ class Pool:
     ) -> None:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-        known = (
-            tokenizer
-            if any(takes_all or "tokenizer" in names for names, _, takes_all in map(parameters, functions))
-            else None
-        )
-        payload = Payload(packed(functions), _packed(known, "the tokenizer"), start_limit, memory, log)
+        if not any(takes_all or "tokenizer" in names for names, _, takes_all in map(parameters, functions)):
+            tokenizer = None
+        payload = Payload(packed(functions), _packed(tokenizer, "the tokenizer"), start_limit, memory, log)
         self._jobs: SimpleQueue[tuple[Outcomes, Job] | None] = SimpleQueue()
         self._workers = [Worker(payload) for _ in range(workers)]
         self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self._workers]

@@ -178,13 +178,8 @@ class RewardRunner:
                 memory=self.options.worker_memory,
                 log=None if self.directory is None else self.directory / OUTPUT_FILE,
             )
-        alone: list[list[int]] = []
-        together: list[int] = []
-        for place, call in enumerate(batch.calls):
-            if _is_async(call.function):
-                together.append(place)
-            else:
-                alone.append([place])
+        alone = [[place] for place, call in enumerate(batch.calls) if not _is_async(call.function)]
+        together = [place for place, call in enumerate(batch.calls) if _is_async(call.function)]
         names = list(self.parts)
         for places in [*alone, together] if together else alone:
             job = [(names.index(batch.places[place][0]), batch.calls[place]) for place in places]

@@ -9,9 +9,9 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
 import httpx2
 
@@ -45,6 +45,10 @@ def check_url(option: str, url: str) -> None:
         raise ConfigError(f"{option} ({url!r}) names no server.")
 
 
+Post = Callable[[str, str], Awaitable[bytes]]
+"""A function of an address and of the content of a request."""
+
+
 class Transport:
     """Send requests to servers and read their answers, within limits.
 
@@ -70,11 +74,11 @@ class Transport:
         option: str,
         error: type[TrlxError],
         *,
-        timeout: float,
-        retries: int,
-        backoff: float,
-        workers: int,
         api_key_env: str,
+        timeout: float = 60.0,
+        retries: int = 4,
+        backoff: float = 1.0,
+        workers: int = 8,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         for name, value, least in (("retries", retries, 0), ("backoff", backoff, 0), ("workers", workers, 1)):
@@ -88,11 +92,14 @@ class Transport:
         self.counts: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def session(self, url: str) -> AsyncIterator[Session]:
+    async def session(self, url: str) -> AsyncIterator[Post]:
         """Open connections for requests to servers of one kind, within a block.
 
         Args:
             url: An address of one of them, which says whether certificates are needed.
+
+        Yields:
+            A function that sends a request, again after temporary failures, and returns the answer.
         """
         # A compressed answer could be small on its way and have gigabytes here.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -100,7 +107,7 @@ class Transport:
             headers["Authorization"] = key if " " in key else f"Bearer {key}"
         tls = url.startswith("https")  # reading the certificates takes a tenth of a second
         async with httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, verify=tls) as client:
-            yield Session(self, client)
+            yield partial(self._post, client, asyncio.Semaphore(self.workers))
 
     def key(self) -> str:
         """Return the key; empty without one."""
@@ -111,36 +118,25 @@ class Transport:
             )
         return key
 
-
-class Session:
-    """Hold open connections; `Transport.session` makes one."""
-
-    def __init__(self, transport: Transport, client: httpx2.AsyncClient) -> None:
-        self.transport = transport
-        self.client = client
-        self.slots = asyncio.Semaphore(transport.workers)
-
-    async def post(self, url: str, content: str, *, params: Mapping[str, Any] | None = None) -> bytes:
+    async def _post(self, client: httpx2.AsyncClient, slots: asyncio.Semaphore, url: str, content: str) -> bytes:
         """Send a request, again after temporary failures, and return the answer.
 
         Args:
             url: The address.
             content: The body, as JSON.
-            params: Parameters of the address.
 
         Raises:
             TrlxError: The transport's kind, if the server refuses, answers with too much, or fails in every attempt.
         """
-        own = self.transport
-        place = f"{own.option}.url ({url})"
-        async with self.slots:
-            for attempt in range(own.retries + 1):
-                wait = own.backoff * 2**attempt
+        place = f"{self.option}.url ({url})"
+        async with slots:
+            for attempt in range(self.retries + 1):
+                wait = self.backoff * 2**attempt
                 try:
-                    async with asyncio.timeout(own.timeout):
-                        response, answer = await self._once(url, content, params)
+                    async with asyncio.timeout(self.timeout):
+                        response, answer = await self._once(client, url, content)
                 except TimeoutError:
-                    reason = f"it had not answered within {own.option}.timeout ({own.timeout:g} s)"
+                    reason = f"it had not answered within {self.option}.timeout ({self.timeout:g} s)"
                 except httpx2.TransportError as error:
                     reason = f"{type(error).__name__}: {error}"
                 else:
@@ -148,23 +144,23 @@ class Session:
                         return answer
                     moved = f" redirects to {response.headers['Location']}" if response.has_redirect_location else ""
                     reason = f"status {response.status_code}{moved}: {answer[:200].decode(errors='replace')}"
-                    reason = reason.replace(own.key() or HIDDEN, HIDDEN)  # of the redirect; the answer has none
+                    reason = reason.replace(self.key() or HIDDEN, HIDDEN)  # of the redirect; the answer has none
                     if response.status_code not in _TRANSIENT:
-                        raise own.error(f"{place} refuses: {reason}")
+                        raise self.error(f"{place} refuses: {reason}")
                     wait = max(wait, _seconds(response.headers.get("Retry-After")))
-                if attempt < own.retries:
-                    own.counts["retried"] += 1
+                if attempt < self.retries:
+                    self.counts["retried"] += 1
                     await _pause(min(wait, MAX_WAIT) * _JITTER.uniform(1, 1.5))
-        raise own.error(f"{place} failed {own.retries + 1} times; the last time {reason}")
+        raise self.error(f"{place} failed {self.retries + 1} times; the last time {reason}")
 
-    async def _once(self, url: str, content: str, params: Mapping[str, Any] | None) -> tuple[httpx2.Response, bytes]:
-        own, answer = self.transport, b""
-        async with self.client.stream("POST", url, content=content, params=params) as response:
+    async def _once(self, client: httpx2.AsyncClient, url: str, content: str) -> tuple[httpx2.Response, bytes]:
+        answer = b""
+        async with client.stream("POST", url, content=content) as response:
             async for part in response.aiter_raw():
                 answer += part
-                if len(answer) > own.max_bytes:
-                    raise own.error(f"{own.option}.url ({url}) answered with more than {own.max_bytes} bytes.")
-        return response, answer.replace(own.key().encode() or HIDDEN.encode(), HIDDEN.encode())
+                if len(answer) > self.max_bytes:
+                    raise self.error(f"{self.option}.url ({url}) answered with more than {self.max_bytes} bytes.")
+        return response, answer.replace(self.key().encode() or HIDDEN.encode(), HIDDEN.encode())
 
 
 def _seconds(header: str | None) -> float:

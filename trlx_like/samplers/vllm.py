@@ -30,7 +30,7 @@ from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.rewards.awaiting import run_async
-from trlx_like.rewards.transport import Session, Transport, check_url
+from trlx_like.rewards.transport import Post, Transport, check_url
 from trlx_like.samplers.engines import register_engine
 from trlx_like.samplers.generation import eos_ids, is_plain
 from trlx_like.samplers.plain_copy import DTYPES
@@ -234,14 +234,14 @@ class VLLMEngine(VLLMBase):
             yield part
 
     async def _load_all(self) -> None:
-        async with self.transport.session(self.urls[0]) as session:
-            await asyncio.gather(*(self._load(url, session) for url in self.urls))
+        async with self.transport.session(self.urls[0]) as post:
+            await asyncio.gather(*(self._load(url, post) for url in self.urls))
 
-    async def _load(self, url: str, session: Session) -> None:
+    async def _load(self, url: str, send: Post) -> None:
         """Let one server load the present weights, forget what it has cached, and take their version."""
 
         async def post(route: str, body: Any = None) -> None:
-            await session.post(f"{url}/{route}", json.dumps(body or {}))
+            await send(f"{url}/{route}", json.dumps(body or {}))
 
         await post("pause?mode=wait")
         try:
@@ -265,19 +265,19 @@ class VLLMEngine(VLLMBase):
         """Return ids, log-probabilities and version of each completion. Servers with other weights load them again."""
         first = PartialState().process_index  # processes with few prompts begin with different servers
         urls = [self.urls[(first + row) % len(self.urls)] for row in range(len(bodies))]
-        async with self.transport.session(self.urls[0]) as session:
-            ask = [self._ask(url, body, session) for url, body in zip(urls, bodies, strict=True)]
+        async with self.transport.session(self.urls[0]) as post:
+            ask = [self._ask(url, body, post) for url, body in zip(urls, bodies, strict=True)]
             answers = list(await asyncio.gather(*ask))
             wrong = [row for row, (*_, version) in enumerate(answers) if version != self.version]
             if wrong and self._place().is_dir():
-                await asyncio.gather(*(self._load(url, session) for url in {urls[row] for row in wrong}))
-                again = await asyncio.gather(*(self._ask(urls[row], bodies[row], session) for row in wrong))
+                await asyncio.gather(*(self._load(url, post) for url in {urls[row] for row in wrong}))
+                again = await asyncio.gather(*(self._ask(urls[row], bodies[row], post) for row in wrong))
                 for row, answer in zip(wrong, again, strict=True):
                     answers[row] = answer
         return answers
 
-    async def _ask(self, url: str, body: str, session: Session) -> Answer:
-        content = await session.post(f"{url}/inference/v1/generate", body)
+    async def _ask(self, url: str, body: str, post: Post) -> Answer:
+        content = await post(f"{url}/inference/v1/generate", body)
         try:
             choice = json.loads(content)["choices"][0]
             ids = [int(number) for number in choice["token_ids"]]
