@@ -33,12 +33,11 @@ def seal_own(folder: Path, rank: int) -> None:
     Raises:
         OSError: If the disk refuses.
     """
-    own = {
-        name: path
+    listed = {
+        name: _hashed(path)
         for name, path in _list_files(folder).items()
         if f"/rank_{rank}/" in name or f".rank_{rank}." in path.name
     }
-    listed = {name: _hashed(path) for name, path in own.items()}
     file = folder / f"{SEALED}{rank}.json"
     file.with_suffix(".new").write_text(json.dumps(listed), encoding="utf-8")
     file.with_suffix(".new").replace(file)  # others may look for it

@@ -155,12 +155,10 @@ class CheckpointStore:
         """Return the newest intact checkpoint, and what is wrong with those of higher steps."""
         wrong: list[str] = []
         for path in self._steps():
-            try:
-                self.verify(path)
+            if (damage := _damage(path)) is None:
                 return path, wrong
-            except CheckpointError as error:
-                wrong.append(str(error))
-                logger.warning("Passing over a checkpoint: %s", error)
+            wrong.append(str(damage))
+            logger.warning("Passing over a checkpoint: %s", damage)
         return None, wrong
 
     def _newest_of(self, spec: str) -> Path | None:
@@ -170,19 +168,12 @@ class CheckpointStore:
             return newest
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         others = [path for path in sorted(self.directory.iterdir()) if (path / MANIFEST).is_file()]
-        whole = [path for path in others if path not in self._steps() and self._is_whole(path)]
+        whole = [path for path in others if path not in self._steps() and _damage(path) is None]
         advice = f"{whole[0]} is whole: resume from that, or choose" if whole else "Choose"
         raise CheckpointError(
             f"train.resume_from_checkpoint ({spec!r}): no checkpoint_<step> in {self.directory} can be used. "
             f"{' '.join(wrong[:3])}{more} {advice} another train.checkpoint_dir to start from the beginning."
         )
-
-    def _is_whole(self, path: Path) -> bool:
-        try:
-            self.verify(path)
-        except CheckpointError:
-            return False
-        return True
 
     def resolve(self, spec: str) -> Path | None:
         """Find the checkpoint that `train.resume_from_checkpoint` asks for, and verify it.
@@ -207,10 +198,8 @@ class CheckpointStore:
         run = CheckpointStore(path)
         if not (path / MANIFEST).exists() and run._steps():
             return run._newest_of(spec)
-        try:
-            self.verify(path)
-        except CheckpointError as error:
-            raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): {error}") from error
+        if (damage := _damage(path)) is not None:
+            raise CheckpointError(f"train.resume_from_checkpoint ({spec!r}): {damage}") from damage
         return path
 
     def _attempt(self, final: Path, action: Callable[..., None], *args: Path) -> Exception | None:
@@ -296,6 +285,15 @@ class CheckpointStore:
             if match and path.is_dir():
                 found.append((int(match[1]), not path.name.startswith(_OLD), path))
         return [path for *_, path in sorted(found, reverse=True)]
+
+
+def _damage(path: Path) -> CheckpointError | None:
+    """Compare a checkpoint with its manifest; return what is wrong, or None."""
+    try:
+        verify_folder(path)
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def _join(folder: Path) -> None:

@@ -18,7 +18,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.config.problems import shown
 from trlx_like.distributed.backend import Backend, Value
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
-from trlx_like.distributed.replicated import clip
+from trlx_like.distributed.replicated import ReplicatedBackend, clip
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part
@@ -183,6 +183,15 @@ def refuse_undividable(config: TRLConfig) -> None:
             f"{kind}: optimizer.name ({shown(config.optimizer.name)}) must be the name of an optimizer that treats "
             f"every number of a weight alone, as processes hold parts of it: one of {', '.join(ELEMENTWISE)}."
         )
+
+
+def divided_over(world: World, config: TRLConfig, kind: type[DividedBackend]) -> Backend:
+    """Make a backend that divides weights. One process alone holds all of them, as with "ddp"."""
+    if world.size > 1:
+        return kind(world, config)
+    if config.backend.offload != "none":
+        raise ConfigError(f"backend.offload ({config.backend.offload}) needs several processes, and there is one.")
+    return ReplicatedBackend(world, config)
 
 
 def refuse_replacing(config: TRLConfig, others: Sequence[nn.Module]) -> None:

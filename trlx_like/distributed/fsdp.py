@@ -23,9 +23,8 @@ from torch.distributed.tensor import DTensor
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import torch_fsdp
 from trlx_like.distributed.backend import Backend, blocks
-from trlx_like.distributed.divided import DividedBackend, refuse_replacing, refuse_undividable
+from trlx_like.distributed.divided import DividedBackend, divided_over, refuse_replacing, refuse_undividable
 from trlx_like.distributed.layers import Layers
-from trlx_like.distributed.replicated import ReplicatedBackend
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part, Unread, flat_range
@@ -180,11 +179,7 @@ def make_sharded(world: World, config: TRLConfig) -> Backend:
         ConfigError: For options that cannot be followed when weights are divided, on one process too.
     """
     refuse_undividable(config)
-    if world.size > 1:
-        return ShardedBackend(world, config)
-    if config.backend.offload != "none":
-        raise ConfigError(f"backend.offload ({config.backend.offload}) needs several processes, and there is one.")
-    return ReplicatedBackend(world, config)
+    return divided_over(world, config, ShardedBackend)
 
 
 def _mesh(world: World, config: TRLConfig) -> DeviceMesh:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from trlx_like.config import TRLConfig
 from trlx_like.distributed import zero_engine
 from trlx_like.distributed.backend import Backend, Value
-from trlx_like.distributed.divided import DividedBackend, refuse_replacing, refuse_undividable
-from trlx_like.distributed.replicated import ReplicatedBackend
+from trlx_like.distributed.divided import DividedBackend, divided_over, refuse_replacing, refuse_undividable
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part, row_range
@@ -213,11 +212,7 @@ def make_zero(world: World, config: TRLConfig) -> Backend:
             raise ConfigError(f"backend.deepspeed_config.{option} cannot be followed: {why}. Leave it out.")
     if find_spec("deepspeed") is None:
         raise ConfigError(f"backend.kind: deepspeed needs DeepSpeed: {install_hint('deepspeed')}.")
-    if world.size > 1:
-        return ZeroBackend(world, config)
-    if backend.offload != "none":
-        raise ConfigError(f"backend.offload ({backend.offload}) needs several processes, and there is one.")
-    return ReplicatedBackend(world, config)
+    return divided_over(world, config, ZeroBackend)
 
 
 def _names(options: dict[str, Any], place: str = "") -> Iterator[str]:

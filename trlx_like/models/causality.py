@@ -30,10 +30,7 @@ def require_causal(lm: PreTrainedModel, option: str) -> None:
     ids = torch.arange(TOKENS, device=lm.device)[None] % vocabulary  # [1, T]
     other = ids.clone()
     other[0, -1] = vocabulary - 1 if vocabulary - 1 != int(ids[0, -1]) else 0
-    given = {
-        "attention_mask": torch.ones_like(ids),
-        "use_cache": False,
-    }  # a missing one makes families warn
+    given = {"attention_mask": torch.ones_like(ids), "use_cache": False}  # without a mask families warn
     with evaluating(lm):
         first, second = (lm(input_ids=text, **given).logits[0, :-1].float() for text in (ids, other))
     difference, largest = float((first - second).abs().max()), float(first.abs().max())

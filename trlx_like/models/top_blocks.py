@@ -49,9 +49,8 @@ class PassThrough(nn.Module):
     def __init__(self, block: nn.Module, values: int | None) -> None:
         super().__init__()
         self.values = values
-        for name, value in vars(
-            block
-        ).items():  # some families read attributes such as `attention_type` of their blocks
+        # Some families read attributes such as `attention_type` of their blocks.
+        for name, value in vars(block).items():
             if not name.startswith("_") and name != "training":
                 setattr(self, name, value)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from trlx_like.config.generation import NEUTRAL
 from trlx_like.errors import NonFiniteError
 from trlx_like.functional.choices import encode
 from trlx_like.functional.counter import uniforms
@@ -87,19 +90,15 @@ def draws_token_by_token(config: GenerationConfig) -> bool:
 
 def warpers(config: GenerationConfig, device: torch.device) -> list[LogitsProcessor]:
     """Return the logits processors that `generate()` of transformers applies last when it samples, in its order."""
-    made: list[LogitsProcessor] = [TemperatureLogitsWarper(config.temperature)]
-    if config.top_h is not None:
-        made.append(TopHLogitsWarper(config.top_h))
-    if config.top_k:
-        made.append(TopKLogitsWarper(config.top_k))
-    if config.top_p is not None and config.top_p < 1:
-        made.append(TopPLogitsWarper(config.top_p))
-    if config.min_p is not None:
-        made.append(MinPLogitsWarper(config.min_p))
-    if config.typical_p is not None and config.typical_p < 1:
-        made.append(TypicalLogitsWarper(config.typical_p))
-    if config.epsilon_cutoff:
-        made.append(EpsilonLogitsWarper(config.epsilon_cutoff))
-    if config.eta_cutoff:
-        made.append(EtaLogitsWarper(config.eta_cutoff, device=str(device)))
-    return made
+    kinds: dict[str, Callable[[Any], LogitsProcessor]] = {
+        "top_h": TopHLogitsWarper,
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+        "typical_p": TypicalLogitsWarper,
+        "epsilon_cutoff": EpsilonLogitsWarper,
+        "eta_cutoff": partial(EtaLogitsWarper, device=str(device)),
+    }
+    values = {name: getattr(config, name) for name in kinds}
+    used = [kinds[name](value) for name, value in values.items() if value not in NEUTRAL[name]]
+    return [TemperatureLogitsWarper(config.temperature), *used]

@@ -33,8 +33,8 @@ from trlx_like.models.layout import decoder_start
 from trlx_like.registry import Registry
 from trlx_like.samplers.decode import Decoding, needs_generate
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, refuse_nan, warpers
-from trlx_like.samplers.generation import eos_ids, greedy, is_exact, is_plain
-from trlx_like.samplers.stopping import StopStrings, ends
+from trlx_like.samplers.generation import greedy, is_exact, is_plain
+from trlx_like.samplers.stopping import StopStrings, finished
 
 logger = logging.getLogger(__name__)
 
@@ -271,19 +271,14 @@ class TransformersEngine:
                 stopping_criteria=StoppingCriteriaList([] if stops is None else [stops]),
             )
         response = ids[:, before:].clone()  # [B, R], a clone made outside inference mode, so that a loss may use it
-        lengths = ends(response, eos_ids(config))
-        if stops is not None:
-            lengths = stops.lengths(response, lengths)
-        response = response[:, : int(lengths.max())]
-        mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
-        made = Sampled(prompt, prompt_mask, response, mask)
+        made = finished(prompt, prompt_mask, response, config, stops)
         if token_sampler is not None:
-            probabilities = torch.cat(token_sampler.probabilities, dim=1)[:, : response.shape[1]]
+            probabilities = torch.cat(token_sampler.probabilities, dim=1)[:, : made.response.shape[1]]
             refuse_nan(probabilities)
         if token_sampler is not None and (tell or plain):
             made.sampling_logprobs = probabilities.log()
             if token_sampler.choices is not None:
-                made.choices, made.choice_sizes = by_row(token_sampler.choices, mask)
+                made.choices, made.choice_sizes = by_row(token_sampler.choices, made.mask)
         return made
 
 

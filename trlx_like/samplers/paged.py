@@ -25,12 +25,13 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
+from trlx_like.data.experience import padded_rows
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.functional.counter import keys as make_keys, random_stream, uniforms
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.engines import TransformersEngine, neutral, register_engine
 from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids, is_plain
-from trlx_like.samplers.stopping import StopStrings, ends
+from trlx_like.samplers.stopping import StopStrings, finished
 
 
 @register_engine("paged")
@@ -108,18 +109,11 @@ class PagedEngine(TransformersEngine):
         with neutral(self.lm):
             found = self._run(prompts, options, drawing, most, eos_ids(config))
         refuse_nan(drawing.logprobs.exp())
-        lengths = torch.tensor([len(ids) for ids in found])
-        response = torch.full((len(found), int(lengths.max())), config.pad_token_id or 0)
-        for row, ids in enumerate(found):
-            response[row, : len(ids)] = torch.tensor(ids)
-        lengths = torch.minimum(ends(response, eos_ids(config)), lengths)
-        if stop:
-            lengths = StopStrings(stop, self.tokenizer, 0).lengths(response, lengths)
-        width = int(lengths.max())
-        response, mask = response[:, :width].to(prompt.device), torch.arange(width) < lengths[:, None]
-        made = Sampled(prompt, prompt_mask, response, mask.to(prompt.device))
+        response, real = padded_rows([torch.tensor(ids) for ids in found], config.pad_token_id or 0)
+        stops = StopStrings(stop, self.tokenizer, 0) if stop else None
+        made = finished(prompt, prompt_mask, response, config, stops, real.sum(dim=1))
         if is_plain(config):
-            made.sampling_logprobs = drawing.logprobs[:, :width]
+            made.sampling_logprobs = drawing.logprobs[:, : made.response.shape[1]]
         return made
 
     def _run(

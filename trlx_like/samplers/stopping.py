@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, StoppingCriteria
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria
+
+from trlx_like.data import Sampled
+from trlx_like.samplers.generation import eos_ids
 
 
 class StopStrings(StoppingCriteria):
@@ -56,6 +59,34 @@ class StopStrings(StoppingCriteria):
         rows = zip(response.tolist(), lengths.tolist(), strict=True)
         found = [next((n for n in range(1, end) if self.complete(ids[:n])), end) for ids, end in rows]
         return torch.tensor(found, device=response.device)
+
+
+def finished(
+    prompt: Tensor,
+    prompt_mask: Tensor,
+    response: Tensor,
+    config: GenerationConfig,
+    stops: StopStrings | None,
+    given: Tensor | None = None,
+) -> Sampled:
+    """Cut responses where they end.
+
+    Args:
+        prompt: [B, P]
+        prompt_mask: [B, P] bool
+        response: The generated ids, with anything behind the end. [B, R]
+        config: Its EOS ids end a response.
+        stops: What else ends a response; None: nothing does.
+        given: How many ids of each row were generated; None: all. [B] int64
+    """
+    lengths = ends(response, eos_ids(config))
+    if given is not None:
+        lengths = torch.minimum(lengths, given)
+    if stops is not None:
+        lengths = stops.lengths(response, lengths)
+    response = response[:, : int(lengths.max())]
+    mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
+    return Sampled(prompt, prompt_mask, response.to(prompt.device), mask.to(prompt.device))
 
 
 def ends(response: Tensor, eos: list[int]) -> Tensor:

@@ -28,13 +28,14 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
+from trlx_like.data.experience import padded_rows
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.rewards.awaiting import run_async
 from trlx_like.rewards.transport import Post, Transport, check_url
 from trlx_like.samplers.engines import register_engine
 from trlx_like.samplers.generation import eos_ids, is_plain
 from trlx_like.samplers.plain_copy import DTYPES
-from trlx_like.samplers.stopping import StopStrings, ends
+from trlx_like.samplers.stopping import StopStrings, finished
 
 OPTION = "sampler.kwargs"
 SHARD = 2**30
@@ -106,21 +107,13 @@ class VLLMBase(ABC):
         seeds = torch.randint(2**62, (len(prompt),)) if keys is None else keys & (2**62 - 1)
         prompts = [ids[real].tolist() for ids, real in zip(prompt, prompt_mask, strict=True)]
         answers = self.complete(prompts, params, seeds.tolist())
-        width = max(len(ids) for ids, *_ in answers)
-        response = torch.full((len(answers), width), config.pad_token_id or 0)
-        logprobs = torch.zeros(response.shape)
-        for row, (ids, drawn, _) in enumerate(answers):
-            response[row, : len(ids)], logprobs[row, : len(ids)] = torch.tensor(ids), torch.tensor(drawn)
-        given = torch.tensor([len(ids) for ids, *_ in answers])
-        lengths = torch.minimum(ends(response, eos_ids(config)), given)
-        if stop:
-            lengths = StopStrings(stop, self.tokenizer, 0).lengths(response, lengths)
-        response, logprobs = response[:, : int(lengths.max())], logprobs[:, : int(lengths.max())]
-        mask = torch.arange(response.shape[1]) < lengths[:, None]
-        version = torch.tensor([held for *_, held in answers])
-        device = prompt.device
-        made = Sampled(prompt, prompt_mask, response.to(device), mask.to(device), version=version.to(device))
-        made.sampling_logprobs = logprobs.to(device) if is_plain(config) else None
+        response, real = padded_rows([torch.tensor(ids) for ids, *_ in answers], config.pad_token_id or 0)
+        stops = StopStrings(stop, self.tokenizer, 0) if stop else None
+        made = finished(prompt, prompt_mask, response, config, stops, real.sum(dim=1))
+        made.version = torch.tensor([held for *_, held in answers], device=prompt.device)
+        if is_plain(config):
+            logprobs, _ = padded_rows([torch.tensor(drawn) for _, drawn, _ in answers])
+            made.sampling_logprobs = logprobs[:, : made.response.shape[1]].to(prompt.device)
         return made
 
     def _params(self, config: GenerationConfig, stop: list[str]) -> dict[str, Any]:
