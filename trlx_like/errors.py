@@ -81,6 +81,24 @@ class NonFiniteError(DivergenceError):
     """Report that losses, gradients or updates were NaN or infinite. They changed no weight, unless it says so."""
 
 
+Caught = type[Exception] | tuple[type[Exception], ...]
+
+
+@contextmanager
+def raised_as(kind: type[TrlxError], caught: Caught, what: str) -> Iterator[None]:
+    """Raise an error of this kind for one of a library in a `with` block: what is wrong, and the library's reason.
+
+    Args:
+        kind: The kind of error to raise.
+        caught: The errors that it is raised for.
+        what: The beginning of the message, which the reason follows.
+    """
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{what}: {error}") from error
+
+
 @contextmanager
 def writing(path: Path, needed: int = 0) -> Iterator[None]:
     """Raise a DiskError if the disk refuses what is written in a `with` block.

@@ -76,6 +76,11 @@ def import_name(name: str, option: str) -> Any:
     return getattr(module, attribute)
 
 
+def called_by_name(value: Any, option: str) -> Any:
+    """Return what the function of a Python name returns; a value that is no such name is returned as it is."""
+    return import_name(value, option)() if is_python_name(value) else value
+
+
 @contextmanager
 def needed(what: str, extra: str) -> Iterator[None]:
     """Name the extra to install if an import in the block fails.

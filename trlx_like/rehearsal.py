@@ -15,7 +15,7 @@ from trlx_like.check import never_called
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
-from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load
+from trlx_like.models.sources import UNTRUSTED, loadable
 
 LIKE_RUNS = ("transformers", "copy")
 """Engines that a rehearsal uses as they are. Others need a server, or memory with values, and are replaced."""
@@ -72,10 +72,8 @@ def _shapes(path: Any, config: TRLConfig, option: str) -> Any:
         return _pipeline(path, option).to(getattr(torch, config.model.dtype))
     if path is None or not isinstance(path, str):
         return getattr(path, "config", path)
-    try:
+    with loadable(path, option, "model.model_extra_configs"):
         return AutoConfig.from_pretrained(path, **UNTRUSTED)
-    except UNLOADABLE as error:
-        raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
 
 
 def _pipeline(given: Any, option: str) -> Any:
@@ -88,7 +86,7 @@ def _pipeline(given: Any, option: str) -> Any:
     from diffusers import DiffusionPipeline, pipelines
 
     held: dict[str, Any] = getattr(given, "components", {})
-    try:
+    with loadable(given, option, "model.model_extra_configs"):
         index: Any = given.config if held else DiffusionPipeline.load_config(given)
         parts: dict[str, Any] = {name: value for name, value in index.items() if name[0] != "_"}
         for name, value in parts.items():
@@ -106,8 +104,6 @@ def _pipeline(given: Any, option: str) -> Any:
                 parts[name] = kind.from_config(own.config if held else kind.load_config(given, subfolder=name))
             else:  # a scheduler or a tokenizer
                 parts[name] = own if held else kind.from_pretrained(given, subfolder=name)
-    except UNLOADABLE as error:
-        raise cannot_load(option, repr(given), error, "model.model_extra_configs") from error
     return getattr(import_module("diffusers"), index["_class_name"])(**parts)
 
 

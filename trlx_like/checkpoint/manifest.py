@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import CheckpointError
+from trlx_like.errors import CheckpointError, raised_as
 
 MANIFEST = "manifest.json"
 FORMAT = "trlx_like.checkpoint"
@@ -91,10 +91,8 @@ def verify_folder(path: Path) -> None:
             file.
     """
     listed = _read_manifest(path)
-    try:
+    with raised_as(CheckpointError, OSError, f"{path} cannot be read"):
         present = _list_files(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     # Only names are compared: a file is never opened because a manifest lists it.
     for name in sorted(listed.keys() - present.keys()):
         raise CheckpointError(f"{path}: {name} is missing.")
@@ -161,13 +159,11 @@ def _check_file(path: Path, listed: Any) -> None:
     """Compare a file with its entry in the manifest: first the size, which is cheap, then the hash."""
     if not isinstance(listed, dict):
         raise CheckpointError(f"{MANIFEST} does not describe {path}.")
-    try:
+    with raised_as(CheckpointError, OSError, f"{path} cannot be read"):
         size = path.stat().st_size
         if size != listed.get("size"):
             raise CheckpointError(f"{path} is damaged: {size} bytes, and {listed.get('size')} were written.")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     if digest != listed.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its content is not what was written.")

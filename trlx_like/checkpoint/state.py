@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trlx_like.checkpoint.ranges import has_parts
 from trlx_like.checkpoint.tree import load_tree, save_tree, tree_bytes
-from trlx_like.errors import CheckpointError
+from trlx_like.errors import CheckpointError, raised_as
 
 FOLDER = "state"
 INDEX = "index.json"
@@ -168,10 +168,8 @@ class TrainState:
             if kept.local or main or has_parts(state):
                 place = _place(directory, name, kept.local, rank)
                 place.parent.mkdir(parents=True, exist_ok=True)
-                try:
+                with raised_as(CheckpointError, CheckpointError, f"{name} cannot be saved"):
                     save_tree(state, place, rank, main=kept.local or main)
-                except CheckpointError as error:
-                    raise CheckpointError(f"{name} cannot be saved: {error}") from error
         if main:
             index = {"version": VERSION, "meta": self.meta, "items": self._kinds()}
             (directory / FOLDER).mkdir(exist_ok=True)

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trlx_like.checkpoint.ranges import SavedRanges, save_ranges
-from trlx_like.errors import CheckpointError
+from trlx_like.errors import CheckpointError, raised_as
 from trlx_like.functional.parts import Part, Saved
 
 FORMAT = "trlx_like.tree"
@@ -66,14 +66,12 @@ def save_tree(tree: Any, path: Path, rank: int = 0, *, main: bool = True) -> Non
     writer = _Writer()
     document = {"format": FORMAT, "version": VERSION, "tree": writer.encode(tree, ())}
     structure, tensors = _files(path)
-    try:
+    with raised_as(CheckpointError, (OSError, SafetensorError), f"{path} cannot be written"):
         if writer.parts:
             save_ranges(writer.parts, path, rank)
         if main:
             save_file(writer.tensors, tensors)
             structure.write_text(json.dumps(document, allow_nan=False), encoding="ascii")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from error
 
 
 def tree_bytes(tree: Any) -> int:
@@ -109,7 +107,9 @@ def load_tree(path: Path, *, parts: bool = False) -> Any:
         if document["format"] != FORMAT or document["version"] != VERSION:
             found = f"{document['format']!r}, version {document['version']!r}"
             raise CheckpointError(f"{structure} is {found}; this release reads {FORMAT!r}, version {VERSION}.")
-        return _Reader(_read_tensors(tensors), SavedRanges(path), parts).decode(document["tree"])
+        # Clones: what is loaded are views of the file, which may be deleted while they are in use.
+        held = {name: value.clone() for name, value in load_file(tensors).items()}
+        return _Reader(held, SavedRanges(path), parts).decode(document["tree"])
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -119,14 +119,6 @@ def load_tree(path: Path, *, parts: bool = False) -> Any:
 def _files(path: Path) -> tuple[Path, Path]:
     """Return the paths of structure and tensors."""
     return path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.safetensors")
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file into memory of their own."""
-    with safe_open(str(path), framework="pt") as file:
-        names: list[str] = file.keys()
-        # Clone them: they are views of the file, which may be deleted while they are in use.
-        return {name: file.get_tensor(name).clone() for name in names}
 
 
 class _Writer:

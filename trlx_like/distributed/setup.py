@@ -13,7 +13,7 @@ from accelerate.utils import InitProcessGroupKwargs, patch_environment
 from trlx_like.config import TRLConfig
 from trlx_like.distributed.launched import check_launcher, check_state
 from trlx_like.distributed.orphans import watch_launcher
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,12 @@ def make_accelerator(config: TRLConfig) -> Accelerator:
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
     on_cpu = backend.device == "cpu" or not torch.cuda.is_available()  # Apple's GPUs lack float64, which sums are in
-    try:
-        with patch_environment(**NOT_ACCELERATE):
-            accelerator = Accelerator(
-                cpu=on_cpu, mixed_precision=backend.mixed_precision, kwargs_handlers=_process_group(backend.timeout)
-            )
-    except ValueError as error:  # accelerate remembers the first number format of a process
-        raise ConfigError(f"backend.mixed_precision ({backend.mixed_precision!r}): {error}") from error
+    # Accelerate remembers the first number format of a process.
+    named = raised_as(ConfigError, ValueError, f"backend.mixed_precision ({backend.mixed_precision!r})")
+    with named, patch_environment(**NOT_ACCELERATE):
+        accelerator = Accelerator(
+            cpu=on_cpu, mixed_precision=backend.mixed_precision, kwargs_handlers=_process_group(backend.timeout)
+        )
     check_state(config, accelerator.state)
     if on_cpu and accelerator.mixed_precision == "fp16":
         # accelerate would silently train in the number format of the weights.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 from trlx_like.imports import needed
 from trlx_like.models.formats import is_quantized
 from trlx_like.models.merging import adapted_weights, adapts, has_adapter, shared_weights
@@ -97,10 +97,8 @@ def _from_mapping(peft: Any, given: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"{OPTION}.{name}: {kind} has no such option.{f' Did you mean {close}?' if close else ''}"
             )
-    try:
+    with raised_as(ConfigError, (TypeError, ValueError), OPTION):
         return kinds[kind](**{**given, "peft_type": kind})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{OPTION}: {error}") from error
 
 
 def _kind(value: Any) -> str:
@@ -126,12 +124,10 @@ def add_adapter(lm: PreTrainedModel, given: Any, source: str | None) -> None:
             "new one, start from a folder that save_pretrained(..., merged=True) wrote."
         )
     config = read_adapter(given)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # for GPT-2; peft corrects it
-            lm.add_adapter(config, _NAME)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{OPTION} does not fit {type(lm).__name__}: {error}") from error
+    fits = raised_as(ConfigError, (TypeError, ValueError), f"{OPTION} does not fit {type(lm).__name__}")
+    with fits, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # for GPT-2; peft corrects it
+        lm.add_adapter(config, _NAME)
     if lm.config.is_encoder_decoder and not shared_weights(lm).isdisjoint(adapted_weights(lm)):
         raise ConfigError(
             f"{OPTION}: the embeddings of {type(lm).__name__} share a weight, so that an adapter on one of them could "

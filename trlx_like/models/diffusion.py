@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trlx_like.data.diffusion import Conditioning
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 from trlx_like.functional.diffusion import guided
 from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, read_adapter
 from trlx_like.models.diffusion_families import family_of, no_bars
@@ -95,10 +95,8 @@ class DiffusionModel(nn.Module):
         if has_adapter(self.denoiser):
             raise ConfigError(f"{OPTION}: the pipeline of model.model_path has an adapter already.")
         config.target_modules = config.target_modules or TARGETS
-        try:
+        with raised_as(ConfigError, (TypeError, ValueError), f"{OPTION} does not fit {type(self.denoiser).__name__}"):
             self.denoiser.add_adapter(config)  # type: ignore[operator]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{OPTION} does not fit {type(self.denoiser).__name__}: {error}") from error
         leave_out_frozen(self, self.denoiser)
         weights = [(parameter.numel(), parameter.requires_grad) for parameter in self.denoiser.parameters()]
         logger.info(

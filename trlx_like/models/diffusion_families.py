@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError, RegistryError
-from trlx_like.imports import import_name, is_python_name, needed
+from trlx_like.imports import called_by_name, is_python_name, needed
 from trlx_like.models.finite import require_finite
-from trlx_like.models.sources import UNLOADABLE, cannot_load, check_place, no_progress_bars, reason
+from trlx_like.models.sources import check_place, loadable, no_progress_bars, reason
 from trlx_like.registry import Registry
 
 
@@ -192,9 +192,7 @@ def load_pipeline(config: ModelConfig) -> Any:
     """
     with needed("model.model_arch_type: diffusion needs diffusers", "diffusion"):
         from diffusers import DiffusionPipeline
-    path = config.model_path
-    if is_python_name(path):
-        path = import_name(path, "model.model_path")()
+    path = called_by_name(config.model_path, "model.model_path")
     if isinstance(path, DiffusionPipeline):
         if config.changed("dtype"):
             raise ConfigError(f"model.dtype ({config.dtype!r}): a pipeline in memory is used as it is; convert it.")
@@ -204,13 +202,10 @@ def load_pipeline(config: ModelConfig) -> Any:
             f"model.model_path ({type(path).__name__}) must be a diffusers pipeline, its folder or hub name."
         )
     inspect_pipeline(config)
-    try:
-        with no_bars():
-            pipeline = DiffusionPipeline.from_pretrained(
-                path, torch_dtype=getattr(torch, config.dtype), **config.model_extra_configs
-            )
-    except UNLOADABLE as error:
-        raise cannot_load("model.model_path", repr(path), error, "model.model_extra_configs") from error
+    with loadable(path, "model.model_path", "model.model_extra_configs"), no_bars():
+        pipeline = DiffusionPipeline.from_pretrained(
+            path, torch_dtype=getattr(torch, config.dtype), **config.model_extra_configs
+        )
     return _checked(pipeline, repr(path))
 
 

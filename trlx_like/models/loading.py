@@ -19,7 +19,7 @@ from transformers.activations import NewGELUActivation
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
-from trlx_like.imports import import_name, is_python_name
+from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
 from trlx_like.models.causality import require_causal
 from trlx_like.models.finite import require_finite
@@ -32,7 +32,7 @@ from trlx_like.models.formats import (
 )
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place, no_progress_bars
+from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, check_place, loadable, no_progress_bars, shown
 from trlx_like.models.unread import lowest_blocks, read_buffers, reads_weights, unread_weights, why_read
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def load_trained_model(config: ModelConfig, unread: bool = False) -> PreTrainedM
         ConfigError: If it cannot be loaded or trained, or is of another kind than `model.model_arch_type`.
     """
     check_model(config)
-    path = import_name(config.model_path, MODEL)() if is_python_name(config.model_path) else config.model_path
+    path = called_by_name(config.model_path, MODEL)
     lm = load_model(path, config, unread=unread and not reads_weights(config.peft_config))
     if config.peft_config is not None:
         add_adapter(lm, config.peft_config, path if isinstance(path, str) else None)
@@ -92,10 +92,8 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL, unread: bool
         ConfigError: If it cannot be loaded, lacks weights, has NaN or infinite ones, is not causal, or is of another
             kind than `model.model_arch_type`.
     """
-    if is_python_name(path):
-        path = import_name(path, option)()
-    path = unwrapped(path)
-    place = f"{option} ({_shown(path)})"
+    path = unwrapped(called_by_name(path, option))
+    place = f"{option} ({shown(path)})"
     if isinstance(path, PreTrainedModel):
         _check_kind(path.config, config, type(path).__name__)
         check_has_lm_head(path)
@@ -123,7 +121,7 @@ def _left_unread(path: Any, config: ModelConfig, option: str) -> PreTrainedModel
         if (why := why_read(lm)) is None:
             return lm
         del lm
-    logger.info("Every process reads all weights of %s (%s), and then drops what it does not hold.", _shown(path), why)
+    logger.info("Every process reads all weights of %s (%s), and then drops what it does not hold.", shown(path), why)
     return _loaded(path, config, option)
 
 
@@ -131,16 +129,14 @@ def _loaded(path: Any, config: ModelConfig, option: str, quantized: bool = True,
     """Load a model, or make one of a configuration; `more` goes to `from_pretrained`."""
     extra = {**UNTRUSTED, **load_options(config, path, quantized), **more}
     kind: Any = AutoModelForSeq2SeqLM if config.model_arch_type == "seq2seq" else AutoModelForCausalLM
-    try:
+    with loadable(path, option, "model.model_extra_configs"):
         if isinstance(path, PretrainedConfig):
             found = path
         else:
             check_place(str(path), option)
             found = _read_config(str(path), extra, option)
-        _check_kind(found, config, _shown(path))
+        _check_kind(found, config, shown(path))
         return read_model(kind, path, option, extra)
-    except UNLOADABLE as error:
-        raise cannot_load(option, _shown(path), error, "model.model_extra_configs") from error
 
 
 def read_model(
@@ -166,7 +162,7 @@ def read_model(
         lm, found = kind.from_pretrained(
             str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
         )
-    check_complete(found, f"{option} ({_shown(path)})", extra.get("ignore_mismatched_sizes", False), new)
+    check_complete(found, f"{option} ({shown(path)})", extra.get("ignore_mismatched_sizes", False), new)
     return lm
 
 
@@ -197,7 +193,7 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
     path, extra, local = unwrapped(path), {**UNTRUSTED, **config.model_extra_configs}, {"local_files_only": True}
     found = within_reach(path, option, {**extra, **local})
     if isinstance(found, PretrainedConfig):
-        _check_kind(found, config, _shown(path))
+        _check_kind(found, config, shown(path))
     if not isinstance(found, str):
         return found
     if base_of(path) is None and not _quantized(path, extra):  # layers of bitsandbytes take no headers
@@ -206,10 +202,8 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
             with torch.random.fork_rng([]):
                 add_adapter(lm, config.peft_config, None)
         return lm.config
-    try:
+    with loadable(path, option, "model.model_extra_configs"):
         return _read_config(path, {**extra, **local}, option)
-    except UNLOADABLE as error:
-        raise cannot_load(option, repr(path), error, "model.model_extra_configs") from error
 
 
 def within_reach(path: Any, option: str, extra: Mapping[str, Any]) -> PretrainedConfig | str | None:
@@ -311,10 +305,8 @@ def arch_type(path: str) -> Literal["causal", "seq2seq"]:
         ConfigError: If it holds no model.
     """
     check_place(path, MODEL)
-    try:
+    with loadable(path, MODEL):
         return _kind(AutoConfig.from_pretrained(base_of(path) or path, **UNTRUSTED))
-    except UNLOADABLE as error:
-        raise cannot_load(MODEL, _shown(path), error) from error
 
 
 def _kind(config: PretrainedConfig) -> Literal["causal", "seq2seq"]:
@@ -334,12 +326,6 @@ def _check_kind(found: PretrainedConfig, config: ModelConfig, name: str) -> None
             f"{MODEL} ({name}) holds {saved}, which is not causal: it would see the tokens that it learns to predict. "
             "Use a causal language model."
         )
-
-
-def _shown(path: Any) -> str:
-    """Return the words for a model's path in an error."""
-    in_memory = isinstance(path, PretrainedConfig | PreTrainedModel)
-    return type(path).__name__ if in_memory else repr(str(path))
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

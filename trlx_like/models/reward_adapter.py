@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 from trlx_like.imports import needed
 from trlx_like.models.dropout import evaluating
 from trlx_like.models.reward_model import states_at_end
@@ -104,15 +104,13 @@ def _add(lm: PreTrainedModel, path: str, name: str, where: Mapping[str, Any]) ->
     before = {parameter: parameter.requires_grad for parameter in lm.parameters()}
     policy = lm.active_adapters()
     own = {key.removeprefix("base_model.model."): value for key, value in weights.items() if f".{HEAD}." not in key}
-    try:
+    with raised_as(ConfigError, (ValueError, RuntimeError), f"{path!r} is no adapter for {type(lm).__name__}"):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter is intended
             lm.add_adapter(config, adapter_name=name)
         fits: Any = set_peft_model_state_dict(lm, own, adapter_name=name)
         if wrong := [*fits.unexpected_keys, *(key for key in fits.missing_keys if f".{name}." in key)]:
             raise ValueError(f"{wrong[0]} does not fit.")
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path!r} is no adapter for {type(lm).__name__}: {error}") from error
     lm.set_adapter(policy)
     for parameter in lm.parameters():
         parameter.requires_grad_(before.get(parameter, False))

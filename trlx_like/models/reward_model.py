@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers import (
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
-from trlx_like.imports import import_name, is_python_name
+from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, read_adapter
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import (
@@ -35,7 +36,7 @@ from trlx_like.models.formats import (
 )
 from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import MODEL, fuse_gelu, read_model, within_reach
-from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, cannot_load, check_place
+from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
 
 CLASSIFIER = "ForSequenceClassification"
@@ -120,20 +121,17 @@ def load_reward_model(
     Raises:
         ConfigError: If it cannot be loaded or trained, or is no reward model.
     """
-    if is_python_name(path):
-        path = import_name(path, option)()
+    path = called_by_name(path, option)
     headers = {"dtype": torch.float32, **UNTRUSTED, **extra}
     if config is not None:
         check_formats(config)
         headers |= load_options(config, path, quantized=False)
         extra = {**load_options(config, path), **extra}
-    try:
+    with _readable(path, option):
         if isinstance(path, str) and Path(path).is_dir():
             # By its headers first, before memory is filled with what turns out to be random.
             _load(path, trained, option, {**headers, "device_map": "meta"})
         model = _load(path, trained, option, {**headers, **extra})
-    except UNLOADABLE as error:
-        raise _unloadable(option, path, error) from error
     if not type(model).__name__.endswith(CLASSIFIER) or model.config.num_labels != 1:
         raise ConfigError(
             f"{option}: a reward model is a classifier with one label, such as AutoModelForSequenceClassification "
@@ -144,7 +142,7 @@ def load_reward_model(
     if config is not None:
         check_in_memory(model, config) if isinstance(path, PreTrainedModel) else prepare_quantized(model, config)
         require_adapter(model, config.peft_config is not None)
-    require_finite(model, f"{option} ({type(model).__name__ if isinstance(path, PreTrainedModel) else str(path)!r})")
+    require_finite(model, f"{option} ({shown(path)})")
     return fuse_gelu(model)
 
 
@@ -183,11 +181,9 @@ def _load(path: Any, trained: bool, option: str, extra: dict[str, Any]) -> PreTr
     return read_model(AutoModelForSequenceClassification, path, option, extra, () if trained else HEADS)
 
 
-def _unloadable(option: str, path: Any, error: Exception) -> ConfigError:
-    """Make the error for a path that cannot be loaded."""
-    shown = type(path).__name__ if isinstance(path, PretrainedConfig) else repr(str(path))
-    extra = "model.model_extra_configs" if option == MODEL else ""
-    return cannot_load(option, shown, error, extra, " as a reward model")
+def _readable(path: Any, option: str) -> AbstractContextManager[None]:
+    """Raise ConfigError in a `with` block for a path that cannot be loaded."""
+    return loadable(path, option, "model.model_extra_configs" if option == MODEL else "", " as a reward model")
 
 
 def check_reward_model(path: str, option: str) -> None:
@@ -197,10 +193,8 @@ def check_reward_model(path: str, option: str) -> None:
         path: The folder or hub name.
         option: The name of the option in errors.
     """
-    try:
+    with _readable(path, option):
         saved = AutoConfig.from_pretrained(path, **UNTRUSTED).architectures or ["a model that does not say its class"]
-    except UNLOADABLE as error:
-        raise _unloadable(option, path, error) from error
     if not saved[0].endswith(CLASSIFIER):
         raise ConfigError(f"{option} ({path!r}) holds {saved[0]}, which has no trained head for rewards.")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
@@ -109,10 +109,10 @@ def _shards(find: Callable[[str], str | None], name: str, prefix: str) -> list[s
 def _read(file: str, prefix: str) -> dict[str, Tensor]:
     """Read the weights whose names begin with `prefix`."""
     try:
-        if not file.endswith(".bin"):
-            with safe_open(file, "pt") as saved:
-                return {name: saved.get_tensor(name) for name in saved.keys() if name.startswith(prefix)}  # noqa: SIM118
-        held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        if file.endswith(".bin"):
+            held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        else:
+            held = load_file(file)  # mapped to memory
         return {name: value for name, value in held.items() if name.startswith(prefix)}
     except UNLOADABLE as error:
         raise ConfigError(f"The heads in {file} cannot be read: {reason(error)}.") from error

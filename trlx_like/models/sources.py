@@ -14,7 +14,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from trlx_like.errors import ConfigError
@@ -39,20 +39,33 @@ def reason(error: Exception) -> str:
     return f"{kind}{sentence or type(error).__name__}"
 
 
-def cannot_load(option: str, name: str, error: Exception, extra: str = "", as_what: str = "") -> ConfigError:
-    """Return the error about a model or tokenizer that transformers cannot load.
+def shown(path: Any) -> str:
+    """Return the words for a model's path in an error."""
+    in_memory = isinstance(path, PretrainedConfig | PreTrainedModel)
+    return type(path).__name__ if in_memory else repr(str(path))
+
+
+@contextmanager
+def loadable(
+    path: Any, option: str, extra: str = "", as_what: str = "", caught: tuple[type[Exception], ...] = UNLOADABLE
+) -> Iterator[None]:
+    """Raise ConfigError for what transformers raises in a `with` block that loads a model or a tokenizer.
 
     Args:
+        path: Its place.
         option: The option that names it.
-        name: Its name, as it is shown.
-        error: What transformers raised.
         extra: The option with more arguments of `from_pretrained`, if there is one.
         as_what: What it should be, as in " as a reward model".
+        caught: What transformers may raise.
     """
-    if "trust_remote_code" not in str(error):
-        return ConfigError(f"{option} ({name}) cannot be loaded{as_what}: {reason(error)}")
-    advice = f" If you trust its author, add to the command: --set {extra}.trust_remote_code=true" if extra else ""
-    return ConfigError(f"{option} ({name}) comes with code of its own, which is not run.{advice}")
+    try:
+        yield
+    except caught as error:
+        why = f"cannot be loaded{as_what}: {reason(error)}"
+        if "trust_remote_code" in str(error):
+            advice = f" If you trust its author, add to the command: --set {extra}.trust_remote_code=true"
+            why = f"comes with code of its own, which is not run.{advice * bool(extra)}"
+        raise ConfigError(f"{option} ({shown(path)}) {why}") from error
 
 
 def check_place(path: str, option: str) -> None:

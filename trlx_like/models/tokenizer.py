@@ -10,10 +10,10 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trlx_like.config import TokenizerConfig
-from trlx_like.errors import ConfigError
-from trlx_like.imports import import_name, is_python_name
+from trlx_like.errors import ConfigError, raised_as
+from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.chat_templates import NAMES, named_template
-from trlx_like.models.sources import UNTRUSTED, cannot_load, check_place, no_progress_bars
+from trlx_like.models.sources import UNTRUSTED, check_place, loadable, no_progress_bars
 from trlx_like.reading import read_bytes
 
 logger = logging.getLogger(__name__)
@@ -132,21 +132,16 @@ def _read_template(template: str) -> str:
         return template
     if template in NAMES:
         return named_template(template)
-    try:
+    what = f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {', '.join(NAMES)}, nor a file"
+    with raised_as(ConfigError, (OSError, UnicodeDecodeError), what):
         return read_bytes(Path(os.path.expanduser(template)), LARGEST_TEMPLATE).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {', '.join(NAMES)}, nor a file: "
-            f"{error}"
-        ) from error
 
 
 def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the configuration."""
     own = config.tokenizer_path is not None
     path, option = (config.tokenizer_path, "tokenizer.tokenizer_path") if own else (model_path, "model.model_path")
-    if is_python_name(path):
-        path = import_name(path, option)()
+    path = called_by_name(path, option)
     if isinstance(path, PreTrainedTokenizerBase):
         return path
     if isinstance(path, (PreTrainedModel, PretrainedConfig)):
@@ -156,14 +151,11 @@ def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedToken
         )
     check_place(str(path), option)
     place = f"{option} ({str(path)!r})"
-    try:
-        with no_progress_bars():
-            tokenizer: PreTrainedTokenizerBase
-            tokenizer = AutoTokenizer.from_pretrained(str(path), **{**UNTRUSTED, **config.tokenizer_extra_configs})
-    except Exception as error:  # the library below it raises its own kinds, which have no base class
-        raise cannot_load(
-            option, repr(str(path)), error, "tokenizer.tokenizer_extra_configs", " as a tokenizer"
-        ) from error
+    # The library below it raises its own kinds, which have no base class.
+    loads = loadable(path, option, "tokenizer.tokenizer_extra_configs", " as a tokenizer", (Exception,))
+    with loads, no_progress_bars():
+        tokenizer: PreTrainedTokenizerBase
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **{**UNTRUSTED, **config.tokenizer_extra_configs})
     if not _knows_tokens(tokenizer):
         raise ConfigError(
             f"{place}: the tokenizer knows no tokens; the folder lacks its files, such as tokenizer.json."

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import get_json_schema
 
-from trlx_like.errors import ConfigError, DataError
+from trlx_like.errors import ConfigError, DataError, raised_as
 from trlx_like.imports import import_name
 from trlx_like.pipelines.rows import Message as Message, is_messages as is_messages
 from trlx_like.pipelines.tokens import Dialogue, common_prefix
@@ -300,13 +300,12 @@ class _Chat:
                     message["content"] = text
 
     def _apply(self, end: int, **asked: Any) -> Any:
-        try:
+        # A template is a program, which may divide by zero or recurse without end.
+        with raised_as(DataError, Exception, f"{self.place}: the chat template refuses the messages"):
             # The template writes special tokens itself, and transformers adds none to the text that it renders.
             return self.tokenizer.apply_chat_template(
                 self.messages[:end], tokenize=True, return_dict=True, **asked, **self.options
             )
-        except Exception as error:  # a template is a program, which may divide by zero or recurse without end
-            raise DataError(f"{self.place}: the chat template refuses the messages: {error}") from error
 
     def _rewritten(self, turn: int) -> DataError:
         return DataError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from trlx_like.errors import ConfigError, RegistryError, RewardError
+from trlx_like.errors import ConfigError, RegistryError, RewardError, raised_as
 from trlx_like.imports import import_name, is_python_name
 from trlx_like.registry import Registry
 from trlx_like.rewards.arguments import metadata_rows, name_of
@@ -254,7 +254,5 @@ def _negative(reward: Any) -> float | None:
 
 
 def _constructed(made: Callable[..., Any], options: dict[str, Any], option: str) -> Any:
-    try:
+    with raised_as(ConfigError, TypeError, f"{option}: {name_of(made)} cannot be made of {options or 'no options'}"):
         return made(**options)
-    except TypeError as error:
-        raise ConfigError(f"{option}: {name_of(made)} cannot be made of {options or 'no options'}: {error}") from error

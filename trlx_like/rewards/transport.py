@@ -15,7 +15,7 @@ from functools import partial
 
 import httpx2
 
-from trlx_like.errors import ConfigError, TrlxError
+from trlx_like.errors import ConfigError, TrlxError, raised_as
 from trlx_like.redact import HIDDEN
 
 _TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -37,10 +37,8 @@ def check_url(option: str, url: str) -> None:
     """
     if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"{option} ({url!r}) must begin with http:// or https://.")
-    try:
+    with raised_as(ConfigError, httpx2.InvalidURL, f"{option} ({url!r}) is no address"):
         named = httpx2.URL(url).host
-    except httpx2.InvalidURL as error:
-        raise ConfigError(f"{option} ({url!r}) is no address: {error}") from error
     if not named:
         raise ConfigError(f"{option} ({url!r}) names no server.")
 

@@ -27,7 +27,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import ConfigError, RewardError, TrlxError
+from trlx_like.errors import ConfigError, RewardError, TrlxError, raised_as
 from trlx_like.imports import file_modules, import_file
 from trlx_like.rewards.call import run_calls
 from trlx_like.rewards.limits import Limit
@@ -147,18 +147,16 @@ class Worker:
         ours, theirs = Pipe()
         log = os.devnull if self.payload.log is None else self.payload.log
         command = [sys.executable, "-u", "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-        try:
-            with open(log, "ab") as output, theirs:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is for the run, and what the function starts is killed with it
-                )
-        except OSError as error:
-            raise RewardError(f"A process of reward.workers did not start: {error}") from error
+        starts = raised_as(RewardError, OSError, "A process of reward.workers did not start")
+        with starts, open(log, "ab") as output, theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the run, and what the function starts is killed with it
+            )
         self._connection = ours
         if self._stopped:
             _kill(self._process)
@@ -230,10 +228,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pickled(message: Any) -> bytes:
-    try:
+    with raised_as(RewardError, Exception, "A prompt has a key whose value cannot be sent to reward.workers"):
         return pickle.dumps(message)
-    except Exception as error:
-        raise RewardError(f"A prompt has a key whose value cannot be sent to reward.workers: {error}") from error
 
 
 def _modules() -> dict[str, Any]:

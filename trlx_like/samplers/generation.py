@@ -23,7 +23,7 @@ from transformers import (
 
 from trlx_like.config.generation import FORBIDDING, NEUTRAL, TYPES, option_problems, option_type, swept
 from trlx_like.config.problems import InvalidConfig
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
@@ -51,10 +51,8 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    try:
+    with raised_as(ConfigError, ValueError, "method.gen_kwargs"):
         return GenerationConfig(**{**neutral, **special, **given})
-    except ValueError as error:
-        raise ConfigError(f"method.gen_kwargs: {error}") from error
 
 
 def check_token_ids(options: Mapping[str, Any], name: str, vocabulary: int) -> None:
