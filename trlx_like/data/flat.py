@@ -119,13 +119,9 @@ class FlatRows(LazyRows[R], Generic[R]):
         return self._count
 
     def row(self, number: int) -> R:
-        found: dict[str, list[Any]] = {}
-        for name in self.kind.FIELDS:
-            values, ends = self._columns.get(name, (None, None))
-            if values is None or ends is None:
-                found[name] = []
-            else:
-                found[name] = values[ends[number - 1] if number else 0 : ends[number]].tolist()
+        found: dict[str, list[Any]] = {name: [] for name in self.kind.FIELDS}
+        for name, (values, ends) in self._columns.items():
+            found[name] = values[ends[number - 1] if number else 0 : ends[number]].tolist()
         return self.kind.of(**found)
 
     def values(self, name: str) -> np.ndarray:

@@ -35,14 +35,13 @@ def offsets(ids: Sequence[int], text: str, tokenizer: Any) -> list[tuple[int, in
         tokenizer: The tokenizer of the policy.
     """
     parts = [tokenizer.decode([token], skip_special_tokens=True) for token in ids]
+    ends = [0]
     if "".join(parts).startswith(text):
-        ends = [0]
         for part in parts:
             ends.append(min(ends[-1] + len(part), len(text)))
     else:
         whole = tokenizer.decode(list(ids), skip_special_tokens=True)
         shift = text[:1] == " " and not whole.startswith(text)  # some tokenizers drop the first space
-        ends = [0]
         for count in range(1, len(ids) + 1):
             begun = " " * shift + tokenizer.decode(list(ids[:count]), skip_special_tokens=True)
             ends.append(max(ends[-1], len(commonprefix([begun, text]))))

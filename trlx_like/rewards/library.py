@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,21 +20,21 @@ from trlx_like.errors import ConfigError, RewardError
 from trlx_like.rewards.formulas import agree, answer_of, reference_of
 from trlx_like.rewards.programs import passes
 
-Columns = Mapping[str, Sequence[Any]]
-Rewards = list[float | None]
+Given = Callable[[str], Any]
+"""Returns what a column holds for the sample that is scored."""
 Count = Annotated[int, Field(ge=1)]
 
 _FENCE = re.compile(r"```[\w+-]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def exact_match(
-    outputs: Sequence[str],
-    columns: Columns,
+    output: str,
+    given: Given,
     *,
     column: str = "reference",
     extract: str | None = None,
     case: bool = False,
-) -> Rewards:
+) -> float | None:
     """Give 1 to an output that is the reference, up to spaces around it, else 0.
 
     Options:
@@ -42,26 +43,22 @@ def exact_match(
         case: Whether upper and lower case differ.
     """
 
-    def shaped(text: str) -> str:
-        return text.strip() if case else text.strip().lower()
-
-    wanted = _references(columns, column)
-    found = [_extracted(output, extract) for output in outputs]
-    return [
-        None if right is None else float(answer is not None and shaped(answer) == shaped(str(right)))
-        for answer, right in zip(found, wanted, strict=True)
-    ]
+    right, answer = given(column), _extracted(output, extract)
+    if right is None or answer is None:
+        return None if right is None else 0.0
+    answer, right = answer.strip(), str(right).strip()
+    return float(answer == right if case else answer.lower() == right.lower())
 
 
 def numeric_match(
-    outputs: Sequence[str],
-    columns: Columns,
+    output: str,
+    given: Given,
     *,
     column: str = "reference",
     extract: str | None = None,
     tolerance: Annotated[float, Field(ge=0)] = 1e-6,
     symbolic: bool = True,
-) -> Rewards:
+) -> float | None:
     r"""Give 1 to an output whose answer is the reference as a number, else 0.
 
     The answer is what the last \boxed{...} holds, else the last number; of the reference, too ("#### 72"), unless it is
@@ -73,27 +70,24 @@ def numeric_match(
         tolerance: Relative difference that is allowed.
         symbolic: Whether formulas in boxes are compared by sympy, if it is installed.
     """
-    rewards: Rewards = []
-    for output, right in zip(outputs, _references(columns, column), strict=True):
-        answer = answer_of(output) if extract is None else _extracted(output, extract)
-        wanted = None if right is None else reference_of(str(right))
-        rewards.append(None if wanted is None else float(agree(answer, wanted, tolerance, symbolic)))
-    return rewards
+    right = given(column)
+    answer = answer_of(output) if extract is None else _extracted(output, extract)
+    wanted = None if right is None else reference_of(str(right))
+    return None if wanted is None else float(agree(answer, wanted, tolerance, symbolic))
 
 
-def regex_match(outputs: Sequence[str], columns: Columns, *, pattern: str, whole: bool = False) -> Rewards:
+def regex_match(output: str, given: Given, *, pattern: str, whole: bool = False) -> float | None:
     """Give 1 to an output in which a regular expression is found, else 0. A dot matches line breaks too.
 
     Options:
         pattern: The expression.
         whole: Whether it has to match all of the output, but for spaces around it.
     """
-    compiled = re.compile(pattern, re.DOTALL)
-    match = compiled.fullmatch if whole else compiled.search
-    return [float(match(output.strip() if whole else output) is not None) for output in outputs]
+    found = re.fullmatch(pattern, output.strip(), re.DOTALL) if whole else re.search(pattern, output, re.DOTALL)
+    return float(found is not None)
 
 
-def tags(outputs: Sequence[str], columns: Columns, *, names: Annotated[list[str], Field(min_length=1)]) -> Rewards:
+def tags(output: str, given: Given, *, names: Annotated[list[str], Field(min_length=1)]) -> float | None:
     """Give 1 to an output that is made of these tags, each once and in this order, else 0.
 
     Options:
@@ -101,36 +95,31 @@ def tags(outputs: Sequence[str], columns: Columns, *, names: Annotated[list[str]
     """
     inner = rf"(?:(?!</?(?:{'|'.join(map(re.escape, names))})>).)*"
     pattern = r"\s*".join(rf"<{re.escape(name)}>{inner}</{re.escape(name)}>" for name in names)
-    return regex_match(outputs, columns, pattern=pattern, whole=True)
+    return regex_match(output, given, pattern=pattern, whole=True)
 
 
-def json_valid(outputs: Sequence[str], columns: Columns, *, schema: Mapping[str, Any] | None = None) -> Rewards:
+def json_valid(output: str, given: Given, *, schema: Mapping[str, Any] | None = None) -> float | None:
     """Give 1 to an output that is JSON, or has JSON between its first pair of three backquotes, else 0.
 
     Options:
         schema: The JSON schema that it has to fulfil (needs the package jsonschema).
     """
-    check = None if schema is None else _validator(schema)
-    rewards: Rewards = []
-    for output in outputs:
-        try:
-            value = json.loads(_code(output), parse_constant=int)  # which refuses NaN
-        except (ValueError, RecursionError):
-            rewards.append(0.0)
-            continue
-        rewards.append(float(check is None or check(value)))
-    return rewards
+    try:
+        value = json.loads(_code(output), parse_constant=int)  # which refuses NaN
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(schema is None or _validator(schema).is_valid(value))
 
 
 def length(
-    outputs: Sequence[str],
-    columns: Columns,
+    output: str,
+    given: Given,
     *,
     target: Count | None = None,
     cap: Count | None = None,
     cache: Annotated[int, Field(ge=0)] = 0,
     unit: Literal["tokens", "words", "characters"] = "tokens",
-) -> Rewards:
+) -> float | None:
     """Punish a wrong length: 0 for a right one, and down to -1.
 
     With a target, the reward falls linearly with the distance to it. With a cap it is 0 up to `cap - cache`, falls
@@ -143,38 +132,32 @@ def length(
         cache: Length before the cap over which the reward falls.
         unit: tokens, words or characters.
     """
-    if unit == "tokens":
-        sizes = [len(ids) for ids in columns["output_ids"]]
-    else:
-        sizes = [len(output.split()) if unit == "words" else len(output) for output in outputs]
+    size = len(given("output_ids") if unit == "tokens" else output.split() if unit == "words" else output)
     if target is not None:
-        return [-min(abs(size - target) / target, 1.0) for size in sizes]
+        return -min(abs(size - target) / target, 1.0)
     assert cap is not None
-    return [-1.0 if size > cap else -max(0.0, (size - (cap - cache)) / cache) if cache else 0.0 for size in sizes]
+    return -1.0 if size > cap else -max(0.0, (size - (cap - cache)) / cache) if cache else 0.0
 
 
-def repetition(outputs: Sequence[str], columns: Columns, *, words: Count = 3) -> Rewards:
+def repetition(output: str, given: Given, *, words: Count = 3) -> float | None:
     """Punish repetition: minus the fraction of runs of some words that occurred before in the same output.
 
     Options:
         words: The number of words in a run.
     """
-    rewards: Rewards = []
-    for output in outputs:
-        split = output.split()
-        runs = [tuple(split[start : start + words]) for start in range(len(split) - words + 1)]
-        rewards.append(len(set(runs)) / len(runs) - 1.0 if runs else 0.0)
-    return rewards
+    split = output.split()
+    runs = [tuple(split[start : start + words]) for start in range(len(split) - words + 1)]
+    return len(set(runs)) / len(runs) - 1.0 if runs else 0.0
 
 
 def passes_tests(
-    outputs: Sequence[str],
-    columns: Columns,
+    output: str,
+    given: Given,
     *,
     column: str = "tests",
     seconds: Annotated[float, Field(gt=0)] = 5.0,
     memory: Count = 512,
-) -> Rewards:
+) -> float | None:
     """Give the fraction of tests that the Python code of an output passes. This is no sandbox, see rewards/programs.py.
 
     Options:
@@ -182,15 +165,13 @@ def passes_tests(
         seconds: Time limit of each test.
         memory: Memory limit of each test, in MiB.
     """
-    rewards: Rewards = []
-    for output, tests in zip(outputs, _references(columns, column), strict=True):
-        listed = [tests] if isinstance(tests, str) else list(tests or ())
-        passed = [passes(_code(output), test, seconds, memory) for test in listed]
-        rewards.append(sum(passed) / len(passed) if passed else None)
-    return rewards
+    tests = given(column)
+    listed = [tests] if isinstance(tests, str) else list(tests or ())
+    passed = [passes(_code(output), test, seconds, memory) for test in listed]
+    return sum(passed) / len(passed) if passed else None
 
 
-FUNCTIONS: dict[str, Callable[..., Rewards]] = {
+FUNCTIONS: dict[str, Callable[..., float | None]] = {
     function.__name__: function
     for function in (exact_match, numeric_match, regex_match, tags, json_valid, length, repetition, passes_tests)
 }
@@ -208,8 +189,10 @@ class NamedReward:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.label, self.options = name, dict(options)
 
-    def __call__(self, *, outputs: Sequence[str], output_ids: Any = None, **columns: Any) -> Rewards:
-        return FUNCTIONS[self.label](outputs, {**columns, "output_ids": output_ids}, **self.options)
+    def __call__(self, *, outputs: Sequence[str], output_ids: Any = None, **columns: Any) -> list[float | None]:
+        function = partial(FUNCTIONS[self.label], **self.options)
+        columns["output_ids"] = output_ids
+        return [function(output, partial(_entry, columns, row)) for row, output in enumerate(outputs)]
 
 
 def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedReward:
@@ -247,15 +230,15 @@ def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedRew
         except re.error as error:
             raise ConfigError(f"{option}.{key} ({options[key]!r}) is no regular expression: {error}.") from None
     if options.get("schema") is not None:
-        _validator(options["schema"], option)
+        _check_schema(options["schema"], option)
     return NamedReward(name, options)
 
 
-def _references(columns: Columns, column: str) -> Sequence[Any]:
+def _entry(columns: Mapping[str, Any], row: int, column: str) -> Any:
     if column not in columns:
         keys = ", ".join(name for name in columns if name not in ("samples", "prompts", "tokenizer", "output_ids"))
         raise RewardError(f"The prompts have no key {column!r}, only {keys or 'none'}; name it as the option column.")
-    return columns[column]
+    return columns[column][row]
 
 
 def _extracted(output: str, pattern: str | None) -> str | None:
@@ -271,15 +254,18 @@ def _code(output: str) -> str:
     return found[1] if found else output
 
 
-def _validator(schema: Mapping[str, Any], option: str = "reward_fn") -> Callable[[Any], bool]:
+def _check_schema(schema: Mapping[str, Any], option: str) -> None:
     try:
-        import jsonschema
+        from jsonschema import SchemaError
     except ImportError as error:
         raise ConfigError(f"{option}.schema needs the package jsonschema (pip install jsonschema).") from error
-    kind = jsonschema.validators.validator_for(schema)
     try:
-        kind.check_schema(dict(schema))
-    except jsonschema.SchemaError as error:
+        _validator(schema).check_schema(dict(schema))
+    except SchemaError as error:
         raise ConfigError(f"{option}.schema is no JSON schema: {error.message}.") from None
-    valid: Callable[[Any], bool] = kind(schema).is_valid
-    return valid
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    from jsonschema.validators import validator_for
+
+    return validator_for(schema)(schema)
