@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -130,14 +130,6 @@ class ColumnRows(LazyRows[E], Generic[E]):
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())).starts)
-
-    @overload
-    def __getitem__(self, rows: int) -> E: ...
-    @overload
-    def __getitem__(self, rows: slice) -> ColumnRows[E]: ...
-    def __getitem__(self, rows: int | slice) -> E | ColumnRows[E]:
-        chosen = range(len(self))[rows]
-        return self.row(chosen) if isinstance(chosen, int) else self.taken(chosen)
 
     def row(self, number: int) -> E:
         return self._made({name: column.element(number) for name, column in self.columns.items()})

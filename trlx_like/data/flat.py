@@ -69,7 +69,11 @@ class LazyRows(Sequence[T]):
     def __getitem__(self, rows: slice) -> LazyRows[T]: ...
     def __getitem__(self, rows: int | slice) -> T | LazyRows[T]:
         chosen = range(len(self))[rows]
-        return self.row(chosen) if isinstance(chosen, int) else View(self, numbers=chosen)
+        return self.row(chosen) if isinstance(chosen, int) else self.taken(chosen)
+
+    def taken(self, rows: Sequence[int]) -> LazyRows[T]:
+        """Return the rows of these numbers."""
+        return View(self, numbers=rows)
 
     def __iter__(self) -> Iterator[T]:
         return map(self.row, range(len(self)))

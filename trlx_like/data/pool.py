@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,13 @@ class ResponsePool:
     def extend(self, responses: Iterable[ScoredResponse]) -> None:
         """Add responses to known or new prompts."""
         for prompt, response, text, score in responses:
-            self._pools.setdefault(_pack(prompt), _Pool()).add(text, _pack(response), score)
+            pool = self._pools.setdefault(_pack(prompt), _Pool())
+            pool.ids.setdefault(text, _pack(response))
+            pool.made.append((text, score))
         if self.limit is not None:
             for pool in self._pools.values():
-                pool.shorten(self.limit)
+                del pool.made[: -self.limit]
+                pool.ids = {text: pool.ids[text] for text, _ in pool.made}
 
     def __len__(self) -> int:
         """Count the responses, including repeated ones."""
@@ -92,20 +96,12 @@ class ResponsePool:
             pool.made = [(known[n], score) for n, score in zip(made[row].tolist(), scores[row].tolist(), strict=True)]
 
 
+@dataclass
 class _Pool:
     """The responses to one prompt."""
 
-    def __init__(self) -> None:
-        self.ids: dict[str, bytes] = {}  # by text, in the order in which the texts were first made
-        self.made: list[tuple[str, float]] = []
-
-    def add(self, text: str, ids: bytes, score: float) -> None:
-        self.ids.setdefault(text, ids)
-        self.made.append((text, score))
-
-    def shorten(self, length: int) -> None:
-        del self.made[:-length]
-        self.ids = {text: self.ids[text] for text, _ in self.made}
+    ids: dict[str, bytes] = field(default_factory=dict)  # by text, in the order in which the texts were first made
+    made: list[tuple[str, float]] = field(default_factory=list)
 
 
 def _pack(ids: Sequence[int]) -> bytes:
@@ -114,9 +110,7 @@ def _pack(ids: Sequence[int]) -> bytes:
 
 
 def _unpack(packed: bytes) -> list[int]:
-    ids = array("i")
-    ids.frombytes(packed)
-    return ids.tolist()
+    return array("i", packed).tolist()
 
 
 def _flat(rows: Iterable[bytes]) -> dict[str, Tensor]:

@@ -158,11 +158,16 @@ def train_adapter(lm: PreTrainedModel) -> None:
 
 
 def _prepare_trained(lm: PreTrainedModel) -> None:
-    """Store the adapter in float32, also beside a model of 16 bits, and log how many weights are trained."""
+    """Store the adapter in float32, also beside a model of 16 bits, and log how much is trained."""
     for name, parameter in lm.named_parameters():
         # peft converts what goes in and out of its layers, but not of the copies of whole layers.
         if parameter.requires_grad and "modules_to_save" not in name:
             parameter.data = parameter.data.float()
+    log_trained(lm)
+
+
+def log_trained(lm: nn.Module) -> None:
+    """Log how many weights of a model with an adapter are trained."""
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in lm.parameters()]
     trained, all_of_them = sum(n for n, trains in counts if trains), sum(n for n, _ in counts)
     logger.info("Training an adapter: %d of %d weights (%.2f %%).", trained, all_of_them, 100 * trained / all_of_them)

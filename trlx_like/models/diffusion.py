@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from torch import Tensor, nn
 from trlx_like.data.diffusion import Conditioning
 from trlx_like.errors import ConfigError, raised_as
 from trlx_like.functional.diffusion import guided
-from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, read_adapter
+from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, log_trained, read_adapter
 from trlx_like.models.diffusion_families import family_of, no_bars
 from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.merging import has_adapter, merged
-
-logger = logging.getLogger(__name__)
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 """The layers that get an adapter by default: those of attention."""
@@ -98,10 +95,7 @@ class DiffusionModel(nn.Module):
         with raised_as(ConfigError, (TypeError, ValueError), f"{OPTION} does not fit {type(self.denoiser).__name__}"):
             self.denoiser.add_adapter(config)  # type: ignore[operator]
         leave_out_frozen(self, self.denoiser)
-        weights = [(parameter.numel(), parameter.requires_grad) for parameter in self.denoiser.parameters()]
-        logger.info(
-            "Training an adapter: %d of %d weights.", sum(n for n, t in weights if t), sum(n for n, _ in weights)
-        )
+        log_trained(self.denoiser)
 
     def place(self, device: torch.device, dtype: torch.dtype | None) -> None:
         """Move all parts to a device, and the frozen ones to a number format.

@@ -63,7 +63,8 @@ class RewardModel:
         self.tokenizer = _own_tokenizer(lm.config.name_or_path, option) if tokenizer is None else tokenizer
         self.encoder = TextEncoder(self.tokenizer)
         self.batch_size = batch_size
-        self.max_length = max_length or _positions(lm.config, self.tokenizer)
+        positions: int | None = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
+        self.max_length = max_length or positions or self.tokenizer.model_max_length
         self.device = device
         self.has_cut = False  # whether a text was too long, which is logged once
 
@@ -150,9 +151,3 @@ def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as missing:
         raise error from missing
     return tokenizer
-
-
-def _positions(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of a model's positions, or the tokenizer's limit if the model does not tell."""
-    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return positions if positions is not None else tokenizer.model_max_length
