@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from trlx_like.config import RewardFnConfig
 from trlx_like.errors import ConfigError
 from trlx_like.rewards.arguments import name_of, parameters
 from trlx_like.rewards.outcome import Outcome
@@ -25,10 +26,8 @@ class Pool:
 
     Args:
         functions: The functions that jobs call; jobs name them by their place in this list.
-        workers: How many processes to run.
+        options: How many processes to run, and their limits.
         tokenizer: Sent to each worker once, if a function accepts it.
-        start_limit: Seconds in which a worker has to have started.
-        memory: MiB of resident memory above which a worker is killed; None: no limit.
         log: File for what functions print; None: discard it.
 
     Raises:
@@ -36,22 +35,16 @@ class Pool:
     """
 
     def __init__(
-        self,
-        functions: Sequence[Callable[..., Any]],
-        workers: int,
-        *,
-        tokenizer: Any = None,
-        start_limit: float = 300.0,
-        memory: int | None = None,
-        log: Path | None = None,
+        self, functions: Sequence[Callable[..., Any]], options: RewardFnConfig, tokenizer: Any, log: Path | None
     ) -> None:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         if not any(takes_all or "tokenizer" in names for names, _, takes_all in map(parameters, functions)):
             tokenizer = None
-        payload = Payload(packed(functions), _packed(tokenizer, "the tokenizer"), start_limit, memory, log)
+        known, limits = _packed(tokenizer, "the tokenizer"), (options.worker_start_limit, options.worker_memory)
+        payload = Payload(packed(functions), known, *limits, log)
         self._jobs: SimpleQueue[tuple[Outcomes, Job] | None] = SimpleQueue()
-        self._workers = [Worker(payload) for _ in range(workers)]
+        self._workers = [Worker(payload) for _ in range(options.workers)]
         self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self._workers]
         for thread in self._threads:
             thread.start()

@@ -170,14 +170,8 @@ class RewardRunner:
         """Send the calls to the workers: each is a job, but all async ones are a single job, to be awaited together."""
         functions = list(self.parts.values())
         if self._pool is None:
-            self._pool = Pool(
-                functions,
-                self.options.workers,
-                tokenizer=batch.tokenizer,
-                start_limit=self.options.worker_start_limit,
-                memory=self.options.worker_memory,
-                log=None if self.directory is None else self.directory / OUTPUT_FILE,
-            )
+            log = None if self.directory is None else self.directory / OUTPUT_FILE
+            self._pool = Pool(functions, self.options, batch.tokenizer, log)
         alone = [[place] for place, call in enumerate(batch.calls) if not _is_async(call.function)]
         together = [place for place, call in enumerate(batch.calls) if _is_async(call.function)]
         names = list(self.parts)

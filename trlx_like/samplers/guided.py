@@ -17,7 +17,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from trlx_like.data import Sampled
@@ -89,15 +88,8 @@ class GuidedEngine(TransformersEngine):
 
     options = ("beta",)
 
-    def __init__(
-        self,
-        lm: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        allowed: Tensor | None = None,
-        *,
-        heads: ILQLHeads,
-    ) -> None:
-        super().__init__(lm, tokenizer, allowed)
+    def __init__(self, *args: Any, heads: ILQLHeads) -> None:
+        super().__init__(*args)
         self.heads = heads
 
     def generate(self, *args: Any, beta: float = 0.0, **options: Any) -> Sampled:

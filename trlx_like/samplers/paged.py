@@ -18,8 +18,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 
@@ -54,16 +52,9 @@ class PagedEngine(TransformersEngine):
     tells_choices = False
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        allowed: Tensor | None = None,
-        *,
-        page_size: int = 256,
-        num_blocks: int | None = None,
-        max_batch_tokens: int | None = None,
+        self, *args: Any, page_size: int = 256, num_blocks: int | None = None, max_batch_tokens: int | None = None
     ) -> None:
-        super().__init__(lm, tokenizer, allowed)
+        super().__init__(*args)
         if self.start is not None:
             raise ConfigError("sampler.engine (paged) has no encoder-decoders; use transformers.")
         self.page_size, self.num_blocks, self.max_batch_tokens = page_size, num_blocks, max_batch_tokens
@@ -94,8 +85,7 @@ class PagedEngine(TransformersEngine):
             keys = make_keys(random_stream(), range(len(prompt)), prompt.device)
         prompts = [ids[real].tolist() for ids, real in zip(prompt, prompt_mask, strict=True)]
         rows = min(at_once or len(prompts), len(prompts))
-        most = config.max_new_tokens or 0
-        pages = -(-(prompt.shape[1] + most) // self.page_size)  # rounded up
+        pages = -(-(prompt.shape[1] + (config.max_new_tokens or 0)) // self.page_size)  # rounded up
         options = ContinuousBatchingConfig(
             page_size=self.page_size,
             num_blocks=self.num_blocks or rows * pages,
@@ -107,7 +97,7 @@ class PagedEngine(TransformersEngine):
         )
         drawing = _Drawing(self.processors, config, prompts, keys)
         with neutral(self.lm):
-            found = self._run(prompts, options, drawing, most, eos_ids(config))
+            found = self._run(prompts, options, drawing, config)
         refuse_nan(drawing.logprobs.exp())
         response, real = padded_rows([torch.tensor(ids) for ids in found], config.pad_token_id or 0)
         stops = StopStrings(stop, self.tokenizer, 0) if stop else None
@@ -117,19 +107,15 @@ class PagedEngine(TransformersEngine):
         return made
 
     def _run(
-        self,
-        prompts: list[list[int]],
-        options: ContinuousBatchingConfig,
-        drawing: _Drawing,
-        most: int,
-        eos: list[int],
+        self, prompts: list[list[int]], options: ContinuousBatchingConfig, drawing: _Drawing, config: GenerationConfig
     ) -> list[list[int]]:
         """Return the generated ids of each prompt. All prompts are queued before the first forward pass."""
         take = GenerationConfig(do_sample=False, eos_token_id=-1)  # the one token that `drawing` leaves
         manager = self.lm.init_continuous_batching(take, options)  # type: ignore[operator]
         manager.logit_processor = drawing
+        ending = {"max_new_tokens": config.max_new_tokens, "eos_token_id": eos_ids(config)}
         for row, ids in enumerate(prompts):
-            manager.add_request(ids, str(row), max_new_tokens=most, eos_token_id=eos)
+            manager.add_request(ids, str(row), **ending)
         found: dict[int, list[int]] = {}
         manager.start()
         try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
@@ -39,17 +39,12 @@ class CopyEngine(TransformersEngine):
     """
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        allowed: Tensor | None = None,
-        *,
-        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+        self, lm: PreTrainedModel, *args: Any, dtype: Literal["float32", "bfloat16", "float16"] | None = None
     ) -> None:
         if dtype is not None and dtype not in DTYPES:
             raise ConfigError(f"sampler.kwargs.dtype ({dtype!r}) must be one of {', '.join(DTYPES)}.")
         copied = merged(lm) if has_adapter(lm) else create_reference_model(lm)
-        super().__init__(copied.eval().requires_grad_(False), tokenizer, allowed)
+        super().__init__(copied.eval().requires_grad_(False), *args)
         self.version = -1
         self.dtype = None if dtype is None else DTYPES[dtype]
         for weight in self.lm.parameters() if self.dtype is not None else ():
