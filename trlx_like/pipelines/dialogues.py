@@ -16,10 +16,10 @@ from trlx_like.data.flat import FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
 from trlx_like.pipelines.forms import as_sample
-from trlx_like.pipelines.prepared import CHUNK, chunks, prepared
+from trlx_like.pipelines.prepared import CHUNK, prepared
 from trlx_like.pipelines.returns import SampleReward, place_rewards
 from trlx_like.pipelines.rows import Message, checked_rows, is_messages, row_list
-from trlx_like.pipelines.tokens import Dialogue, TextEncoder, texts_of
+from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 
 __all__ = ["Dialogue", "encode_dialogues"]
@@ -61,18 +61,14 @@ def encode_dialogues(
     for messages, template_of in islice(_conversations(checked_rows(listed[:CHUNK], name), template, name), 1):
         warn_of_ending(messages, tokenizer, **template_of)
 
-    def encoded() -> Iterator[Dialogue]:
-        for start, part in chunks(listed):
-            read = [as_sample(sample) for sample in checked_rows(part, name, start)]
-            encoder.read_ahead(text for sample in read for text in texts_of(sample, "prompt", "output"))
-            whole = [_encode(sample, f"{name}[{row}]", encoder, template) for row, sample in enumerate(read, start)]
-            for row, dialogue in enumerate(whole, start):
-                if rewards:
-                    dialogue.rewards = place_rewards(rewards[row], dialogue.is_output, row)
-                yield (_cut_pair if seq2seq else _cut)(dialogue, max_length or len(dialogue), encoder)
+    def encoded(sample: Any, row: int) -> Dialogue:
+        dialogue = _encode(sample, f"{name}[{row}]", encoder, template)
+        if rewards:
+            dialogue.rewards = place_rewards(rewards[row], dialogue.is_output, row)
+        return (_cut_pair if seq2seq else _cut)(dialogue, max_length or len(dialogue), encoder)
 
-    options = [max_length, seq2seq, dict(template or {}), rewards]
-    dialogues = prepared(Dialogue, encoded, listed, tokenizer, *options, name=name)
+    read, options = (as_sample, ("prompt", "output")), [max_length, seq2seq, dict(template or {}), rewards]
+    dialogues = prepared(Dialogue, listed, read, encoded, encoder, *options, name=name)
     Truncation(dialogues).warn(name, f"train.seq_length ({max_length} tokens)")
     for row in np.flatnonzero(dialogues.sums("is_output") == 0)[:1]:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, ClassVar, Literal, TypeGuard
@@ -14,10 +14,10 @@ from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import common_options, encode_answer, template_options
 from trlx_like.pipelines.forms import as_preference
-from trlx_like.pipelines.prepared import chunks, prepared
+from trlx_like.pipelines.prepared import prepared
 from trlx_like.pipelines.returns import finite
-from trlx_like.pipelines.rows import checked_rows, is_messages, row_list
-from trlx_like.pipelines.tokens import TextEncoder, common_prefix, texts_of
+from trlx_like.pipelines.rows import is_messages, row_list
+from trlx_like.pipelines.tokens import TextEncoder, common_prefix
 from trlx_like.pipelines.truncation import Lost, Truncation
 
 
@@ -103,7 +103,7 @@ def encode_preferences(
     listed = row_list(rows, name)
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
 
-    def encoded(row: int, values: Any) -> Preference | None:
+    def encoded(values: Any, row: int) -> Preference | None:
         place = f"{name}[{row}]"
         if seq2seq and _columns(values, place).get("prompt") is None:
             raise DataError(f"{place}: 'prompt' is missing; model.model_arch_type: seq2seq has an encoder to read it.")
@@ -117,14 +117,9 @@ def encode_preferences(
         lost = Lost(*(before - after for before, after in zip(_sizes(whole), _sizes(preference), strict=True)))
         return replace(preference, lost=lost)
 
-    def every() -> Iterator[Preference]:
-        for start, part in chunks(listed):
-            read = [as_preference(row) for row in checked_rows(part, name, start)]
-            encoder.read_ahead(text for row in read for text in texts_of(row, "prompt", "chosen", "rejected"))
-            yield from (pair for row, values in enumerate(read, start) if (pair := encoded(row, values)) is not None)
-
     options = [max_length, max_prompt_length, truncation, too_long, seq2seq, dict(template or {})]
-    kept = prepared(Preference, every, listed, tokenizer, *options, name=name)
+    read = as_preference, ("prompt", "chosen", "rejected")
+    kept = prepared(Preference, listed, read, encoded, encoder, *options, name=name)
     limits = [f"max_length ({max_length} tokens)"]
     if max_prompt_length is not None:
         limits += [f"max_prompt_length ({max_prompt_length})"]

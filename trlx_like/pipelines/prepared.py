@@ -31,6 +31,8 @@ from transformers import PreTrainedTokenizerBase
 from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
 from trlx_like.pipelines.lines import JsonLines
+from trlx_like.pipelines.rows import checked_rows
+from trlx_like.pipelines.tokens import TextEncoder, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,41 +54,49 @@ R = TypeVar("R", bound=Flat)
 
 def prepared(
     kind: type[R],
-    encode: Callable[[], Iterable[R]],
     rows: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
+    read: tuple[Callable[[Any], Any], Sequence[str]],
+    encode: Callable[[Any, int], R | None],
+    encoder: TextEncoder,
     *options: Any,
     name: str,
 ) -> FlatRows[R]:
     """Return rows that were encoded before, or encode and keep them.
 
     Args:
-        kind: The class of the encoded rows.
-        encode: Encodes the rows.
-        rows: What is encoded.
-        tokenizer: The tokenizer that encodes it.
-        options: All else that the result depends on, as JSON values.
-        name: What the rows are, for the log.
+        kind: The class of encoded rows.
+        rows: The rows as they were given.
+        read: Brings a row to the form that `encode` reads, and the columns of the texts that it has then.
+        encode: Encodes a row that was read, given its number; None: it is left out.
+        encoder: Encodes texts.
+        *options: JSON values that the encoding depends on.
+        name: The name of the rows in errors and in the log.
+
+    Raises:
+        DataError: A row cannot be used.
     """
+
+    def encoded() -> Iterator[R]:
+        if isinstance(rows, JsonLines):
+            rows.check()
+        for start, part in chunks(rows):
+            known = [read[0](row) for row in checked_rows(part, name, start)]
+            encoder.read_ahead(text for row in known for text in texts_of(row, *read[1]))
+            made = (encode(row, number) for number, row in enumerate(known, start))
+            yield from (row for row in made if row is not None)
+
     folder = cache_folder() if len(rows) >= FEWEST else None
-    key = None if folder is None else digest(tokenizer, kind.__qualname__, options, rows)
+    key = None if folder is None else digest(encoder.tokenizer, kind.__qualname__, options, rows)
     if folder is None or key is None:
-        _check(rows)
-        return FlatRows.collect(kind, _watched(encode(), len(rows), name))
+        return FlatRows.collect(kind, _watched(encoded(), len(rows), name))
     kept = _read(folder, key)
     if kept is None:
-        _check(rows)
-        kept = FlatRows.collect(kind, _watched(encode(), len(rows), name)).arrays()
+        kept = FlatRows.collect(kind, _watched(encoded(), len(rows), name)).arrays()
         if _write(folder, key, kept):
             kept = _read(folder, key) or kept  # in place of the arrays in memory
     else:
         logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
     return FlatRows(kind, kept)
-
-
-def _check(rows: Sequence[Any]) -> None:
-    if isinstance(rows, JsonLines):
-        rows.check()
 
 
 class SameRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -15,9 +15,9 @@ from trlx_like.data.experience import padded_rows
 from trlx_like.data.flat import Flat, View
 from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import ChatPrompt, encode_prompt, template_options, warn_of_ending
-from trlx_like.pipelines.forms import split_prompt
-from trlx_like.pipelines.prepared import CHUNK, chunks, prepared
-from trlx_like.pipelines.rows import PromptColumns, checked_rows, row_list
+from trlx_like.pipelines.forms import as_prompt, split_prompt
+from trlx_like.pipelines.prepared import CHUNK, prepared
+from trlx_like.pipelines.rows import PromptColumns, row_list
 from trlx_like.pipelines.tokens import TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry
@@ -101,24 +101,18 @@ class PromptPipeline:
         listed = row_list(prompts, "prompts")
         encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
 
-        def encoded() -> Iterator[PromptIds]:
-            for start, part in chunks(listed):
-                rows = [
-                    _split(row, f"prompts[{n}]") for n, row in enumerate(checked_rows(part, "prompts", start), start)
-                ]
-                encoder.read_ahead(prompt for prompt, _ in rows if isinstance(prompt, str))
-                for row, (prompt, metadata) in enumerate(rows, start):
-                    if isinstance(prompt, str):
-                        whole = ChatPrompt(encoder.opening([prompt])[0], 0)
-                    else:
-                        place = f"prompts[{row}]"
-                        options = template_options(metadata, template, place)
-                        whole = encode_prompt(prompt, tokenizer, place=place, **options)
-                    ids = encoder.cut_prompt(whole.ids, max_prompt_length, whole.header)
-                    yield PromptIds(ids, Lost(prompt=len(whole.ids) - len(ids)))
+        def encoded(given: Any, row: int) -> PromptIds:
+            place = f"prompts[{row}]"
+            prompt, metadata = _split(given, place)
+            if isinstance(prompt, str):
+                whole = ChatPrompt(encoder.opening([prompt])[0], 0)
+            else:
+                whole = encode_prompt(prompt, tokenizer, place=place, **template_options(metadata, template, place))
+            ids = encoder.cut_prompt(whole.ids, max_prompt_length, whole.header)
+            return PromptIds(ids, Lost(prompt=len(whole.ids) - len(ids)))
 
-        options = [max_prompt_length, seq2seq, dict(template or {})]
-        made = prepared(PromptIds, encoded, listed, tokenizer, *options, name="prompts")
+        read, options = (as_prompt, ("prompt",)), [max_prompt_length, seq2seq, dict(template or {})]
+        made = prepared(PromptIds, listed, read, encoded, encoder, *options, name="prompts")
         for row in range(min(len(listed), CHUNK)):
             prompt, metadata = _split(listed[row])
             if not isinstance(prompt, str):
