@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -287,13 +288,17 @@ def main(socket: int, parent: int) -> None:
             _answer(connection, "failed", f"A worker cannot read a key of the prompts: {type(error).__name__}: {error}")
             continue
         calls = [
-            Call(made[place], columns, metadata, lengths, lambda limit=limit: limit)
+            Call(made[place], columns, metadata, lengths, partial(_same, limit))
             for (place, columns, metadata, lengths), limit in zip(rows, limits, strict=True)
         ]
         try:
             _answer(connection, "outcomes", run_calls(calls, known, killable=True))
         except RewardError as error:
             _answer(connection, "failed", str(error))
+
+
+def _same(limit: Limit | None) -> Limit | None:
+    return limit
 
 
 def _answer(connection: Connection, kind: str, what: Any) -> None:
