@@ -11,11 +11,6 @@ from torch import Tensor, nn
 from trlx_like.errors import ConfigError
 
 
-def _two_layers(hidden_size: int, outputs: int) -> nn.Sequential:
-    """Make a two-layer network that is twice as wide inside."""
-    return nn.Sequential(nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, outputs))
-
-
 def _in_float32(layers: nn.Module, hidden: Tensor) -> Tensor:
     """Apply layers without autocast."""
     with torch.autocast(hidden.device.type, enabled=False):
@@ -23,7 +18,25 @@ def _in_float32(layers: nn.Module, hidden: Tensor) -> Tensor:
     return values
 
 
-class ValueHead(nn.Module):
+class QHead(nn.Module):
+    """A two-layer network, twice as wide inside, that predicts Q of every token: hidden states [..., H] -> Q [..., V].
+
+    Args:
+        hidden_size: The width of the hidden states, H.
+        vocabulary: The number of tokens, V.
+    """
+
+    def __init__(self, hidden_size: int, vocabulary: int) -> None:
+        super().__init__()
+        wide = 2 * hidden_size
+        self.layers = nn.Sequential(nn.Linear(hidden_size, wide), nn.ReLU(), nn.Linear(wide, vocabulary))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Predict Q of every token, in float32: [..., H] -> [..., V]."""
+        return _in_float32(self.layers, hidden)
+
+
+class ValueHead(QHead):
     """A two-layer network that predicts one value per state: hidden states [..., H] -> values [...].
 
     The last layer is initialised at a tenth of the usual scale: random values would be a random baseline, whose loss
@@ -35,8 +48,7 @@ class ValueHead(nn.Module):
     """
 
     def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.layers = _two_layers(hidden_size, 1)
+        super().__init__(hidden_size, 1)
         last = self.layers[-1]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
@@ -45,7 +57,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict the values of states, in float32: [..., H] -> [...]."""
-        return _in_float32(self.layers, hidden).squeeze(-1)
+        return super().forward(hidden).squeeze(-1)
 
 
 class SummaryHead(nn.Module):
@@ -81,23 +93,6 @@ class SummaryHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict the values of states, in float32: [..., H] -> [...]."""
         return _in_float32(self.summary, self.dropout(hidden.float())).squeeze(-1)
-
-
-class QHead(nn.Module):
-    """A two-layer network that predicts Q of every token: hidden states [..., H] -> Q [..., V].
-
-    Args:
-        hidden_size: The width of the hidden states, H.
-        vocabulary: The number of tokens, V.
-    """
-
-    def __init__(self, hidden_size: int, vocabulary: int) -> None:
-        super().__init__()
-        self.layers = _two_layers(hidden_size, vocabulary)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Predict Q of every token, in float32: [..., H] -> [..., V]."""
-        return _in_float32(self.layers, hidden)
 
 
 class ILQLHeads(nn.Module):

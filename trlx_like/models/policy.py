@@ -140,7 +140,7 @@ class LanguagePolicy(nn.Module):
 
     def reference_modules(self) -> list[nn.Module]:
         """Return the modules that hold the reference's own weights; empty without any."""
-        return [module for reference in self._reference for module in reference.modules()]
+        return [module for reference in self._reference for module in reference.modules]
 
     def forward(
         self,

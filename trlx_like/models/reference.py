@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,8 @@ class Reference:
 
     head: Head
     """The reference's language model head."""
+    modules: Sequence[nn.Module] = ()
+    """The modules with the reference's own parameters, without those that it shares with the policy."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.head = lm_head(lm)
@@ -48,10 +50,6 @@ class Reference:
         """
         return last
 
-    def modules(self) -> list[nn.Module]:
-        """Return the modules with the reference's own parameters, without those that it shares with the policy."""
-        return []
-
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the reference's own parameters, each with the policy's parameter that it was copied from."""
         yield from ()
@@ -63,16 +61,13 @@ class FrozenCopy(Reference):
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm.eval().requires_grad_(False)
         super().__init__(self.lm)
+        self.modules = [self.lm]
 
     def hidden(
         self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
     ) -> Tensor:
         """Compute the last hidden states with the second model. [B, T, H]"""
         return last_states(self.lm, inputs, shared)
-
-    def modules(self) -> list[nn.Module]:
-        """Return the second model."""
-        return [self.lm]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair its parameters with the policy's by name."""
@@ -91,6 +86,7 @@ class FrozenTop(Reference):
         trained = any(parameter.requires_grad for parameter in output.parameters())
         self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
         self.head = lm_head(lm, self.output)
+        self.modules = [self.top] if self.output is None else [self.top, self.output]
 
     def hidden(
         self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
@@ -99,10 +95,6 @@ class FrozenTop(Reference):
         assert branch is not None
         hidden: Tensor = self.top(branch)
         return hidden
-
-    def modules(self) -> list[nn.Module]:
-        """Return the copied blocks, and the copied output embeddings if there are any."""
-        return [self.top] if self.output is None else [self.top, self.output]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair the copied parameters with the policy's by name."""
@@ -134,6 +126,7 @@ class FrozenAdapter(Reference):
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm
         self.weights = AdapterWeights(lm)
+        self.modules = [self.weights]
         self._head = lm_head(lm)
         self.head = self._with_first_weights
 
@@ -148,10 +141,6 @@ class FrozenAdapter(Reference):
         """Compute logits with the initial weights of the adapter."""
         with self.weights.in_place():
             return self._head(hidden)
-
-    def modules(self) -> list[nn.Module]:
-        """Return the copy of the adapter's initial weights."""
-        return [self.weights]
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Raise ConfigError: a mixture of both factors of two adapters is not a mixture of their products."""

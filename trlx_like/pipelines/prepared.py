@@ -87,16 +87,13 @@ def prepared(
 
     folder = cache_folder() if len(rows) >= FEWEST else None
     key = None if folder is None else digest(encoder.tokenizer, kind.__qualname__, options, rows)
-    if folder is None or key is None:
-        return FlatRows.collect(kind, _watched(encoded(), len(rows), name))
-    kept = _read(folder, key)
-    if kept is None:
-        kept = FlatRows.collect(kind, _watched(encoded(), len(rows), name)).arrays()
-        if _write(folder, key, kept):
-            kept = _read(folder, key) or kept  # in place of the arrays in memory
-    else:
+    if folder is not None and key is not None and (kept := _read(folder, key)) is not None:
         logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
-    return FlatRows(kind, kept)
+        return FlatRows(kind, kept)
+    made = FlatRows.collect(kind, _watched(encoded(), len(rows), name))
+    if folder is not None and key is not None and _write(folder, key, made.arrays()):
+        return FlatRows(kind, _read(folder, key) or made.arrays())  # in place of the arrays in memory
+    return made
 
 
 class SameRows:
