@@ -104,7 +104,8 @@ def _pipeline(given: Any, option: str) -> Any:
                 parts[name] = kind.from_config(own.config if held else kind.load_config(given, subfolder=name))
             else:  # a scheduler or a tokenizer
                 parts[name] = own if held else kind.from_pretrained(given, subfolder=name)
-    return getattr(import_module("diffusers"), index["_class_name"])(**parts)
+    made: Any = type(given) if held else getattr(import_module("diffusers"), index["_class_name"])
+    return made(**parts)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
