@@ -252,7 +252,8 @@ class VLLMEngine(VLLMBase):
             for ids, seed in zip(prompts, seeds, strict=True)
         ]
         self.transport.max_bytes = 2**16 + 2**10 * params["max_tokens"]
-        return run_async(lambda: self._ask_all(bodies))
+        answers: list[Answer] = run_async(lambda: self._ask_all(bodies))
+        return answers
 
     async def _ask_all(self, bodies: list[str]) -> list[Answer]:
         """Return ids, log-probabilities and version of each completion. Servers with other weights load them again."""

@@ -78,7 +78,7 @@ class ColocatedVLLM(VLLMBase):
                     model=folder,
                     skip_tokenizer_init=True,
                     load_format="dummy",
-                    dtype=dtype or str(lm.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+                    dtype=dtype or str(lm.dtype).removeprefix("torch."),
                     logprobs_mode="processed_logprobs",
                     enable_sleep_mode=self.sleeps,
                     gpu_memory_utilization=gpu_memory_utilization,
