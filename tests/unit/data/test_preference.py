@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trlx_like.data import PreferenceExperience
+from trlx_like.data.preference import MultiTurnCompletion
 
 
 def pair(prompt: list[int], chosen: list[int], rejected: list[int], *masks: list[bool]) -> PreferenceExperience:
@@ -107,7 +108,7 @@ def test_choices_and_states_are_padded_and_stacked_with_their_tokens() -> None:
     assert both.prompt_trunk is not None and both.response_trunk is not None
     assert both.prompt_trunk[..., 1].tolist() == [[0, 9], [9, 9]] * 2
     assert both.response_trunk[..., 0].tolist() == [[1, 0, 0], [3, 3, 3], [2, 2, 0], [1, 0, 0]]
-    assert both.response_trunk.shape == (4, 3, 2)
+    assert both.response_trunk.shape == (4, 3, 2) and both.prompt_trunk.shape == (4, 2, 2)
 
 
 def test_what_one_side_lacks_is_left_out() -> None:
@@ -126,3 +127,14 @@ def test_kept_states_are_those_of_prompt_and_sides() -> None:
     assert pairs.prompt_trunk is not None and torch.equal(pairs.prompt_trunk, trunk[:2, :3])
     assert pairs.chosen_trunk is not None and torch.equal(pairs.chosen_trunk, trunk[:2, 3:4])
     assert pairs.rejected_trunk is not None and torch.equal(pairs.rejected_trunk, trunk[2:, 3:])
+
+
+def test_sides_of_three_pairs() -> None:
+    pairs = PreferenceExperience.collate([pair([5], [1], [2])] * 3)
+    assert [side.tolist() for side in pairs.sides(torch.arange(6).view(6, 1))] == [[[0], [1], [2]], [[3], [4], [5]]]
+
+
+def test_padding_is_no_token_of_the_assistant() -> None:
+    rows = [torch.ones(length, dtype=torch.bool) for length in (1, 2)]
+    one, two = (MultiTurnCompletion(row.long(), row, row.long(), row, row) for row in rows)
+    assert MultiTurnCompletion.collate([one, two]).scored.tolist() == [[True, False], [True, True]]
