@@ -88,12 +88,9 @@ _DDPO: dict[str, dict[str, Any]] = {
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "PPO",
-        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but for five (docs/algorithms/ppo.md).",
-        _text(IMDB, "auto", total_steps=10000, batch_size=128)
-        | {
-            "model": {"model_path": IMDB, "num_layers_unfrozen": 2},
-            "method": {"lam": 1.0, "scale_reward": "running"},
-        },
+        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model.",
+        _text(IMDB, "auto", total_steps=10000, batch_size=32)
+        | {"model": {"model_path": IMDB, "num_layers_unfrozen": 2}},
         aliases=("AcceleratePPOTrainer",),
     ),
     Algorithm(

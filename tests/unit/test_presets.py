@@ -31,10 +31,10 @@ from trlx_like.presets import (
 
 
 def test_ppo_has_the_values_of_trlx() -> None:
-    """But for the learning rate (3e-5 there), lam (.95), the batch (32), and scores that are scaled."""
+    """But for the learning rate, 3e-5 there, which follows from the number of weights."""
     config = default_ppo_config()
     train, method = config.train, config.method
-    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 10000, 128)
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 10000, 32)
     assert (train.checkpoint_interval, train.eval_interval, train.trainer) == (10000, 100, "PPOTrainer")
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("lvwerra/gpt2-imdb", 2)
     assert config.optimizer.kwargs == {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
@@ -46,8 +46,8 @@ def test_ppo_has_the_values_of_trlx() -> None:
     assert isinstance(method, PPOConfig)
     assert (method.num_rollouts, method.chunk_size, method.ppo_epochs) == (128, 128, 4)
     assert (method.init_kl_coef, method.target, method.horizon) == (0.001, None, 10000)
-    assert (method.gamma, method.lam, method.cliprange, method.cliprange_value) == (1, 1.0, 0.2, 0.2)
-    assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, "running", 10)
+    assert (method.gamma, method.lam, method.cliprange, method.cliprange_value) == (1, 0.95, 0.2, 0.2)
+    assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, None, 10)
     assert method.gen_kwargs == {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
 
 

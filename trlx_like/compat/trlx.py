@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset of PPO with trlX's values of the options that are others in this package's preset."""
+    """Return the preset of PPO with trlX's learning rate, which follows from the model in this package's preset."""
     return presets.default_ppo_config().evolve(
-        optimizer={"kwargs": {"lr": 3e-5}},
-        scheduler={"kwargs": {"eta_min": 3e-5}},
-        method={"lam": 0.95, "scale_reward": None},
-        train={"batch_size": 32},
+        optimizer={"kwargs": {"lr": 3e-5}}, scheduler={"kwargs": {"eta_min": 3e-5}}
     )
 
 

@@ -42,7 +42,7 @@ def test_assigning_to_a_field_checks_it() -> None:
     )
     assert config.train.seed == 1000
     config.train.minibatch_size = 5
-    assert sentence_of(config.check) == "train.minibatch_size: 5 does not divide train.batch_size (128)."
+    assert sentence_of(config.check) == "train.minibatch_size: 5 does not divide train.batch_size (32)."
     config.train.batch_size = 10
     config.check()
 
