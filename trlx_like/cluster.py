@@ -152,7 +152,7 @@ def estimate(
     overrides: Overrides = None,
     plugins: Plugins = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs.")] = 1,
-    memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="Memory of each GPU in GiB.")] = 80.0,
+    memory: Annotated[float, typer.Option("--gpu-memory", help="Memory of each GPU in GiB.")] = 80.0,
 ) -> None:
     """Estimate the memory that a run needs on each GPU.
 
@@ -163,6 +163,8 @@ def estimate(
     from trlx_like.estimate import estimate as estimated
     from trlx_like.savings import smallest_change
 
+    if not memory > 0:
+        raise ConfigError(f"--gpu-memory ({memory:g}) must be more than 0 GiB.")
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     found = estimated(read, gpus, memory)
     typer.echo("\n".join(found.lines()))

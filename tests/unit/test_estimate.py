@@ -245,6 +245,12 @@ def test_the_command(here: Path) -> None:
     assert result.stdout.splitlines()[-1].endswith("It would with --set backend.gradient_checkpointing=true")
 
 
+@pytest.mark.parametrize("memory", ["0", "-1", "nan"])
+def test_memory_of_nothing_is_refused(memory: str, here: Path) -> None:
+    result = run("estimate", ppo_file(here), "--gpu-memory", memory)
+    assert result.exit_code == 2 and f"--gpu-memory ({memory}) must be more than 0 GiB." in result.output
+
+
 @pytest.mark.slow
 def test_changes_together_and_none(tmp_path: Path) -> None:
     small = {**COMMON, "optimizer.name": "sgd", "optimizer.kwargs": {"lr": 1.0}, "train.minibatch_size": 1}
