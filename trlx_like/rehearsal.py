@@ -61,7 +61,9 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     needs = " ".join(kind.needs)
     data = {name: rows for name, rows in DATA.items() if name in kind.uses}
     functions = {"reward_fn": never_called} if "reward_fn" in needs else {}
-    return kind(changed, **texts, **functions, **train.trainer_kwargs, **data)
+    trainer = kind(changed, **texts, **functions, **train.trainer_kwargs, **data)
+    trainer.model.share_prompts = False  # prompts of a rehearsal are equal, those of a run may all differ
+    return trainer
 
 
 def _shapes(path: Any, config: TRLConfig, option: str) -> Any:

@@ -14,7 +14,7 @@ from tests.contract.recipes import LORA, make
 from tests.tiny import tiny_config
 from tests.unit.samplers.test_vllm import After
 from trlx_like.errors import ConfigError, SamplerError
-from trlx_like.samplers.engines import TransformersEngine, register_engine
+from trlx_like.samplers.engines import ENGINES, TransformersEngine
 
 ROUNDS = {"train.epochs": 3, "train.checkpoint_interval": 1000, "optimizer.kwargs": {"lr": 0.03}}
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -58,7 +58,6 @@ def test_without_vllm(tmp_path: Path) -> None:
         trainer_of(tmp_path)
 
 
-@register_engine("sleepy")
 class Sleepy(TransformersEngine):
     """Refuses to generate while it is asleep."""
 
@@ -76,8 +75,10 @@ class Sleepy(TransformersEngine):
         return super().generate(*args, **options)
 
 
-def test_an_engine_sleeps_whenever_nothing_is_sampled(tmp_path: Path) -> None:
+def test_an_engine_sleeps_whenever_nothing_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps it is asleep; not in an evaluation whose metric generates by hand."""
+    monkeypatch.setattr(ENGINES, "_entries", dict(ENGINES._entries))  # registered for this test alone
+    ENGINES.register("sleepy")(Sleepy)
     trainer: Any = None
     awake = []
 

@@ -10,6 +10,8 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import rows
+from trlx_like.models.shared_prompts import SharedPrompts
+from trlx_like.trainers.probe import probe
 
 
 def trace(name: str, folder: Path, **changes: Any) -> Any:
@@ -53,3 +55,15 @@ def test_it_meets_the_longest_sample_first(tmp_path: Path, monkeypatch: pytest.M
     offline = make("ILQLTrainer", tmp_path / "offline")
     offline.make_experience()
     assert offline.longest(1).response.shape[1] == max(len(element.response) for element in offline.store.elements)
+
+
+def test_it_reads_every_row_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompts are equal, and would be read once."""
+    shared: list[str] = []
+    of = SharedPrompts.of
+    trainer = make("GRPOTrainer", tmp_path, **{"train.probe_memory": True, "train.total_steps": 1})
+    monkeypatch.setattr(SharedPrompts, "of", lambda batch: shared.append("batch") or of(batch))
+    probe(trainer)
+    assert not shared
+    trainer.learn()
+    assert shared and trainer.model.share_prompts
