@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,9 +51,9 @@ def test_assigning_to_a_field_checks_it() -> None:
 
 def test_true_is_no_number() -> None:
     for section, name in (("optimizer", "lr"), ("optimizer", "weight_decay"), ("scheduler", "num_warmup_steps")):
-        assert sentence_of(lambda s=section, n=name: default_ppo_config().evolve(**{s: {"kwargs": {n: True}}})) == (
-            f"{section}.kwargs.{name}: must be a number, got true."
-        )
+        changes: dict[str, Any] = {section: {"kwargs": {name: True}}}
+        said = sentence_of(partial(default_ppo_config().evolve, **changes))
+        assert said == f"{section}.kwargs.{name}: must be a number, got true."
     assert default_ppo_config().evolve(optimizer={"kwargs": {"amsgrad": True}}).optimizer.kwargs["amsgrad"]
 
 
@@ -61,7 +63,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         optimizer={"kwargs": {"lr": np.float32(0.5)}},
         method={"gamma": np.array(0.9)},
     )
-    config.train.seed = np.int32(7)
+    config.train.seed = np.int32(7)  # type: ignore[assignment]
     read = [config.train.batch_size, config.optimizer.kwargs["lr"], config.method.gamma, config.train.seed]  # type: ignore[attr-defined]
     assert read == [4, 0.5, 0.9, 7] and [type(value) for value in read] == [int, float, float, int]
 

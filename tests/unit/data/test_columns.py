@@ -59,7 +59,9 @@ def test_elements_and_batches_are_those_of_a_list() -> None:
         assert_equal(got, expected)
     order = [3, 0, 0, 1]
     assert_equal(rows.taken(order).batch(), Trace.collate([elements[row] for row in order]))
-    assert_equal(rows[1:3].batch(), Trace.collate(elements[1:3]))
+    some = rows[1:3]
+    assert isinstance(some, ColumnRows)
+    assert_equal(some.batch(), Trace.collate(elements[1:3]))
     for part in (rows, rows.taken(order)):
         again = ColumnRows.unpacked(Trace, packed(Trace, part))
         assert_equal(again.batch(), part.batch())

@@ -139,8 +139,8 @@ def test_preferences(row: Any, prompt: Any, chosen: Any, rejected: Any) -> None:
 
 def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
     assert paired(KTO, "preferences") == [{"prompt": "Hi", "chosen": "Hello", "rejected": "No"}]
-    for written in (str, int, lambda label: str(int(label))):  # of a csv, and of tables without true and false
-        rows = [{**row, "label": written(row["label"])} for row in KTO]
+    for yes, no in (("True", "False"), (1, 0), ("1", "0")):  # of a csv, and of tables without true and false
+        rows = [{**row, "label": yes if row["label"] else no} for row in KTO]
         assert paired(rows, "preferences") == paired(KTO, "preferences")
     assert paired([BINARIZED], "preferences") == [BINARIZED]
     with pytest.raises(DataError, match="preferences has labels, but no prompt has two answers"):

@@ -32,7 +32,8 @@ def trainer_of(folder: Path, name: str = "PPOTrainer", **more: Any) -> Any:
 @pytest.mark.slow
 def test_a_run_in_one_process(tmp_path: Path) -> None:
     """Adapters merged, tied heads included, asleep between rounds where the platform has it; a wrong layer is found."""
-    trainer = trainer_of(tmp_path, **{"model.peft_config": LORA | {"target_modules": ["q_proj", "v_proj"]}})
+    adapter: dict[str, Any] = {"model.peft_config": LORA | {"target_modules": ["q_proj", "v_proj"]}}
+    trainer = trainer_of(tmp_path, **adapter)
     engine = trainer.sampler.engine
     named = engine.named
 

@@ -94,7 +94,7 @@ def test_pipelines_are_replaced_as_in_trlx(given: bool, tmp_path: Path) -> None:
     """Those of the constructor are replaced; without any, these are the prompts."""
     config, arguments = ingredients("PPOTrainer", tmp_path, **{"train.total_steps": 1})
     bare = {"reward_fn": arguments["reward_fn"], "stop_sequences": None}
-    trainer = make_trainer(config, **arguments) if given else PPOTrainer(config, **bare)
+    trainer: Any = make_trainer(config, **arguments) if given else PPOTrainer(config, **bare)
     trainer.add_prompt_pipeline(PromptPipeline(["zz"] * 3, 8, trainer.tokenizer))
     trainer.add_eval_pipeline(PromptPipeline(["b"] * 2, 8, trainer.tokenizer))
     trainer.learn()

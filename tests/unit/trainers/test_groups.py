@@ -107,15 +107,13 @@ def test_the_kl_in_the_reward_is_that_of_the_whole_response(name: str, scale: st
     metrics = {**trainer.make_experience(), **trainer.rollouts.metrics()}
     pairs = [seen(element, *models) for element in trainer.store.elements]
     kls = [float((policy.logprobs - reference.logprobs).sum()) for policy, reference in pairs]
-    whole = twin.deviation(record.scores)
+    scores = [score for group in record.groups(3) for score in group]
     unit = {
         "none": [1.0] * 4,
-        "batch": [whole + 1e-4] * 4,
+        "batch": [twin.deviation(scores) + 1e-4] * 4,
         "group": [twin.deviation(g) + 1e-4 for g in record.groups(3)],
     }
-    net = [
-        score / unit[scale][at // 3] - 0.5 * kl for at, (score, kl) in enumerate(zip(record.scores, kls, strict=True))
-    ]
+    net = [score / unit[scale][at // 3] - 0.5 * kl for at, (score, kl) in enumerate(zip(scores, kls, strict=True))]
     groups = [net[at : at + 3] for at in range(0, 12, 3)]
     expected = twin.rloo(groups) if name == "RLOOTrainer" else twin.grpo(groups, "none")
     assert of_responses(trainer) == pytest.approx(expected, rel=1e-3, abs=1e-4)

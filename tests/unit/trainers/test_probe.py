@@ -62,7 +62,12 @@ def test_it_reads_every_row_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shared: list[str] = []
     of = SharedPrompts.of
     trainer = make("GRPOTrainer", tmp_path, **{"train.probe_memory": True, "train.total_steps": 1})
-    monkeypatch.setattr(SharedPrompts, "of", lambda batch: shared.append("batch") or of(batch))
+
+    def counted(batch: Any) -> Any:
+        shared.append("batch")
+        return of(batch)
+
+    monkeypatch.setattr(SharedPrompts, "of", counted)
     probe(trainer)
     assert not shared
     trainer.learn()
