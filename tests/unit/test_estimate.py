@@ -73,11 +73,22 @@ def padded(batch: Any) -> Any:
 
 def most(made: profile, since: int = 0) -> int:
     """The most bytes that the allocator gave out at one time. since: nanoseconds of the clock."""
+    times, given_out = _given_out(made)
+    return int(given_out[times >= since].max())
+
+
+def at_end(made: profile) -> int:
+    """The bytes that were not given back."""
+    return int(_given_out(made)[1][-1])
+
+
+def _given_out(made: profile) -> tuple[torch.Tensor, torch.Tensor]:
+    """The times at which the allocator gave or took memory, and the bytes that were given out then."""
     profiler: Any = made.profiler
     events = profiler.kineto_results.events()
     found = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    given_out = torch.tensor([size for _, size in found]).cumsum(0)
-    return int(given_out[torch.tensor([at >= since for at, _ in found])].max())
+    times, sizes = torch.tensor(found).T
+    return times, sizes.cumsum(0)
 
 
 def measured() -> profile:
