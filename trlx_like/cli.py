@@ -127,9 +127,10 @@ def check(
 ) -> None:
     """Check a YAML file and the data, functions and models in it.
 
-    Reads the data, encodes its first row, imports the functions and reads the headers of the model's files, but calls
-    no function, reads no weights and uses no network. With --deep it does all of that: it makes the first round and the
-    first step of the run in a temporary folder, and prints a plan of the run. The run folder is not touched.
+    Reads the data, encodes its first row, imports the functions and reads the headers of the model's files. Of the
+    functions only formatting_func is called, for that row; no weights are read and no network is used. With --deep it
+    does all of that: it makes the first round and the first step of the run in a temporary folder, and prints a plan of
+    the run. The run folder is not touched.
     """
     from trlx_like.check import check_run
 

@@ -29,8 +29,9 @@ def formatted(samples: Sequence[Any], function: Callable[[Any], Any]) -> list[An
         return rows
     try:
         first = function(rows[0])
-    except Exception:  # a function of batches that gets a row may fail in any way
+    except Exception as error:  # a function of batches that gets a row may fail in any way
         if not _takes_batches(function, rows[0]):
+            error.add_note(f"method.formatting_func got samples[0], a {type(rows[0]).__name__}: {rows[0]!r:.200}")
             raise
     else:
         if not (isinstance(first, list) and _takes_batches(function, rows[0])):

@@ -68,7 +68,7 @@ def numeric_match(
         column: The key of the prompts that holds the reference.
         extract: Pattern of the answer in the output, in place of a box or the last number.
         tolerance: Relative difference that is allowed.
-        symbolic: Whether formulas in boxes are compared by sympy, if it is installed.
+        symbolic: Whether formulas in boxes are compared, by sympy if it is installed.
     """
     right = given(column)
     answer = answer_of(output) if extract is None else _extracted(output, extract)

@@ -44,6 +44,14 @@ def test_a_list_for_a_row_stays_one(function: Any) -> None:
     assert formatted(["ab", "cd"], list) == [["a", "b"], ["c", "d"]]  # rows that are no dicts
 
 
+def test_an_error_of_the_function_shows_the_row_that_it_got() -> None:
+    with pytest.raises(TypeError) as caught:
+        formatted(["a table of one column gives its cells"], lambda row: row["text"])
+    assert caught.value.__notes__ == [
+        "method.formatting_func got samples[0], a str: 'a table of one column gives its cells'"
+    ]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     def first_two(batch: dict[str, Any]) -> list[str]:
         return [text[:3] for text in batch["q"]][:3]

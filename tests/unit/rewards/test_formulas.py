@@ -22,6 +22,10 @@ from tests.unit.rewards.test_library import references, rewards
         (r"\boxed{x^2+2x}", r"\boxed{(x+1)^2}", 0),
         (r"\boxed{2\sqrt{3}}", r"$\boxed{\sqrt{12}}$", 1),
         (r"\boxed{9^9^9^9}", r"\boxed{x}", 0),  # at once
+        (r"\boxed{(a+b+c+d+e+f)^99}", r"\boxed{x}", 0),  # at once
+        (r"\boxed{((9^999+1)^999+1)^999}", r"\boxed{x/x}", 0),  # at once
+        (r"\boxed{\sin(x)^2+\cos(x)^2}", r"\boxed{y/y}", 1),
+        (r"\boxed{\sqrt{x^2}}", r"\boxed{x}", 0),  # they differ below 0
         (r"\boxed{__import__('os')}", r"\boxed{x}", 0),
         (r"\boxed{1", "1", 0),
         ("It is .5, or 5e-1", "1/2", 1),
