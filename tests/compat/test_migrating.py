@@ -13,10 +13,11 @@ import pytest
 import trlx_like
 from trlx_like import TRLConfig, default_dpo_config, default_sft_config
 from trlx_like.config import METHODS
-from trlx_like.config.elsewhere import ARGUMENTS, ELSEWHERE
+from trlx_like.config.elsewhere import answers
 from trlx_like.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+ARGUMENTS, ELSEWHERE = answers("arguments"), answers("options")
 
 
 class Row(NamedTuple):

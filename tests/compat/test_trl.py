@@ -17,7 +17,8 @@ import trlx_like
 from tests.contract.recipes import make
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from trlx_like import TRLConfig, api
-from trlx_like.compat.trl import GONE, AllTrueJudge, BaseBinaryJudge, BasePairwiseJudge, BaseRankJudge
+from trlx_like.compat.trl import AllTrueJudge, BaseBinaryJudge, BasePairwiseJudge, BaseRankJudge
+from trlx_like.config.elsewhere import answers
 from trlx_like.errors import ConfigError, RegistryError, RewardError
 from trlx_like.rewards.judging import judged
 
@@ -74,7 +75,7 @@ def test_they_train(judge: Any, tmp_path: Path) -> None:
 
 def test_what_it_does_not_have_says_what_to_use() -> None:
     module = importlib.import_module("trlx_like.compat.trl")
-    for name, words in GONE.items():
+    for name, words in answers("trl").items():
         with pytest.raises(ImportError, match=rf"^trlx_like.compat.trl has no {name}; use {re.escape(words)}"):
             getattr(module, name)
         for preset in re.findall(r"default_\w+", words):

@@ -13,7 +13,6 @@ ELSEWHERE = {
     "command_group": "tests/unit/test_cli.py",
     "compat/checkpoints": "tests/compat/test_migrate.py",
     "compat/command": "tests/compat/test_migrate.py",
-    "compat/trlx_names": "tests/compat/test_trlx.py",
     "config/methods/dpo": "tests/unit/trainers/test_dpo.py",
     "config/methods/distill": "tests/unit/trainers/test_distill.py",
     "config/methods/groups": "tests/unit/trainers/test_groups.py",

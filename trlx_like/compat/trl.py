@@ -11,71 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-_METHODS = {
-    "DDPO": "default_ddpo_config(), reward_fn, prompts",
-    "DPO": "default_dpo_config(), preferences=...",
-    "GRPO": "default_grpo_config(), reward_fn, prompts",
-    "KTO": "default_kto_config(), preferences=...",
-    "OnlineDPO": "default_online_dpo_config(), prompts=..., judge=...",
-    "RLOO": "default_rloo_config(), reward_fn, prompts",
-    "Reward": "default_reward_config(), preferences=...",
-    "SFT": "default_sft_config(), samples=...",
-}
-"""Trainers of TRL whose constructors are not made here -> the arguments of `trlx_like.train` in their place."""
-GONE = {
-    **{
-        f"{name}{kind}": f"trlx_like.train({given}), and MIGRATING.md for the option in place of each of TRL's"
-        for name, given in _METHODS.items()
-        for kind in ("Config", "Trainer")
-    },
-    **dict.fromkeys(
-        ("HfArgumentParser", "ModelConfig", "ScriptArguments", "TrlParser"),
-        "a YAML file with trlx_like.TRLConfig.load_yaml, and --set on the command line",
-    ),
-    **dict.fromkeys(
-        ("DPODataCollatorWithPadding", "RewardDataCollatorWithPadding", "compute_accuracy"),
-        "nothing in its place: trainers pad, and measure the accuracy of pairs themselves",
-    ),
-    **dict.fromkeys(
-        (
-            "apply_chat_template",
-            "extract_prompt",
-            "maybe_apply_chat_template",
-            "maybe_extract_prompt",
-            "unpair_preference_dataset",
-        ),
-        "nothing in its place: data may be text or messages, and preferences may be of any trainer's form",
-    ),
-    **dict.fromkeys(
-        ("DDPOPipelineOutput", "DDPOSchedulerOutput", "DDPOStableDiffusionPipeline"),
-        "model.model_path, a pipeline of diffusers; register_diffusion_family tells how another kind is called",
-    ),
-    **dict.fromkeys(
-        ("TextEnvironment", "TextHistory"),
-        "a loop of your own with generate, and response_masks in step for the tokens of tools",
-    ),
-    **dict.fromkeys(("best_of_n", "BestOfNSampler"), "RFTTrainer, or rank the responses of trainer.generate"),
-    **dict.fromkeys(("PPOv2Config", "PPOv2Trainer"), "PPOConfig and PPOTrainer"),
-    **dict.fromkeys(("GKDConfig", "GKDTrainer"), "trlx_like.train(default_distill_config(), prompts=...)"),
-    "RandomPairwiseJudge": "a class of your own that derives from BasePairwiseJudge",
-    "RandomRankJudge": "a class of your own that derives from BaseRankJudge",
-    "RichProgressCallback": "nothing in its place: the console shows each step",
-    "SyncRefModelCallback": "method.sync_ref_model: true, of DPO",
-    "get_peft_config": "model.peft_config",
-    "get_quantization_config": "model.quantization: nf4 or int8",
-    "get_kbit_device_map": "nothing in its place: a model is on the device of its process",
-    "respond_to_batch": "trainer.generate(queries)",
-    "setup_chat_format": "tokenizer.chat_template, a file or its text",
-    "ConstantLengthDataset": "method.packing: blocks",
-    "DataCollatorForCompletionOnlyLM": "rows with prompt and completion, whose loss is on the completion",
-    "DefaultDDPOStableDiffusionPipeline": "model.model_path, the name, folder or loaded pipeline",
-    "HfPairwiseJudge": 'judge={"name": "llm", "url": ..., "model": ...}',
-    "OpenAIPairwiseJudge": 'judge={"name": "llm", "model": ...}',
-    "PairRMJudge": 'judge={"name": "reward_model", "model": ...}, a local reward model',
-    "LogCompletionsCallback": "train.log_samples, which writes samples.jsonl, the report and the trackers' tables",
-    "WinRateCallback": "train(metric_fn=trlx_like.WinRate(judge))",
-}
-"""Names of TRL that are not made here, with what to use."""
+from trlx_like.config.elsewhere import answers
 
 
 class BaseJudge(ABC):
@@ -148,6 +84,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"trlx_like.{_MADE[name]}"), name)
     if name == "set_seed":
         return import_module("trlx_like.checkpoint").seed_everything
-    if name in GONE:
-        raise ImportError(f"{__name__} has no {name}; use {GONE[name]}.")
+    if words := answers("trl").get(name):
+        raise ImportError(f"{__name__} has no {name}; use {words}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

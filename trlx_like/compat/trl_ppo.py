@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trlx_like.config import TRLConfig
-from trlx_like.config.elsewhere import ELSEWHERE
+from trlx_like.config.elsewhere import answers
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models.layout import blocks
 from trlx_like.presets import default_ppo_config
@@ -75,9 +75,9 @@ class PPOConfig:
             for key in value if name in INNER else ():
                 if key not in INNER[name]:
                     raise ConfigError(f"PPOConfig.{name}: {key!r} is not followed; {', '.join(INNER[name])} are.")
-            if name in DEFAULTS or name in IDLE or (not value and name in ELSEWHERE):
+            if name in DEFAULTS or name in IDLE or (not value and name in answers("options")):
                 continue
-            here = ELSEWHERE.get(name)
+            here = answers("options").get(name)
             raise ConfigError(f"PPOConfig.{name} ({value!r}): " + (f"here this is {here}." if here else "is unknown."))
         vars(self).update({**DEFAULTS, **options})
 

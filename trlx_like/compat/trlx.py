@@ -18,12 +18,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trlx_like import api, presets
-from trlx_like.compat.trlx_names import GONE, MODULES, MODULES_GONE
 from trlx_like.config import TRLConfig
+from trlx_like.config.elsewhere import answers, tables
 from trlx_like.rewards.arguments import accepted, name_of, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+MODULES: Mapping[str, Mapping[str, str]] = tables()["trlx_modules"]
+"""trlX's modules: name in trlX -> "module:attribute" in this package."""
 
 
 def default_ppo_config() -> TRLConfig:
@@ -252,7 +255,7 @@ def _look_up(module: str, name: str) -> Any:
     if source is None:
         if name.startswith("__"):
             raise AttributeError(name)
-        advice = GONE.get(name, "see MIGRATING.md")
+        advice = answers("trlx").get(name, "see MIGRATING.md")
         raise ImportError(f"trlx_like has no counterpart of {module}.{name}: {advice}.")
     place, _, attribute = source.partition(":")
     attribute, _, argument = attribute.partition(" ")
@@ -272,7 +275,8 @@ class _Modules(MetaPathFinder, Loader):
             return None
         if name in MODULES:
             return ModuleSpec(name, self, is_package=True)
-        advice = next((why for start, why in MODULES_GONE.items() if f"{name}.".startswith(start)), "see MIGRATING.md")
+        known = answers("trlx").items()
+        advice = next((words for start, words in known if f"{name}.".startswith(start)), "see MIGRATING.md")
         raise ModuleNotFoundError(f"trlx_like has no counterpart of {name}: {advice}.", name=name)
 
     def exec_module(self, module: ModuleType) -> None:

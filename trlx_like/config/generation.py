@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from trlx_like.config.elsewhere import answers
 from trlx_like.config.problems import Problem, at, expected, listed, shown
 from trlx_like.registry import nearest
 
@@ -78,36 +79,6 @@ TYPES: dict[str, Any] = {**ANYWHERE, **{name: kind for name, (kind, _) in EVALUA
 LIST_VALUED = frozenset(name for name, kind in TYPES.items() if any(get_origin(one) is list for one in get_args(kind)))
 """Options whose single value is a list; a list for one of these is not a sweep."""
 
-_UNREAD = "only the token ids of responses are read"
-_ASSISTED = "assisted (speculative) generation is not supported"
-_REMOVED = "transformers 5 no longer has the decoding that it belongs to"
-_BY_ENGINE = "the engine sets up cache and compilation by itself; see cache_implementation and sampler.batch_size"
-_RECORD = "it is a record that transformers keeps, and no option"
-REFUSED: dict[str, str] = {
-    "max_length": "it counts the prompt as well; use max_new_tokens",
-    "min_length": "it counts the prompt as well; use min_new_tokens",
-    "max_time": "responses would depend on the speed of the machine; use max_new_tokens",
-    "stop_strings": "use stop_sequences, which also end the text that is scored",
-    "stopping_criteria": "use stop_sequences",
-    "logits_processor": "use logit_mask to forbid tokens",
-    "prefix_allowed_tokens_fn": "use logit_mask to forbid tokens",
-    "num_return_sequences": "each prompt gets one response; repeat the prompts for more",
-    "bos_token_id": "a prompt is used as it is tokenized",
-    "decoder_start_token_id": "it is taken from the model's configuration",
-    "token_healing": "it would change the prompt",
-    "guidance_scale": "it needs a negative prompt, which cannot be given",
-    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), _UNREAD),
-    "return_dict_in_generate": _UNREAD,
-    **dict.fromkeys(("use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"), _ASSISTED),
-    **dict.fromkeys(("assistant_model", "assistant_confidence_threshold", "assistant_early_exit"), _ASSISTED),
-    **dict.fromkeys(("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"), _ASSISTED),
-    **dict.fromkeys(("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type"), _ASSISTED),
-    **dict.fromkeys(("low_memory", "penalty_alpha", "dola_layers", "diversity_penalty", "num_beam_groups"), _REMOVED),
-    **dict.fromkeys(("constraints", "force_words_ids"), _REMOVED),
-    **dict.fromkeys(("cache_config", "max_cache_len", "prefill_chunk_size", "compile_config"), _BY_ENGINE),
-    "continuous_batching_config": _BY_ENGINE,
-    **dict.fromkeys(("transformers_version", "_from_model_config"), _RECORD),
-}
 # Values of refused options that have no effect, in addition to null, false and 0.
 _HARMLESS = {"num_return_sequences": 1, "num_beam_groups": 1}
 
@@ -141,10 +112,11 @@ def option_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[s
     sweeps = swept(gen_kwargs)
     for option, value in gen_kwargs.items():
         path = ("method", name, option)
-        if option in REFUSED:
-            if value not in (None, False, _HARMLESS.get(option)):
-                yield Problem(path, f"{shown(value)} is refused: {REFUSED[option]}.")
-        elif option not in TYPES and option not in also:
+        if option not in TYPES and option not in also:
+            if words := answers("generation").get(option):
+                if value not in (None, False, _HARMLESS.get(option)):
+                    yield Problem(path, f"{shown(value)} is refused: {words}.")
+                continue
             close = nearest(option, {*TYPES, *also})
             guess = f" Did you mean {close}?" if close else ""
             yield Problem(path, f"is not an option of text generation.{guess}")

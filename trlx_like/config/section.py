@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trlx_like.config.elsewhere import ELSEWHERE
+from trlx_like.config.elsewhere import answers
 from trlx_like.config.problems import InvalidConfig, Problem, UnknownKey, expected, shown
 from trlx_like.redact import redacted
 from trlx_like.registry import nearest
@@ -116,8 +116,8 @@ class Section(BaseModel):
     @classmethod
     def unknown(cls, name: str) -> Problem:
         """Return the problem of a key that this section does not have."""
-        if name in ELSEWHERE:
-            return UnknownKey(cls._path(name), f"unknown key. Here this is {ELSEWHERE[name]}.")
+        if words := answers("options").get(name):
+            return UnknownKey(cls._path(name), f"unknown key. Here this is {words}.")
         other = next((kind for kind in Section.__subclasses__() if kind.section and name in kind.model_fields), None)
         if cls.section and other is not None:
             return UnknownKey(cls._path(name), f"unknown key. Did you mean {other.section}.{name}?")

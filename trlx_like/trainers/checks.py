@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from trlx_like.config import MethodConfig, TRLConfig
-from trlx_like.config.elsewhere import ARGUMENTS
+from trlx_like.config.elsewhere import answers
 from trlx_like.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ def takes_a_config(init: C) -> C:
 
 
 def _here(names: Iterable[str]) -> str:
-    return " ".join(f"{name}: here this is {ARGUMENTS[name]}." for name in names if name in ARGUMENTS)
+    known = answers("arguments")
+    return " ".join(f"{name}: here this is {known[name]}." for name in names if name in known)
 
 
 def refuse_unused(trainer_class: Any, given: Mapping[str, Any], stop_sequences: Sequence[str] = ()) -> None:
@@ -76,28 +77,6 @@ def require(config: TRLConfig, names: Iterable[str], given: Mapping[str, Any]) -
             raise ConfigError(f"{config.train.trainer} needs {name}: pass {ways} or set {keys}.")
 
 
-HOOKS = {
-    **dict.fromkeys(("counted", "counts"), "return counts by name from units"),
-    **dict.fromkeys(("observe", "batched_forward_pass"), "override record"),
-    **dict.fromkeys(("prepare_learning", "setup_model"), "override build"),
-    **dict.fromkeys(("compute_loss", "dpo_loss", "get_batch_loss_metrics", "train_minibatch"), "override loss"),
-    **dict.fromkeys(("concatenated_forward", "get_batch_metrics", "calculate_loss"), "override loss"),
-    **dict.fromkeys(("gather_stats", "prediction_step"), "metrics are sums that loss returns; the loop adds them up"),
-    "check_sampler": "trainer.agreement does this",
-    "make_generator": "override make_engine",
-    "create_train_dataloader": "rounds are batched from trainer.store; override round_batches",
-    "get_arch": "override heads, or build for another model",
-    "make_experience_seq2seq": "override make_experience, which model.model_arch_type: seq2seq calls too",
-    "post_backward_callback": "override after_step, which is called after each optimizer step",
-    "post_epoch_callback": "override make_experience, which is called in each round",
-    "setup_optimizer": "register an optimizer and set optimizer.name",
-    "setup_rollout_logging": "set train.rollout_logging_dir",
-    "setup_scheduler": "register a scheduler and set scheduler.name",
-    "compute_rewards": "override add_experience",
-    "record_step_stats": "metrics are logged by the loop; override after_step to add some",
-}
-"""Methods that subclasses of other libraries' trainers override, and that nothing here calls."""
-
 BY_HAND = ("decode", "generate", "generate_eval")
 
 
@@ -107,7 +86,7 @@ def refuse_removed_hooks(trainer_class: type) -> None:
     Raises:
         ConfigError: If it has a hook that is not called; the error says what to write instead.
     """
-    for name, advice in HOOKS.items():
+    for name, advice in answers("hooks").items():
         if hasattr(trainer_class, name):
             raise ConfigError(f"{trainer_class.__name__}.{name} is not called by the loop: {advice}.")
     for name in BY_HAND:

@@ -13,7 +13,7 @@ from torch import nn
 
 from trlx_like.checkpoint import TrainState
 from trlx_like.config import MethodConfig, TRLConfig
-from trlx_like.config.elsewhere import METHODS
+from trlx_like.config.elsewhere import answers
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
@@ -47,8 +47,8 @@ class OfRun:
 
         def __getattr__(self, name: str) -> Any:
             """Answer a method of another library's trainer with the name here."""
-            if name in METHODS:
-                raise AttributeError(f"{type(self).__name__} has no {name}. Here this is {METHODS[name]}.")
+            if words := answers("methods").get(name):
+                raise AttributeError(f"{type(self).__name__} has no {name}. Here this is {words}.")
             return object.__getattribute__(self, name)  # raises the first error again
 
 

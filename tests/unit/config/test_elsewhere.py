@@ -12,17 +12,25 @@ import trlx_like
 from tests.contract.recipes import make
 from trlx_like import PPOConfig, TRLConfig, default_ppo_config
 from trlx_like.config import METHODS
-from trlx_like.config.elsewhere import ARGUMENTS, ELSEWHERE, METHODS as CALLS
+from trlx_like.config.elsewhere import answers, tables
 from trlx_like.errors import ConfigError
+
+OPTIONS, ARGUMENTS, CALLS = (answers(kind) for kind in ("options", "arguments", "methods"))
 
 
 def test_every_option_that_is_named_exists() -> None:
     sections: dict[str, set[str]] = {name: set(kind.model_fields) for name, kind in TRLConfig.sections().items()}
     sections["method"] = {field for name in METHODS.names() for field in METHODS.get(name).model_fields}
-    for words in [*ELSEWHERE.values(), *ARGUMENTS.values()]:
+    for words in [*OPTIONS.values(), *ARGUMENTS.values()]:
         for section, option in re.findall(rf"\b({'|'.join(sections)})\.([a-z_]+)", words):
             assert option in sections[section], words
-    assert not set().union(*(fields for name, fields in sections.items() if name != "method")) & set(ELSEWHERE)
+    assert not set().union(*(fields for name, fields in sections.items() if name != "method")) & set(OPTIONS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in tables() if not kind.startswith("trlx_")])
+def test_a_name_has_one_answer(kind: str) -> None:
+    names = [name for entry in tables()[kind].values() for name in entry.split()]
+    assert sorted(names) == sorted(answers(kind))
 
 
 def test_the_sentence() -> None:
@@ -35,10 +43,10 @@ def test_the_sentence() -> None:
         TRLConfig.from_dict({**base, "train": {**base["train"], "warmup_ratio": 0.1}})
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_every_name_is_answered(name: str) -> None:
     kind: Any = next(METHODS.get(method) for method in METHODS.names() if name not in METHODS.get(method).model_fields)
-    with pytest.raises(ConfigError, match=rf"^method.{name}: unknown key. Here this is {re.escape(ELSEWHERE[name])}"):
+    with pytest.raises(ConfigError, match=rf"^method.{name}: unknown key. Here this is {re.escape(OPTIONS[name])}"):
         kind(**{name: None})
 
 

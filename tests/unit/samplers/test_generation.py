@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 from tests.tiny import tiny_lm, tiny_tokenizer
 from tests.unit.samplers.scripted import prompts, sampler, transformers_messages
 from trlx_like.config import NEUTRAL, OnlineTextMethodConfig, TextMethodConfig
-from trlx_like.config.generation import FORBIDDING, REFUSED, TYPES
+from trlx_like.config.elsewhere import answers
+from trlx_like.config.generation import FORBIDDING, TYPES
 from trlx_like.errors import ConfigError
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.samplers.generation import eos_ids, generation_config
@@ -86,8 +87,8 @@ FIELDS = {*GenerationConfig().to_dict(), *GenerationConfig().__dict__}
 
 
 def test_every_option_of_the_installed_transformers_is_allowed_or_refused() -> None:
-    assert {name for name in (*TYPES, *REFUSED) if name in FIELDS} == FIELDS
-    assert not TYPES.keys() & REFUSED.keys() and ALLOWED.keys() == TYPES.keys() <= FIELDS
+    assert {name for name in (*TYPES, *answers("generation")) if name in FIELDS} == FIELDS
+    assert not TYPES.keys() & answers("generation").keys() and ALLOWED.keys() == TYPES.keys() <= FIELDS
 
 
 @pytest.mark.parametrize(("given", "meant"), [(0.0, 0), (4.0, 4)])
@@ -121,7 +122,7 @@ def test_an_allowed_option_generates(option: str, family: str) -> None:
         assert out.sampling_logprobs is not None
 
 
-@pytest.mark.parametrize("option", sorted(REFUSED))
+@pytest.mark.parametrize("option", sorted(answers("generation")))
 def test_a_refused_option_is_one_sentence_with_a_reason(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"^method\.gen_kwargs\.{option}: 7 is refused: [^\n]+\.$"):
         TextMethodConfig(gen_kwargs={"max_new_tokens": 5, option: 7})

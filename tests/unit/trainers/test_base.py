@@ -19,9 +19,10 @@ from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config
 from trlx_like import BaseRLTrainer, Callback, LossOutput, TRLConfig
 from trlx_like.config import METHODS, MethodConfig, register_method
+from trlx_like.config.elsewhere import answers
 from trlx_like.data import Experience, padded
 from trlx_like.errors import ConfigError
-from trlx_like.trainers.checks import HOOKS, refuse_removed_hooks
+from trlx_like.trainers.checks import refuse_removed_hooks
 from trlx_like.trainers.optimise import Units
 from trlx_like.trainers.ppo import PPOTrainer
 
@@ -398,7 +399,7 @@ def test_a_hook_that_is_gone_is_refused_with_the_new_one(tmp_path: Path) -> None
         line(tmp_path, kind=Older)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", answers("hooks"))
 def test_hooks_of_trlx_and_trl_are_refused(hook: str, tmp_path: Path) -> None:
     kind = type("Theirs", (LineTrainer,), {hook: lambda self, *args: None})
     with pytest.raises(ConfigError, match=rf"Theirs\.{hook} is not called by the loop: [a-z]"):
