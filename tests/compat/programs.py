@@ -6,7 +6,10 @@ where the scripts have classifiers.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
+
+from examples.randomwalks.task import RandomWalks
 
 VOWELS = set("aeiou")
 TEXTS = ["a good film", "a bad plot", "the cat sat", "dull and long", "odd", "i like it a lot", "no", "yes please"]
@@ -15,6 +18,12 @@ TEXTS = ["a good film", "a bad plot", "the cat sat", "dull and long", "odd", "i 
 def happy(texts: Any) -> list[float]:
     """Stand for a sentiment classifier: the share of vowels."""
     return [sum(letter in VOWELS for letter in text) / max(len(text), 1) for text in texts]
+
+
+def walk_metrics(task: RandomWalks, samples: Any) -> dict[str, list[float]]:
+    """Measure walks by their length, 100 if they fail, and by how short they are."""
+    walks = [sample.removesuffix("<eos>") for sample in samples]
+    return {"lengths": [float(task.length(walk) or 100) for walk in walks], "optimality": task.optimality(walks)}
 
 
 def ppo_sentiments(hparams: Any) -> Any:
@@ -117,6 +126,67 @@ def ppo_sentiments_llama(hparams: Any) -> Any:
     )
 
 
+def ppo_sentiments_t5(hparams: Any) -> Any:
+    """Every section of an encoder-decoder is written out; outputs have a fixed length, as no token is an end."""
+    import trlx
+    from trlx.data.configs import (
+        ModelConfig,
+        OptimizerConfig,
+        SchedulerConfig,
+        TokenizerConfig,
+        TrainConfig,
+        TRLConfig,
+    )
+    from trlx.models.modeling_ppo import PPOConfig
+
+    config = TRLConfig(
+        train=TrainConfig(
+            seq_length=128,
+            epochs=100,
+            total_steps=100000,
+            batch_size=12,
+            checkpoint_interval=10000,
+            eval_interval=100,
+            pipeline="PromptPipeline",
+            trainer="AcceleratePPOTrainer",
+            save_best=False,
+        ),
+        model=ModelConfig(model_path="a-t5", num_layers_unfrozen=-1, model_arch_type="seq2seq"),
+        tokenizer=TokenizerConfig(tokenizer_path="a-t5", padding_side="right", truncation_side="right"),
+        optimizer=OptimizerConfig(
+            name="adamw", kwargs={"lr": 5.0e-5, "betas": [0.9, 0.999], "eps": 1.0e-8, "weight_decay": 1.0e-6}
+        ),
+        scheduler=SchedulerConfig(name="cosine_annealing", kwargs={"T_max": 100000, "eta_min": 5.0e-5}),
+        method=PPOConfig(
+            name="PPOConfig",
+            num_rollouts=128,
+            chunk_size=12,
+            ppo_epochs=4,
+            init_kl_coef=0.05,
+            target=6,
+            horizon=10000,
+            gamma=0.99,
+            lam=0.95,
+            cliprange=0.2,
+            cliprange_value=0.2,
+            vf_coef=1,
+            scale_reward=None,
+            ref_mean=None,
+            ref_std=None,
+            cliprange_reward=10,
+            gen_kwargs={"max_new_tokens": 50, "do_sample": True, "top_k": 0, "top_p": 1, "eos_token_id": -1},
+        ),
+    )
+    config = TRLConfig.update(config.to_dict(), hparams)
+    return trlx.train(
+        reward_fn=lambda samples, **kwargs: happy(samples),
+        metric_fn=lambda samples, **kwargs: {"sentiments": happy(samples)},
+        prompts=[f"{text} sentiment" for text in TEXTS],
+        eval_prompts=[f"{text} sentiment" for text in TEXTS[:4]],
+        config=config,
+    )
+
+
 def ppo_translation_t5(hparams: Any) -> Any:
     """An encoder-decoder; what is right is looked up by the prompt, and metrics are computed beside the reward."""
     import trlx
@@ -201,6 +271,38 @@ def ppo_hh(hparams: Any) -> Any:
     return trlx.train(
         reward_fn=reward_fn, prompts=prompts, eval_prompts=prompts[:4], config=config, stop_sequences=["human", "assi"]
     )
+
+
+def grounded_program_synthesis(hparams: Any) -> Any:
+    """Write a program that makes an output of an input. An interpreter runs it: right 1, wrong 0, no program -1."""
+    import trlx
+    from trlx.data.default_configs import TRLConfig, default_ppo_config
+
+    commands: dict[str, Any] = {"r": lambda x: x[::-1], "s": sorted, "t": lambda x: x[:2], "d": lambda x: x[1:]}
+
+    def run(program: str, given: str) -> str | None:
+        letters = [*given]
+        for command in program.split("<eos>")[0]:
+            if command not in commands:
+                return None
+            letters = [*commands[command](letters)]
+        return "".join(letters)
+
+    def reward_fn(samples: Any, **kwargs: Any) -> list[float]:
+        scores = []
+        for sample in samples:
+            given, right = sample.removeprefix("input ").split(" function ")[0].split(" output ")
+            made = run(sample.split(" function ")[1], given)
+            scores.append(-1.0 if made is None else float(made == right))
+        return scores
+
+    words, programs = ["cab", "plum", "fig", "date"], ["r", "s", "t", "rs", "dr"]
+    prompts = [f"input {word} output {run(program, word)} function " for word in words for program in programs]
+    changes = {"train.save_best": False, "method.gen_kwargs": {"max_new_tokens": 8, "do_sample": True, "top_p": 0.95}}
+    config = TRLConfig.update(default_ppo_config().to_dict(), {**changes, **hparams})
+    trainer = trlx.train(reward_fn=reward_fn, prompts=prompts[:16], eval_prompts=prompts[16:], config=config)
+    trainer.save_pretrained()
+    return trainer
 
 
 def architext(hparams: Any) -> Any:
@@ -295,6 +397,28 @@ def sft_sentiments(hparams: Any) -> Any:
     )
 
 
+def sft_hh(hparams: Any) -> Any:
+    """Dialogues as one text each. The metric is the reward less that of the answer that people preferred."""
+    import trlx
+    from trlx.data.default_configs import TRLConfig, default_sft_config
+
+    config = default_sft_config().evolve(method={"gen_kwargs": {"max_new_tokens": 6, "top_k": 20, "do_sample": True}})
+    config = TRLConfig.update(config.to_dict(), {"train.batch_size": 4, **hparams})
+    asked = [f"human {text} assistant" for text in TEXTS]
+
+    def reward_fn(samples: Any, prompts: Any, original_output: Any, **kwargs: Any) -> list[float]:
+        given = happy(p + o for p, o in zip(prompts, original_output, strict=True))
+        return [score - other for score, other in zip(happy(samples), given, strict=True)]
+
+    return trlx.train(
+        samples=[prompt + text for prompt, text in zip(asked, TEXTS, strict=True)],
+        eval_prompts=[{"prompt": p, "original_output": text} for p, text in zip(asked[:4], TEXTS, strict=False)],
+        metric_fn=lambda **kwargs: {"reward": reward_fn(**kwargs)},
+        config=config,
+        stop_sequences=["human", "assistant"],
+    )
+
+
 def sft_alpaca(hparams: Any) -> Any:
     """Instructions and answers, with the method's section written out and an export at the end."""
     import trlx
@@ -359,6 +483,60 @@ def ilql_randomwalks(hparams: Any) -> Any:
     )
 
 
+def ppo_randomwalks(hparams: Any) -> Any:
+    """Shortest paths on a random graph. Each letter is a prompt, and the reward is one of the metrics."""
+    import trlx
+    from trlx.data.default_configs import TRLConfig, default_ppo_config
+
+    changes = {
+        "train.seq_length": 10,
+        "optimizer.kwargs.lr": 3.0e-4,
+        "scheduler.kwargs.eta_min": 3.0e-4,
+        "method.init_kl_coef": 0,
+        "method.target": None,
+        "method.vf_coef": 1.2,
+        "method.scale_reward": "ignored",
+        "method.cliprange_reward": 1,
+    }
+    config = TRLConfig.update(default_ppo_config().to_dict(), {**changes, **hparams})
+    task = RandomWalks(config.train.seed)
+    return trlx.train(
+        reward_fn=lambda samples, **kwargs: walk_metrics(task, samples)["optimality"],
+        metric_fn=lambda samples, **kwargs: walk_metrics(task, samples),
+        prompts=task.prompts,
+        eval_prompts=task.prompts,
+        config=config,
+    )
+
+
+def rft_randomwalks(hparams: Any) -> Any:
+    """The same task, by fine-tuning on the best tenth of a hundred walks from each letter."""
+    import trlx
+    from trlx.data.configs import TRLConfig
+    from trlx.data.default_configs import default_sft_config
+    from trlx.trainer.accelerate_rft_trainer import RFTConfig
+
+    method = RFTConfig(
+        name="RFTConfig",
+        n_generations_per_prompt=100,
+        start_percentile=0.9,
+        end_percentile=0.95,
+        n_improve_steps=1,
+        gen_kwargs={"max_new_tokens": 9, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "do_sample": True},
+    )
+    config = TRLConfig.from_dict({**default_sft_config().to_dict(), "method": method.to_dict()})
+    config.train.trainer, config.train.seq_length = "AccelerateRFTTrainer", 10
+    config = TRLConfig.update(config.to_dict(), hparams)
+    task = RandomWalks(config.train.seed)
+    return trlx.train(
+        reward_fn=lambda samples, **kwargs: walk_metrics(task, samples)["optimality"],
+        metric_fn=lambda samples, **kwargs: walk_metrics(task, samples),
+        prompts=task.prompts,
+        eval_prompts=task.prompts,
+        config=config,
+    )
+
+
 def readme(hparams: Any) -> Any:
     """The first lines that everybody types: a model and a reward, and generation afterwards."""
     import trlx
@@ -376,5 +554,5 @@ def readme(hparams: Any) -> Any:
 PROGRAMS = {
     name: value
     for name, value in list(globals().items())
-    if callable(value) and getattr(value, "__module__", None) == __name__ and name != "happy"
+    if callable(value) and getattr(value, "__module__", None) == __name__ and "hparams" in signature(value).parameters
 }
