@@ -35,7 +35,7 @@ def sweep(
     spec, notes = read_sweep(file, base)
     for note in notes:
         typer.echo(note, err=True)
-    values = check_points(spec, overrides or (), plugins or ())
+    values = check_points(file, spec, overrides or (), plugins or ())
     with needed("a sweep needs Optuna", "sweep"):
         import optuna  # noqa: F401  # before the folder is made
     from trlx_like.checkpoint.claim import RunFiles

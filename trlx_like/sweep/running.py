@@ -20,6 +20,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.checkpoint.claim import RunFiles
+from trlx_like.errors import ConfigError
+from trlx_like.registry import nearest
 from trlx_like.sweep.search import point_of
 from trlx_like.sweep.spec import SweepConfig, setting
 from trlx_like.tracking.folder import read_metrics
@@ -181,6 +183,19 @@ class Runner:
         why = f"exit code {code}: {lines[-1] if lines else ''}" if code else f"it logged no finite {self.spec.metric}"
         job.trial.set_user_attr("error", f"seed {job.seed}: {why}"[:500])
         self._end(job, "FAIL")
+        logged = {name for row in read_metrics(self.folder(job) / "metrics.jsonl") if row for name in row[1]}
+        if (
+            not code
+            and self.spec.metric not in logged
+            and not any(t.user_attrs.get("scores") for t in self.study.trials)
+        ):
+            close = nearest(self.spec.metric, logged)
+            others = ", ".join(sorted(name for name in logged if name.startswith(("reward", "metrics/"))))
+            raise ConfigError(
+                f"metric ({self.spec.metric!r}): the first run has ended and logged no such metric. "
+                f"{f'Did you mean {close}?' if close else f'It logged {others}.' if others else ''} Correct it, and "
+                "remove the folder of the sweep or choose another one."
+            )
 
     def _end(self, job: Job, state: str, value: float | None = None) -> None:
         from optuna.trial import TrialState

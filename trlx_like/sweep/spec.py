@@ -153,8 +153,14 @@ def setting(name: str, value: Any) -> str:
     return f"{name}={json.dumps(value)}"
 
 
-def check_points(spec: SweepConfig, overrides: Sequence[str], plugins: Sequence[str]) -> dict[str, Any]:
+def check_points(file: Path, spec: SweepConfig, overrides: Sequence[str], plugins: Sequence[str]) -> dict[str, Any]:
     """Read the configuration of the runs with each value of a list and both ends of a range, one option at a time.
+
+    Args:
+        file: The file of the sweep, which errors name with the line of the option.
+        spec: What `read_sweep` made of it.
+        overrides: Options of the command line for all runs, as "key=value".
+        plugins: Plugins of the command line.
 
     Returns:
         The configuration without the options of the sweep, as plain values without secrets.
@@ -163,7 +169,17 @@ def check_points(spec: SweepConfig, overrides: Sequence[str], plugins: Sequence[
         ConfigError: An option does not exist or may not have a value.
     """
     assert spec.config is not None
+    values = api.read_config(spec.config, plugins=plugins, overrides=overrides).recorded()
+    source, problems = YamlSource(file), list[Problem]()
     for name, space in spec.spaces.items():
+        path = ("options", name) if "options" in source.values else (name,)  # the second in a file of trlX
         for value in space if isinstance(space, list) else (space.low, space.high):
-            api.read_config(spec.config, plugins=plugins, overrides=[*overrides, setting(name, value)])
-    return api.read_config(spec.config, plugins=plugins, overrides=overrides).recorded()
+            try:
+                api.read_config(spec.config, plugins=plugins, overrides=[*overrides, setting(name, value)])
+            except ConfigError as error:
+                why = str(error).replace(f"--set: {name}: ", "").replace("--set: ", "")
+                problems.append(Problem(path, f"({shown(value)}) {why}"))
+                break
+    if problems:
+        raise ConfigError(source.located(problems))
+    return values

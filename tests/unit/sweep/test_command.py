@@ -104,8 +104,16 @@ def test_without_optuna_no_folder_is_made(here: Path, monkeypatch: pytest.Monkey
 def test_all_fail(here: Path) -> None:
     write(here, [0.9])
     assert said(1, "sweep", "sweep.yml").startswith("No trial was finished. trial 0: seed 1: exit code 1: too wide")
-    write(here, [0.3], metric="reward/none", folder="other")
-    assert "it logged no finite reward/none" in said(1, "sweep", "sweep.yml")
+
+
+@pytest.mark.parametrize(
+    ("metric", "guess"), [("mean_reward", "It logged reward/mean"), ("rewards/mean", "Did you mean reward/mean")]
+)
+def test_a_metric_that_no_run_logs_ends_the_sweep_with_the_first(metric: str, guess: str, here: Path) -> None:
+    write(here, [0.3, 0.1], metric=metric)
+    text = said(2, "sweep", "sweep.yml")
+    assert f"metric ('{metric}'): the first run has ended and logged no such metric. {guess}" in text
+    assert calls(here) == ["0.3 1"]
 
 
 def test_halving_stops_what_is_worse_and_spares_its_other_seeds(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def test_a_file_that_is_right(tmp_path: Path) -> None:
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
-    spec, _ = read_sweep(Path("configs/sweeps/learning_rate.yml"))
-    assert check_points(spec, [], [])["train"]["trainer"] == "PPOTrainer"
+    file = Path("configs/sweeps/learning_rate.yml")
+    assert check_points(file, read_sweep(file)[0], [], [])["train"]["trainer"] == "PPOTrainer"
     lines = Path("configs/sweeps/learning_rate.yml").read_text().splitlines()
     shown = "\n".join(line for line in lines if not line.startswith("#"))
     assert shown in (root / "docs" / "sweeps.md").read_text()
@@ -69,14 +70,23 @@ def test_options_are_checked_before_anything_runs(tmp_path: Path) -> None:
         train={**TRAIN, "trainer": "PPOTrainer"},
         method={"name": "PPOConfig", "gen_kwargs": TOKENS},
     )
-    spec, _ = read_sweep(written(tmp_path, "options: {method.gamma: [0.9, 1.0], method.cliprang: [0.1]}"), run)
-    with pytest.raises(ConfigError, match=r"method\.cliprang: unknown key\. Did you mean method\.cliprange\?"):
-        check_points(spec, [], [])
-    spec, _ = read_sweep(written(tmp_path, "options: {method.gamma: {low: 0.5, high: 1.5}}"), run)
-    with pytest.raises(ConfigError, match=r"method\.gamma: .*1\.5"):
-        check_points(spec, [], [])
-    spec, _ = read_sweep(written(tmp_path, "options: {method.gen_kwargs.top_k: [5, 6]}"), run)
-    values = check_points(spec, ["train.seed=3"], [])
+
+    def checked(text: str, *overrides: str) -> dict[str, Any]:
+        file = written(tmp_path, text)
+        return check_points(file, read_sweep(file, run)[0], overrides, [])
+
+    with pytest.raises(ConfigError) as error:
+        checked("options:\n  method.cliprang: [0.1]\n  method.gamma: {low: 0.5, high: 1.5}\n  train.seed_: [1]")
+    assert [line.partition("sweep.yml:")[2] for line in str(error.value).splitlines()] == [
+        "2: options.method.cliprang: (0.1) unknown key. Did you mean method.cliprange?",
+        "3: options.method.gamma: (1.5) must be a number from 0 to 1, got 1.5.",
+        "4: options.train.seed_: (1) unknown key. Did you mean train.seed?",
+    ]
+    with pytest.raises(ConfigError, match=r"sweep\.yml:2: lr_init: \(0\.1\) unknown section"):
+        checked("tune_config: {}\nlr_init: {strategy: uniform, values: [0.1, 0.2]}")
+    with pytest.raises(ConfigError, match=r"^--set: train\.sede: unknown key"):
+        checked("options: {method.gamma: [0.9]}", "train.sede=3")
+    values = checked("options: {method.gen_kwargs.top_k: [5, 6]}", "train.seed=3")
     assert (values["train"]["seed"], "top_k" in values["method"]["gen_kwargs"]) == (3, False)
 
 
