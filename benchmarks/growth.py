@@ -1,6 +1,6 @@
 """Measure how data grows: CPU seconds to prepare it, memory a row, and milliseconds a batch.
 
-    python -m benchmarks.growth [--rows 1000 10000 100000] [--kinds prompts sft dpo] [--json out.json]
+    python -m benchmarks.growth [--rows 1000 10000 100000] [--kinds prompts sft ...] [--json out.json]
 
 Rows are JSON lines of random words: prompts of 14, outputs of 30. Each measurement is a process of its own, which reads
 the file, makes the trainer and fills its store; the second one finds what the first one has prepared. "resident" is
@@ -32,7 +32,9 @@ from benchmarks.peers.laps import peak_rss_mib
 from trlx_like import TRLConfig
 from trlx_like.api import make_trainer
 
-KINDS = {"prompts": "PPO", "sft": "SFT", "dpo": "DPO"}
+KINDS = {"prompts": "PPO", "sft": "SFT", "packed": "SFT", "dpo": "DPO", "ilql": "ILQL", "reward": "Reward"}
+COLUMNS: dict[str, tuple[str, ...]] = {"prompts": (), "dpo": ("chosen", "rejected"), "reward": ("chosen", "rejected")}
+"""The columns beside the prompt; a kind that is not named has an output."""
 BATCH, TIMES = 32, 200
 
 
@@ -40,13 +42,13 @@ def words(draw: random.Random, count: int) -> str:
     return " ".join("".join(draw.choices("abcdefghij", k=draw.randint(2, 6))) for _ in range(count))
 
 
-def rows(kind: str, count: int) -> Iterator[dict[str, str]]:
+def rows(kind: str, count: int) -> Iterator[dict[str, Any]]:
     """Make the rows of a data set, the same ones each time."""
     draw = random.Random(0)
     for _ in range(count):
-        row = {"prompt": words(draw, 14)}
-        outputs = {"prompts": (), "sft": ("output",), "dpo": ("chosen", "rejected")}[kind]
-        yield row | {name: f" {words(draw, 30)}" for name in outputs}
+        row: dict[str, Any] = {"prompt": words(draw, 14)}
+        row |= {name: f" {words(draw, 30)}" for name in COLUMNS.get(kind, ("output",))}
+        yield row | {"reward": round(draw.random(), 3)} if kind == "ilql" else row
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -75,7 +77,9 @@ def config(kind: str, file: Path, folder: Path) -> TRLConfig:
         method["gen_kwargs"] = {"max_new_tokens": 8}
     elif kind == "dpo":
         method["precompute_ref_log_probs"] = False
-    source = {"prompts": "prompts", "sft": "samples", "dpo": "preferences"}[kind]
+    elif kind == "packed":
+        method["packing"] = True
+    source = kind if kind == "prompts" else "preferences" if kind in COLUMNS else "samples"
     return TRLConfig.from_dict(
         {
             "model": {"model_path": GPT2Config(vocab_size=len(encoder), **small)},

@@ -6,7 +6,7 @@ elements, which may be mapped from a file, and two with their places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,12 @@ E = TypeVar("E", bound=Experience)
 
 READ_AS = {torch.int32: torch.int64, torch.float64: torch.float32}
 """The types in which the numbers of flat rows are read."""
+
+
+def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return `lengths[n]` whole numbers from `starts[n]` on for each n, one range after the other. [sum of lengths]"""
+    before = starts - (lengths.cumsum(0) - lengths)
+    return before.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
 
 
 @dataclass(frozen=True)
@@ -98,9 +104,7 @@ class Column:
         if self.lengths is None:
             values, shapes = self.values[self.starts], torch.zeros(len(self.starts), 0, dtype=torch.int64)
         else:
-            before = self.starts - (self.lengths.cumsum(0) - self.lengths)
-            values = self.values[before.repeat_interleave(self.lengths) + torch.arange(int(self.lengths.sum()))]
-            shapes = self.lengths[:, None]
+            values, shapes = self.values[ranges(self.starts, self.lengths)], self.lengths[:, None]
         rest = torch.tensor(values.shape[1:], dtype=torch.int64).expand(len(shapes), -1)
         return {
             "values": values.to(self.dtype or self.values.dtype).reshape(-1),
@@ -169,10 +173,34 @@ class ColumnRows(LazyRows[E], Generic[E]):
         return cls(kind, columns)
 
 
+class MadeRows(LazyRows[E]):
+    """Elements whose fields are gathered from elsewhere, for as many elements at once as somebody reads.
+
+    Args:
+        make: Returns the elements of these numbers. [n] int64
+        sizes: The tokens of each element. [N] int64
+    """
+
+    def __init__(self, make: Callable[[Tensor], ColumnRows[E]], sizes: Tensor) -> None:
+        self.make, self._sizes = make, sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def row(self, number: int) -> E:
+        return self.taken([number]).row(0)
+
+    def taken(self, rows: Sequence[int] | Tensor) -> ColumnRows[E]:
+        return self.make(torch.as_tensor(rows, dtype=torch.int64))
+
+    def sizes(self) -> np.ndarray:
+        return self._sizes.numpy()
+
+
 def packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, Any]:
     """Return elements as their number and flat columns: all numbers of a field, and the shapes of the elements."""
-    if isinstance(elements, ColumnRows):
-        return elements.packed()
+    if isinstance(elements, ColumnRows | MadeRows):
+        return elements.taken(torch.arange(len(elements))).packed()
     columns: dict[str, Any] = {}
     for column in fields(kind) if elements else ():
         values = [getattr(element, column.name) for element in elements]
@@ -185,7 +213,7 @@ def packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, 
 
 def batch_of(kind: type[E], elements: Sequence[E], rows: Sequence[int]) -> E:
     """Return the elements of these numbers as one batch."""
-    if isinstance(elements, ColumnRows):
+    if isinstance(elements, ColumnRows | MadeRows):
         batch: E = elements.taken(rows).batch()
         return batch
     return kind.collate([elements[row] for row in rows])

@@ -137,12 +137,13 @@ class FlatRows(LazyRows[R], Generic[R]):
         return np.diff(self._columns[name][1], prepend=0) if name in self._columns else np.zeros(len(self), np.int64)
 
     def sums(self, name: str) -> np.ndarray:
-        """Add up the whole numbers, or count the flags, of a field in each row. [N] int64"""
-        lengths, found = self.lengths(name), np.zeros(len(self), np.int64)
+        """Add up the numbers, or count the flags, of a field in each row. [N] int64, float64 for a field of reals"""
+        lengths = self.lengths(name)
+        found = np.zeros(len(self), np.float64 if self.kind.FIELDS[name] == "real" else np.int64)
         filled = lengths > 0
         if filled.any():
             starts = (self._columns[name][1] - lengths)[filled]
-            found[filled] = np.add.reduceat(self.values(name), starts, dtype=np.int64)
+            found[filled] = np.add.reduceat(self.values(name), starts, dtype=found.dtype)
         return found
 
     def sizes(self) -> np.ndarray:

@@ -114,7 +114,7 @@ class RolloutStore(Generic[E]):
         for self.epoch in range(epochs):
             order = torch.randperm(len(self.elements), generator=generator)
             if by_length:
-                order = similar_lengths(order, self._sizes(), batch_size, generator)
+                order = similar_lengths(order, self.sizes(), batch_size, generator)
             for start in range(0, len(order), batch_size):
                 if skip > 0:
                     skip -= 1
@@ -124,7 +124,7 @@ class RolloutStore(Generic[E]):
                 yield batch_of(self.experience_class, self.elements, own) if own else None
         self.rows = []
 
-    def _sizes(self) -> Tensor:
+    def sizes(self) -> Tensor:
         """Count the tokens of each element. [N]"""
         if isinstance(self.elements, LazyRows):
             return torch.from_numpy(self.elements.sizes())

@@ -1,100 +1,136 @@
-"""Packing: several samples in one row of tokens. No token is lost, since a sample that does not fit is split."""
+"""Packing: several samples in one row of tokens. No token is lost, since a sample that does not fit is split.
+
+The first token of a piece of a sample is not learned, since nothing precedes it. Therefore the next piece begins with
+the last token of this one, and every output is learned exactly once.
+"""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from operator import itemgetter
+from heapq import heappop, heappush
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from trlx_like.data.flat import View
+from trlx_like.data.columns import Column, ranges
+from trlx_like.data.flat import FlatRows
 from trlx_like.pipelines.tokens import Dialogue
 
-Place = tuple[int, int, int]
-"""A piece of a sample: the number of the sample, the piece's first token and how many tokens it has."""
+
+class Packing:
+    """Hold the pieces of samples that make up each row.
+
+    Args:
+        samples: The samples.
+        row: The number of the row that each piece is in. Pieces of a row keep their order. [K]
+        starts: The place of each piece's first token among the tokens of all samples. [K]
+        lengths: The tokens of each piece. [K]
+
+    Attributes:
+        sizes: The tokens of each row. Rows that have nothing to learn are left out. [N] int64
+    """
+
+    def __init__(
+        self, samples: FlatRows[Dialogue], row: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        self._ids = Column.of(samples, "ids")
+        self._is_output = torch.from_numpy(samples.values("is_output"))
+        rows, begins, counts = (np.asarray(values, dtype=np.int64) for values in (row, starts, lengths))
+        outputs = _outputs(samples, begins, counts)
+        kept = np.bincount(rows, outputs)[rows] > 0 if len(rows) else rows > 0
+        order = np.argsort(rows[kept], kind="stable")
+        self._starts, self._lengths = (torch.from_numpy(values[kept][order]) for values in (begins, counts))
+        pieces = torch.from_numpy(np.unique(rows[kept], return_counts=True)[1])
+        self._pieces = Column(torch.arange(len(order)), pieces.cumsum(0) - pieces, pieces)
+        self.sizes = torch.from_numpy(np.bincount(rows[kept], counts[kept])[np.unique(rows[kept])].astype(np.int64))
+
+    def taken(self, rows: Tensor) -> dict[str, Column]:
+        """Return ids, what is learned, and the number of the piece in its row, of each token in some rows.
+
+        Args:
+            rows: The numbers of the rows. [n] int64
+        """
+        which = self._pieces.taken(rows)
+        assert which.lengths is not None
+        pieces = ranges(which.starts, which.lengths)  # the numbers of all pieces in these rows
+        lengths = self._lengths[pieces]
+        places = ranges(self._starts[pieces], lengths)
+        learned = self._is_output[places]
+        learned[lengths.cumsum(0) - lengths] = False
+        piece = (pieces - which.starts.repeat_interleave(which.lengths)).repeat_interleave(lengths)
+        found = {"ids": self._ids.values[places].long(), "learned": learned, "piece": piece}
+        sizes = self.sizes[rows]
+        return {name: Column(values, sizes.cumsum(0) - sizes, sizes) for name, values in found.items()}
 
 
-def fit_best(dialogues: Sequence[Dialogue], max_length: int) -> View[list[Dialogue]]:
+def fit_best(samples: FlatRows[Dialogue], max_length: int) -> Packing:
     """Put samples into rows where they fit best, the longest first. A sample is split only if no row could hold it.
 
     Args:
-        dialogues: The samples.
+        samples: The samples.
         max_length: The tokens of a row, at least 2.
-
-    Returns:
-        The samples, or pieces of samples as `piece` makes them, in each row.
     """
-    rows: list[list[Place]] = []
-    space: list[tuple[int, int]] = []  # (tokens left, row), sorted
-    pieces = [
-        (number, start, len(part))
-        for number, dialogue in enumerate(dialogues)
-        for start in range(0, max(len(dialogue) - 1, 1), max_length - 1)
-        if any((part := piece(dialogue, start, max_length)).is_output)
-    ]
-    for place in sorted(pieces, key=itemgetter(2), reverse=True):
-        at = bisect_left(space, (place[2], 0))
-        if at == len(space):
-            rows.append([])
-            left, row = max_length, len(rows) - 1
+    sizes = samples.lengths("ids")
+    counts = np.maximum(-(-(sizes - 1) // (max_length - 1)), 1)  # pieces of each sample
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a piece in its sample
+    starts = number * (max_length - 1)
+    lengths = np.minimum(np.repeat(sizes, counts) - starts, max_length)
+    starts += np.repeat(np.cumsum(sizes) - sizes, counts)
+    useful = _outputs(samples, starts, lengths) > 0
+    starts, lengths = starts[useful], lengths[useful]
+    order = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[order], lengths[order]
+    row, rows = array("q"), 0
+    left: list[int] = []  # how many tokens some row has left, sorted
+    with_left: list[list[int]] = [[] for _ in range(max_length)]  # by the tokens left: the rows, the first one on top
+    for length in lengths.tolist():
+        at = bisect_left(left, length)
+        if at == len(left):
+            room, into, rows = max_length, rows, rows + 1
         else:
-            left, row = space.pop(at)
-        rows[row].append(place)
-        insort(space, (left - place[2], row))
-    return _made(dialogues, rows)
+            room = left[at]
+            into = heappop(with_left[room])
+            if not with_left[room]:
+                del left[at]
+        row.append(into)
+        room -= length
+        if not with_left[room]:
+            insort(left, room)
+        heappush(with_left[room], into)
+    return Packing(samples, row, starts, lengths)
 
 
-def fill_blocks(dialogues: Sequence[Dialogue], max_length: int) -> View[list[Dialogue]]:
+def fill_blocks(samples: FlatRows[Dialogue], max_length: int) -> Packing:
     """Put samples into rows in their order, and split those that reach the end of a row.
 
+    At most one token of a row is left free, except in the last row.
+
     Args:
-        dialogues: The samples.
+        samples: The samples.
         max_length: The tokens of a row, at least 2.
-
-    Returns:
-        The samples, or pieces of samples as `piece` makes them, in each row. At most one token of a row is left free,
-        except in the last row. Rows that have nothing to learn are left out.
     """
-    rows: list[list[Place]] = [[]]
-    learned: set[int] = set()  # numbers of the rows that have outputs, from 1
-    left = max_length
-    for number, dialogue in enumerate(dialogues):
+    row, starts, lengths = array("q"), array("q"), array("q")
+    number, left, begin = 0, max_length, 0
+    for size in samples.lengths("ids").tolist():
         start = 0
-        while start < len(dialogue) - 1:
+        while start < size - 1:
             if left < 2:  # the first token of a piece is not learned
-                rows.append([])
-                left = max_length
-            part = piece(dialogue, start, left)
-            rows[-1].append((number, start, len(part)))
-            if any(part.is_output):
-                learned.add(len(rows))
-            left -= len(part)
-            start += len(part) - 1
-    return _made(dialogues, [row for number, row in enumerate(rows, start=1) if number in learned])
+                number, left = number + 1, max_length
+            length = min(size - start, left)
+            row.append(number)
+            starts.append(begin + start)
+            lengths.append(length)
+            left -= length
+            start += length - 1
+        begin += size
+    return Packing(samples, row, starts, lengths)
 
 
-class _Packed(View[list[Dialogue]]):
-    """Rows that are made of their pieces when they are read."""
-
-    def sizes(self) -> np.ndarray:
-        return np.array([sum(count for _, _, count in row) for row in self.rows])
-
-
-def _made(dialogues: Sequence[Dialogue], rows: Sequence[Sequence[Place]]) -> View[list[Dialogue]]:
-    return _Packed(rows, lambda row: [piece(dialogues[number], start, count) for number, start, count in row])
-
-
-def piece(dialogue: Dialogue, start: int, longest: int) -> Dialogue:
-    """Return a piece of a sample.
-
-    The first token of a piece is not learned, since nothing precedes it. Therefore the next piece begins with the last
-    token of this one, and every output is learned exactly once.
-
-    Args:
-        dialogue: The sample.
-        start: Its first token in the piece.
-        longest: The most tokens of the piece.
-    """
-    end = start + longest
-    return Dialogue(dialogue.ids[start:end], [False, *dialogue.is_output[start + 1 : end]])
+def _outputs(samples: FlatRows[Dialogue], starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Count the outputs of pieces after their first token. [K] int64"""
+    flags = np.append(samples.values("is_output"), False)
+    bounds = np.stack([starts + 1, starts + lengths], axis=1).ravel()
+    return np.where(lengths > 1, np.add.reduceat(flags, bounds, dtype=np.int64)[::2], 0)

@@ -26,10 +26,11 @@ class Preference(Flat):
     """Hold a prompt and two answers to it as token ids. None of them is empty."""
 
     FIELDS: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("prompt", "chosen", "rejected"), "token"),
+        **dict.fromkeys(("chosen", "rejected"), "token"),
         **dict.fromkeys(("chosen_mask", "rejected_mask"), "flag"),
-        **{"margin": "real", "header": "count", "lost": "count"},
+        **{"margin": "real", "prompt": "count", "header": "count", "lost": "count"},
     }
+    """Flat, each answer follows a copy of the prompt, as a reward model reads it, and the prompt is its length."""
 
     prompt: list[int]
     chosen: list[int]
@@ -44,6 +45,16 @@ class Preference(Flat):
     """How many of the prompt's last tokens are the header of an answer; they are not cut."""
     lost: Lost = field(default=Lost(), compare=False)
     """Numbers of tokens that were cut, over both answers."""
+
+    def numbers(self) -> dict[str, Sequence[Any]]:
+        whole = {"chosen": self.prompt + self.chosen, "rejected": self.prompt + self.rejected}
+        return {**super().numbers(), **whole, "prompt": [len(self.prompt)]}
+
+    @classmethod
+    def of(cls, **numbers: list[Any]) -> Preference:
+        (start,), chosen, rejected = (numbers[name] for name in ("prompt", "chosen", "rejected"))
+        apart = {"prompt": chosen[:start], "chosen": chosen[start:], "rejected": rejected[start:]}
+        return super().of(**{**numbers, **apart})
 
 
 def configured_preferences(

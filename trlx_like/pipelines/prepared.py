@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TRLX_LIKE_CACHE"
 """The environment variable that names the folder. If it is empty, nothing is kept."""
-FORMAT = 1
+FORMAT = 2
 """To be raised when data is encoded in another way, so that files of before are not used."""
 FEWEST = 10_000
 """Fewest rows to keep; fewer are prepared in a second or two."""

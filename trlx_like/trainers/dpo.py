@@ -80,7 +80,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             self.push_to_store(rows[self.world.rank :: self.world.size])
         else:
             self.push_to_store(rows, whole=True)
-        tokens = len(pairs.values("chosen")) + len(pairs.values("rejected"))
+        tokens = pairs.sizes().sum() - 2 * pairs.values("prompt").sum()
         truncation = Truncation(pairs, len(self.data["preferences"]))
         return {"data/pairs": float(len(pairs)), "data/tokens": float(tokens), **truncation.metrics()}
 
@@ -190,14 +190,13 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
 
 def _rows(pairs: FlatRows[Preference]) -> ColumnRows[PreferenceExperience]:
     """Return the element of each pair."""
-    columns = {}
-    for side in ("prompt", "chosen", "rejected"):
-        columns[side] = ids = Column.of(pairs, side)
-        assert ids.lengths is not None
-        columns[f"{side}_mask"] = whole = Column.true(ids.lengths)
-        if side != "prompt":
-            marked = Column.of(pairs, f"{side}_mask").either(whole)
-            columns[f"{side}_assistant_mask"] = marked
+    asked = torch.from_numpy(pairs.values("prompt"))  # lengths [N]
+    columns = {"prompt": Column.of(pairs, "chosen").part(0, asked), "prompt_mask": Column.true(asked)}
+    for side in ("chosen", "rejected"):
+        rest = torch.from_numpy(pairs.lengths(side)) - asked
+        columns[side] = Column.of(pairs, side).part(asked, rest)
+        columns[f"{side}_mask"] = whole = Column.true(rest)
+        columns[f"{side}_assistant_mask"] = Column.of(pairs, f"{side}_mask").either(whole)
     return ColumnRows(PreferenceExperience, columns)
 
 

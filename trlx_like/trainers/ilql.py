@@ -105,12 +105,11 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         if samples is not None:
             self.elements = self._encoded(samples, rewards or [], max_length or self.config.train.seq_length)
         self.push_to_store(self.elements, whole=True)
-        returns = torch.tensor([float(element.rewards.sum()) for element in self.elements])
         return {
             "data/samples": float(len(self.elements)),
             "data/actions": self.actions,
-            "data/return_mean": float(returns.mean()),
-            "data/return_std": float(returns.std(correction=0)),
+            "data/return_mean": float(self.returns.mean()),
+            "data/return_std": float(self.returns.std()),
             **self.truncation.metrics(),
         }
 
@@ -169,6 +168,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
         )
         self.truncation = Truncation(dialogues)
         self.actions = float(dialogues.values("is_output").sum())
+        self.returns = dialogues.sums("rewards")
         columns = columns_of(dialogues, first_outputs(dialogues) if self.seq2seq else None)
         names = {"action": "is_output", "rewards": "rewards"}
         columns |= {name: columns["response"].beside(dialogues, of) for name, of in names.items()}

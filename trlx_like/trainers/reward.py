@@ -7,7 +7,6 @@ reference, so its trainer derives from the base class and not from `TextTrainer`
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,8 @@ from torch.nn.functional import pad
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.reward import RewardConfig
 from trlx_like.data import Experience, padded
-from trlx_like.data.flat import View
+from trlx_like.data.columns import Column, ColumnRows
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
 from trlx_like.models.dropout import disable_dropout
@@ -82,10 +82,9 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         encoded = partial(configured_preferences, self.config, tokenizer=self.tokenizer)
         preferences = encoded(self.data["preferences"], name="preferences")
         self.truncation = Truncation(preferences, len(self.data["preferences"]))
-        self.tokens = sum(len(preferences.values(name)) for name in ("prompt", "prompt", "chosen", "rejected"))
-        self.pairs = View(preferences, _pair)
+        self.pairs = _rows(preferences)
         self.eval_pairs = {
-            name: [_pair(preference) for preference in encoded(rows, name=place)]
+            name: _rows(encoded(rows, name=place))
             for name, place, rows in named_sets(self.data.get("eval_preferences"), "eval_preferences")
         }
 
@@ -113,7 +112,8 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.pairs, whole=True)
-        return {"data/pairs": float(len(self.pairs)), "data/tokens": float(self.tokens), **self.truncation.metrics()}
+        sizes = self.pairs.sizes()
+        return {"data/pairs": float(len(sizes)), "data/tokens": float(sizes.sum()), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
         rewards = self.model(*batch.both())
@@ -144,11 +144,10 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.tokenizer.save_pretrained(directory)
 
 
-def _pair(preference: Preference) -> PreferencePair:
-    chosen, rejected = (_ids(preference.prompt, answer) for answer in (preference.chosen, preference.rejected))
-    masks = (torch.ones_like(ids, dtype=torch.bool) for ids in (chosen, rejected))
-    return PreferencePair(torch.tensor(preference.margin), chosen, next(masks), rejected, next(masks))
-
-
-def _ids(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    return torch.tensor([*prompt, *answer])
+def _rows(pairs: FlatRows[Preference]) -> ColumnRows[PreferencePair]:
+    """Return the element of each pair."""
+    columns = {"margin": Column.single(torch.from_numpy(pairs.sums("margin")).float())}
+    for side in ("chosen", "rejected"):
+        columns[side] = Column.of(pairs, side)
+        columns[f"{side}_mask"] = Column.true(torch.from_numpy(pairs.lengths(side)))
+    return ColumnRows(PreferencePair, columns)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trlx_like.config.methods.sft import SFTConfig
 from trlx_like.data import Completion, padded
-from trlx_like.data.columns import ColumnRows
-from trlx_like.data.flat import FlatRows, View
+from trlx_like.data.columns import Column, ColumnRows, MadeRows
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import ConfigError
 from trlx_like.functional.masked import masked_sum
 from trlx_like.imports import import_name
@@ -26,7 +26,7 @@ from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.unread import lowest_blocks
 from trlx_like.pipelines.dialogues import Dialogue, columns_of, encode_dialogues, first_outputs
 from trlx_like.pipelines.formatting import formatted
-from trlx_like.pipelines.packing import fill_blocks, fit_best
+from trlx_like.pipelines.packing import Packing, fill_blocks, fit_best
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -105,7 +105,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         rows: Sequence[SFTExperience] = _rows(dialogues, self.seq2seq)
         if self.method.packing:  # into rows of `train.seq_length` tokens
             fill = fill_blocks if self.method.packing == "blocks" else fit_best
-            rows = View(fill(dialogues, self.config.train.seq_length), _packed)
+            rows = _packed(fill(dialogues, self.config.train.seq_length))
         self.push_to_store(rows, whole=True)
         learned = dialogues.values("is_output").sum()  # packing loses and repeats no output
         sizes = {"data/samples": len(dialogues), "data/rows": len(rows), "data/tokens": learned}
@@ -157,10 +157,15 @@ def _rows(dialogues: FlatRows[Dialogue], seq2seq: bool = False) -> ColumnRows[SF
     return ColumnRows(SFTExperience, {**columns, "target": columns["response"].beside(dialogues, "is_output")})
 
 
-def _packed(row: Sequence[Dialogue]) -> SFTExperience:
-    """Make the element of the samples that are packed in a row."""
-    ids = torch.tensor([token for dialogue in row for token in dialogue.ids])
-    target = torch.tensor([output for dialogue in row for output in dialogue.is_output])
-    segment = torch.tensor([number for number, dialogue in enumerate(row) for _ in dialogue.ids])
-    real = torch.ones_like(target)
-    return SFTExperience(ids[:1], real[:1], ids[1:], real[1:], target[1:], segment=segment[1:])
+def _packed(packing: Packing) -> MadeRows[SFTExperience]:
+    """Return the element of each packed row."""
+
+    def made(rows: Tensor) -> ColumnRows[SFTExperience]:
+        columns, rest = packing.taken(rows), packing.sizes[rows] - 1
+        one = torch.ones_like(rest)
+        names = {"response": "ids", "target": "learned", "segment": "piece"}
+        shifted = {name: columns[of].part(1, rest) for name, of in names.items()}
+        prompt = {"prompt": columns["ids"].part(0, one), "prompt_mask": Column.true(one)}
+        return ColumnRows(SFTExperience, {**prompt, "mask": Column.true(rest), **shifted})
+
+    return MadeRows(made, packing.sizes)

@@ -15,6 +15,7 @@ from trlx_like.checkpoint import TrainState
 from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.config.elsewhere import answers
 from trlx_like.data import Experience, RolloutStore
+from trlx_like.data.columns import batch_of
 from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
 from trlx_like.samplers.agreement import Agreement
@@ -119,8 +120,8 @@ class Verbs(OfRun, ABC, Generic[E]):
         Offline these are the longest elements of the store or, while it is empty, rows of `train.seq_length` tokens.
         """
         if elements := self.store.elements:
-            by_length = sorted(range(len(elements)), key=lambda row: entries(elements[row]))
-            return self.experience_class.collate([elements[row] for row in by_length[-rows:]])
+            by_length = self.store.sizes().argsort(stable=True)
+            return batch_of(self.experience_class, elements, by_length[-rows:].tolist())
         return self.experience_class.filled(rows, 1, self.config.train.seq_length - 1)
 
     def accept(self, metrics: Metrics) -> bool:

@@ -58,10 +58,11 @@ def test_counts_golden() -> None:
     assert flat.lengths("ids").tolist() == flat.sizes().tolist() == [3, 1, 2, 0, 1]
     assert flat.lengths("rewards").tolist() == [0, 1, 2, 0, 0]
     assert flat.sums("is_output").tolist() == [2, 0, 1, 0, 1]
+    assert flat.sums("rewards").tolist() == [0, 0.1, -3.5, 0, 0]
     assert flat.values("lost").tolist() == [2, 0, 0, 4]
     plain = FlatRows.collect(Dialogue, DIALOGUES[:1])
     assert plain.values("lost").tolist() == [] and plain.lengths("rewards").tolist() == [0]
-    assert FlatRows.collect(Preference, PREFERENCES).sizes().tolist() == [4, 5]
+    assert FlatRows.collect(Preference, PREFERENCES).sizes().tolist() == [5, 7]  # a prompt and an answer, twice
 
 
 def test_no_rows() -> None:

@@ -173,7 +173,7 @@ def test_a_length_is_in_tokens_whatever_is_kept_beside_them() -> None:
     store, one = RolloutStore(Completion), torch.tensor([7])
     sizes = torch.tensor([2, 1], dtype=torch.int32)  # words of `choices` for each token
     store.push([Completion(one, one > 0, sizes.long(), sizes > 0, choices=torch.arange(3), choice_sizes=sizes)])
-    assert store._sizes().tolist() == [3]
+    assert store.sizes().tolist() == [3]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -11,6 +11,7 @@ import torch
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import gradients, sharp_lm
 from tests.unit.pipelines.test_tokens import with_bos
+from trlx_like.data.flat import FlatRows
 from trlx_like.errors import DataError
 from trlx_like.models.layout import keeps_packed_apart
 from trlx_like.models.policy import LanguagePolicy
@@ -131,14 +132,14 @@ def test_families_that_mix_packed_samples_are_found(family: str) -> None:
 def test_packed_samples_are_scored_as_they_are_alone(family: str, attention: str) -> None:
     samples = ["abcdef", ["gh", "ijkl"], "mn", ["o", "p", "qr", "stu"], "vwxyzab", ["", "b"]]
     dialogues = encode_dialogues(samples, tiny_tokenizer(), 14)
-    rows = fit_best(dialogues, 14)
-    assert max(map(len, rows)) > 1 and len({sum(map(len, row)) for row in rows}) > 1
+    rows = _packed(fit_best(dialogues, 14))
+    assert max(int(row.segment.max()) for row in rows if row.segment is not None) and len(set(rows.sizes())) > 1
     lm = sharp_lm(family)
     lm.set_attn_implementation(attention)
     policy = LanguagePolicy(lm)
     alone = scored(policy, _rows(dialogues).batch())
     alone_gradients = gradients(policy)
-    packed = scored(policy, SFTExperience.collate([_packed(row) for row in rows]))
+    packed = scored(policy, SFTExperience.collate(list(rows)))
     packed_gradients = gradients(policy)
     assert packed == pytest.approx(alone, abs=1e-5)
     assert packed_gradients.keys() == alone_gradients.keys()
@@ -149,8 +150,8 @@ def test_packed_samples_are_scored_as_they_are_alone(family: str, attention: str
 
 def test_packed_inputs_golden() -> None:
     # Rows of 3 + 2 and of 2 tokens: positions start again with each sample, and with the padding.
-    first, second = [_packed([of_length(3), of_length(2)]), _packed([of_length(2)])]
-    batch = SFTExperience.collate([first, second])
+    rows = _packed(fit_best(FlatRows.collect(Dialogue, map(of_length, (3, 2, 2))), 5))
+    batch = SFTExperience.collate(list(rows))
     inputs = {name: value.tolist() for name, value in batch.inputs().items()}
     assert inputs["position_ids"] == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
     assert set(inputs) == {"input_ids", "position_ids"}

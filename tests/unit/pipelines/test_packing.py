@@ -6,17 +6,40 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
-from trlx_like.data.flat import View
-from trlx_like.pipelines.packing import fill_blocks, fit_best, piece
+from trlx_like.data.flat import FlatRows
+from trlx_like.pipelines import packing
+from trlx_like.pipelines.packing import Packing
 from trlx_like.pipelines.tokens import Dialogue
 
-Fill = Callable[[Sequence[Dialogue], int], View[list[Dialogue]]]
+Fill = Callable[[FlatRows[Dialogue], int], Packing]
 
 
 def of_length(length: int, start: int = 0) -> Dialogue:
     return Dialogue([start + n for n in range(length)], [n > 0 for n in range(length)])
+
+
+def packed(fill: Fill, dialogues: Sequence[Dialogue], room: int) -> list[list[Dialogue]]:
+    """The pieces of each row."""
+    made = fill(FlatRows.collect(Dialogue, dialogues), room)
+    columns = made.taken(torch.arange(len(made.sizes)))
+    rows = []
+    for row, size in enumerate(made.sizes.tolist()):
+        ids, learned, piece = (columns[name].element(row).tolist() for name in ("ids", "learned", "piece"))
+        assert len(ids) == size and piece == sorted(piece)
+        places = [[place for place in range(size) if piece[place] == number] for number in range(piece[-1] + 1)]
+        rows.append([Dialogue([ids[p] for p in part], [learned[p] for p in part]) for part in places])
+    return rows
+
+
+def fit_best(dialogues: Sequence[Dialogue], room: int) -> list[list[Dialogue]]:
+    return packed(packing.fit_best, dialogues, room)
+
+
+def fill_blocks(dialogues: Sequence[Dialogue], room: int) -> list[list[Dialogue]]:
+    return packed(packing.fill_blocks, dialogues, room)
 
 
 def ids(rows: Sequence[list[Dialogue]]) -> list[list[list[int]]]:
@@ -47,17 +70,24 @@ def test_what_has_no_output_is_left_out() -> None:
     prompted = Dialogue([0, 1, 2, 3, 4, 5, 6], [False] * 5 + [True] * 2)
     assert ids(fit_best([prompted], 3)) == [[[4, 5, 6]]]
     assert ids(fill_blocks([prompted], 3)) == [[[4, 5, 6]]]
-    assert piece(prompted, 5, 2) == Dialogue([5, 6], [False, True])
+    assert fit_best([prompted, prompted], 4) == [[Dialogue([3, 4, 5, 6], [False, False, True, True])]] * 2
 
 
-@pytest.mark.parametrize("fill", [fit_best, fill_blocks])
+def test_rows_are_read_in_any_order() -> None:
+    made = packing.fit_best(FlatRows.collect(Dialogue, [of_length(5), of_length(3, 10), of_length(2, 20)]), 5)
+    columns = made.taken(torch.tensor([1, 0, 1]))
+    assert columns["ids"].batch().tolist() == [[10, 11, 12, 20, 21], [0, 1, 2, 3, 4], [10, 11, 12, 20, 21]]
+    assert columns["piece"].batch().tolist() == [[0, 0, 0, 1, 1], [0] * 5, [0, 0, 0, 1, 1]]
+    assert columns["learned"].batch().tolist()[0] == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("fill", [packing.fit_best, packing.fill_blocks])
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(2, 30), max_size=12), room=st.integers(2, 15))
 def test_every_output_is_learned_once(fill: Fill, lengths: list[int], room: int) -> None:
     dialogues = [of_length(length, 100 * number) for number, length in enumerate(lengths)]
-    rows = fill(dialogues, room)
+    rows = packed(fill, dialogues, room)
     assert all(0 < sum(map(len, row)) <= room for row in rows)
-    assert rows[1:].sizes().tolist() == [sum(map(len, row)) for row in rows[1:]]
     learned = [
         (part.ids[place - 1], token)  # with the token before it
         for row in rows
