@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,7 @@ def sweep(
     if best["state"] != "finished":
         typer.echo(f"No trial was finished. {_line(best, spec)}", err=True)
         raise typer.Exit(1)
-    options = " ".join(f"--set {setting(name, value)}" for name, value in best["point"].items())
+    options = " ".join(f"--set {shlex.quote(setting(name, value))}" for name, value in best["point"].items())
     typer.echo(f"Best: {_line(best, spec)}\ntrlx-like train {spec.config} {options}\nReport: {page}")
 
 

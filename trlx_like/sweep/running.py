@@ -179,7 +179,8 @@ class Runner:
     def _fail(self, job: Job, code: int) -> None:
         """Note why a run has no score, and give up the other seeds of its trial."""
         log = self.folder(job).with_suffix(".log")
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        # What follows the sentence of an error, such as the samples that it is about, is indented.
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line[:1].strip()]
         why = f"exit code {code}: {lines[-1] if lines else ''}" if code else f"it logged no finite {self.spec.metric}"
         job.trial.set_user_attr("error", f"seed {job.seed}: {why}"[:500])
         self._end(job, "FAIL")

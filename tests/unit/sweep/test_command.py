@@ -33,7 +33,7 @@ signal.signal(signal.SIGTERM, save)
 with open("calls", "a") as calls:
     print(value, seed, os.environ.get("CUDA_VISIBLE_DEVICES"), file=calls)
 if value == 0.9:
-    sys.exit("too wide")
+    sys.exit("too wide\\n  on 4 samples")
 while value == 0.5 and not Path("go").exists():
     time.sleep(0.01)
 with open(folder / "metrics.jsonl", "w") as file:
@@ -58,8 +58,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(here: Path, values: list[float], **more: Any) -> None:
-    sweep = {"config": "run.yml", "search": "grid", "options": {"method.cliprange": values}, "seeds": [1, 2], **more}
+def write(here: Path, values: list[float], others: dict[str, Any] | None = None, **more: Any) -> None:
+    options = {"method.cliprange": values, **(others or {})}
+    sweep = {"config": "run.yml", "search": "grid", "options": options, "seeds": [1, 2], **more}
     (here / "sweep.yml").write_text(yaml.safe_dump(sweep))
 
 
@@ -68,14 +69,15 @@ def calls(folder: Path) -> list[str]:
 
 
 def test_a_grid_with_seeds_and_a_trial_that_fails(here: Path) -> None:
-    write(here, [0.1, 0.9, 0.3], parallel=2, devices=[3, 5])
+    write(here, [0.1, 0.9, 0.3], {"method.gen_kwargs.suppress_tokens": [[1, 2]]}, parallel=2, devices=[3, 5])
     text = said(0, "sweep", "sweep.yml")
     # Steps end at 4: 4 - 2 + 0.1 and 4 - 2 + 0.2; 4 + 0.1 and 4 + 0.2.
     assert "trial 0: reward/mean 2.15 (2.1 to 2.2 over 2 seeds)   method.cliprange=0.1" in text
     assert "trial 1: seed 1: exit code 1: too wide   method.cliprange=0.9" in text
     assert text.endswith(
-        "Best: trial 2: reward/mean 4.15 (4.1 to 4.2 over 2 seeds)   method.cliprange=0.3\n"
-        "trlx-like train run.yml --set method.cliprange=0.3\nReport: sweeps/sweep/report.html\n"
+        "Best: trial 2: reward/mean 4.15 (4.1 to 4.2 over 2 seeds)   method.cliprange=0.3, "
+        "method.gen_kwargs.suppress_tokens=[1, 2]\ntrlx-like train run.yml --set method.cliprange=0.3 "
+        "--set 'method.gen_kwargs.suppress_tokens=[1, 2]'\nReport: sweeps/sweep/report.html\n"
     )
     assert {line.rpartition(" ")[2] for line in (here / "calls").read_text().splitlines()} == {"3", "5"}
     page = Page(here / "sweeps" / "sweep" / "report.html")
