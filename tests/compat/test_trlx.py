@@ -16,7 +16,7 @@ import trlx_like.compat.trlx as compat
 from tests.compat.programs import PROGRAMS, TEXTS, happy
 from tests.tiny import save_tiny, tiny_lm, tiny_tokenizer
 from trlx_like import default_ppo_config, default_sft_config
-from trlx_like.config.elsewhere import answers, tables
+from trlx_like.config.elsewhere import answers
 from trlx_like.errors import ConfigError
 
 SEQ2SEQ = ("ppo_sentiments_t5", "ppo_translation_t5", "summarize_daily_cnn_t5", "ilql_sentiments_t5")
@@ -178,7 +178,7 @@ def test_samples_without_evaluation_prompts(models: dict[str, str], here: Path) 
 
 
 def test_every_name_stands_for_something() -> None:
-    for module, names in tables()["trlx_modules"].items():
+    for module, names in compat.MODULES.items():
         found = importlib.import_module(module)
         assert dir(found) == sorted(names)
         assert all(getattr(found, name) is not None for name in names)
@@ -248,7 +248,7 @@ def test_names_of_the_page_are_known() -> None:
     page = (Path(__file__).resolve().parents[2] / "MIGRATING.md").read_text(encoding="utf-8")
     table = page.partition("### Trainers and registries")[2].partition("\n### ")[0]
     left = " ".join(line.split(" | ")[0] for line in table.splitlines() if line.startswith("|"))
-    made = {name for names in tables()["trlx_modules"].values() for name in names}
+    made = {name for names in compat.MODULES.values() for name in names}
     listed = set(re.findall(r"`([A-Z]\w+|hf_\w+|get_\w+|gather_dict|\w+_collate_fn|make_\w+|freeze_\w+)`", left))
     assert len(listed) > 35 and listed - made - set(answers("trlx")) == set()
 

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from trlx_like import api, presets
 from trlx_like.config import TRLConfig
-from trlx_like.config.elsewhere import answers, tables
+from trlx_like.config.elsewhere import TABLES, answers
+from trlx_like.config.yaml_source import packaged
 from trlx_like.rewards.arguments import accepted, name_of, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODULES: Mapping[str, Mapping[str, str]] = tables()["trlx_modules"]
+MODULES: Mapping[str, Mapping[str, str]] = packaged(TABLES)["trlx_modules"]
 """trlX's modules: name in trlX -> "module:attribute" in this package."""
 
 

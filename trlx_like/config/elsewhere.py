@@ -8,22 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from importlib.resources import files
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-import yaml
-
+from trlx_like.config.yaml_source import packaged
 from trlx_like.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@cache
-def tables() -> Mapping[str, Mapping[str, Any]]:
-    """Read the tables of `elsewhere.yml`."""
-    text = (files("trlx_like.config") / "elsewhere.yml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)  # type: ignore[no-any-return]
+TABLES = "config/elsewhere.yml"
 
 
 @cache
@@ -33,7 +25,7 @@ def answers(kind: str) -> Mapping[str, str]:
     Args:
         kind: `options`, `arguments`, `methods`, `hooks`, `generation`, `trl` or `trlx`.
     """
-    return {name: words for words, names in tables()[kind].items() for name in names.split()}
+    return {name: words for words, names in packaged(TABLES)[kind].items() for name in names.split()}
 
 
 def named_elsewhere(function: Callable[P, R]) -> Callable[P, R]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,12 @@ class YamlSource:
     def _problem(self, path: tuple[Any, ...], node: yaml.Node, name: str, sentence: str) -> None:
         self._places[path] = (name, 0 if name == "--set" else node.start_mark.line + 1)
         self.problems.append(Problem(path, sentence))
+
+
+@cache
+def packaged(file: str) -> Any:
+    """Read a table of this package, which is a YAML file: its path in the package."""
+    return yaml.safe_load((files("trlx_like") / file).read_text(encoding="utf-8"))
 
 
 def as_yaml(values: Mapping[str, Any]) -> str:

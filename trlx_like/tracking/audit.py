@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 ROUNDS = 5
 """The number of rounds before anything is judged."""
 JUDGED = {**CAUSES, **SIGNALS}
-"""What is judged, by name: how it is measured, and possible remedies."""
+"""What is judged, by name, and how it is measured."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Audit:
         weights = reward.get("weights")
         known = [float(weight) for weight in weights] if isinstance(weights, list) else None
         self.history = History(known, method, str(optimizer.get("name", "adamw")))
-        self.verdicts = {name: Verdict(name, advice(judged[1:], config)) for name, judged in JUDGED.items()}
+        self.verdicts = {name: Verdict(name, advice(name, config)) for name in JUDGED}
 
     @property
     def rounds(self) -> int:
@@ -95,8 +95,8 @@ class Audit:
             return []
         self.history.add(metrics)
         new = []
-        for name, judged in JUDGED.items() if self.rounds >= ROUNDS else ():
-            verdict, reading = self.verdicts[name], judged[0](self.history)
+        for name, measure in JUDGED.items() if self.rounds >= ROUNDS else ():
+            verdict, reading = self.verdicts[name], measure(self.history)
             if math.isnan(reading.value):  # the last rounds did not log it: keep the last reading
                 continue
             first = reading.found and verdict.since is None

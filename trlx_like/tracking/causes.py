@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from trlx_like.tracking.signals import History, Reading, Remedy
+from trlx_like.tracking.signals import History, Reading
 
 RISEN = 2.0
 """Standard errors by which the mean score must be above that of the first round to count as risen."""
@@ -133,43 +133,15 @@ def _alike(history: History) -> tuple[bool, tuple[str, float]]:
     return history.now(name) == 0 and history.start(name) == 0, (name, history.now(name))
 
 
-LOWER: Remedy = ("a lower learning rate", "optimizer.kwargs")
-FEWER: Remedy = ("fewer passes", "method.ppo_epochs", "method.num_iterations")
-HIGHER: Remedy = ("a higher learning rate", "optimizer.kwargs")
-SPREAD: tuple[Remedy, ...] = (
-    ("read samples: do good and bad ones get different scores?",),
-    ("partial rewards for partial success",),
-    ("more responses to a prompt", "method.num_generations", "method.n_generations_per_prompt"),
-    ("SFT on good examples first",),
-)
-_CAUSES: dict[str, tuple[Callable[[History], Finding], *tuple[Remedy, ...]]] = {
-    "no entropy": (
-        no_entropy,
-        ("a higher temperature", "method.gen_kwargs"),
-        ("a model that was tuned for fewer steps",),
-    ),
-    "responses cut": (
-        responses_cut,
-        ("a larger max_new_tokens", "method.gen_kwargs"),
-        ("stop sequences",),
-        ("a reward that does not need an end",),
-    ),
-    "equal scores": (equal_scores, *SPREAD),
-    "too large steps": (too_large_steps, LOWER, FEWER),
-    "heavy KL": (heavy_kl, ("a smaller KL weight", "method.init_kl_coef", "method.beta")),
-    "clipped": (clipped, LOWER, FEWER, ("a wider clip range", "method.cliprange", "method.epsilon")),
-    "too small steps": (
-        too_small_steps,
-        HIGHER,
-        ("more trained layers", "model.num_layers_unfrozen"),
-        ("more steps", "train.total_steps"),
-    ),
-    "blind value function": (
-        blind_value,
-        ("scaled rewards", "method.scale_reward"),
-        ("a smaller weight of the value loss", "method.vf_coef"),
-        ("value clipping that is wide for rewards of this size", "method.cliprange_value"),
-    ),
+_CAUSES: dict[str, Callable[[History], Finding]] = {
+    "no entropy": no_entropy,
+    "responses cut": responses_cut,
+    "equal scores": equal_scores,
+    "too large steps": too_large_steps,
+    "heavy KL": heavy_kl,
+    "clipped": clipped,
+    "too small steps": too_small_steps,
+    "blind value function": blind_value,
 }
 
 
@@ -186,4 +158,4 @@ def _measured(find: Callable[[History], Finding]) -> Callable[[History], Reading
     return measure
 
 
-CAUSES = {name: (_measured(cause[0]), *cause[1:]) for name, cause in _CAUSES.items()}
+CAUSES = {name: _measured(find) for name, find in _CAUSES.items()}

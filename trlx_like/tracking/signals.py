@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trlx_like.config.yaml_source import packaged
+
 WINDOW = 3
 """The number of last rounds whose mean is judged, so that one odd round is no finding."""
 
@@ -171,61 +173,22 @@ def truncated_outputs(history: History) -> Reading:
     return Reading(now >= TRUNCATED and now >= start + RISE, now, f"{TRUNCATED:g}", words)
 
 
-# What to try: a text, and the options that do it. A run is told of the options that its configuration has.
-Remedy = tuple[str, ...]
-KL_PENALTY: Remedy = ("a KL penalty", "method.init_kl_coef", "method.beta")
-ENTROPY_BONUS: Remedy = ("an entropy bonus", "method.ent_coef")
-
-SIGNALS: dict[str, tuple[Callable[[History], Reading], *tuple[Remedy, ...]]] = {
-    "reward against KL": (
-        reward_against_kl,
-        ("read samples: this is text that the reference would not write",),
-        KL_PENALTY,
-        ("an earlier checkpoint",),
-        ("a reward model trained on such outputs",),
-    ),
-    "length drift": (
-        length_drift,
-        ("compare the rewards of outputs of one length",),
-        ("a reward that does not depend on length",),
-        ("a penalty of long responses", "method.soft_punish_cache"),
-    ),
-    "one component": (
-        one_component,
-        ("look at the samples' columns reward/<name>",),
-        ("other weights", "reward.weights"),
-        ("a bound on what a component can give",),
-    ),
-    "duplicate outputs": (
-        duplicate_outputs,
-        ("read samples: does the output fit the prompt?",),
-        ("a reward that knows the prompt",),
-        KL_PENALTY,
-        ENTROPY_BONUS,
-    ),
-    "entropy collapse": (
-        entropy_collapse,
-        ENTROPY_BONUS,
-        KL_PENALTY,
-        ("a lower learning rate",),
-        ("a higher temperature",),
-    ),
-    "truncated outputs": (
-        truncated_outputs,
-        ("a penalty of responses that do not end", "method.missing_eos_penalty"),
-        ("leaving these responses out of the loss", "method.mask_truncated_completions"),
-        ("a larger max_new_tokens",),
-        ("a reward that wants an end",),
-    ),
+SIGNALS: dict[str, Callable[[History], Reading]] = {
+    "reward against KL": reward_against_kl,
+    "length drift": length_drift,
+    "one component": one_component,
+    "duplicate outputs": duplicate_outputs,
+    "entropy collapse": entropy_collapse,
+    "truncated outputs": truncated_outputs,
 }
 
 
-def advice(remedies: Sequence[Remedy], config: Mapping[str, Any]) -> str:
-    """Join remedies into one sentence, leaving out options that the run's method does not have.
+def advice(finding: str, config: Mapping[str, Any]) -> str:
+    """Join the remedies of a signal or a cause into one sentence, without options that the run's method does not have.
 
     Args:
-        remedies: Each a text, and the dotted options that implement it. A remedy is left out if the configuration has
-            none of its options.
+        finding: The name of the signal or cause. Its remedies are in `remedies.yml`. A remedy is left out if it has
+            options and the configuration has none of them.
         config: The configuration of the run as nested mappings. If it is empty (unknown), every remedy is kept, without
             the names of options.
     """
@@ -236,8 +199,8 @@ def advice(remedies: Sequence[Remedy], config: Mapping[str, Any]) -> str:
         return isinstance(values, Mapping) and name in values
 
     found = []
-    for text, *options in remedies:
-        named = [option for option in options if has(option)]
+    for text, options in packaged("tracking/remedies.yml")[finding].items():
+        named = [option for option in (options or "").split() if has(option)]
         if named or not options or not config:
             found.append(f"{text} ({' or '.join(named)})" if named else text)
     return "; ".join(found) + "."

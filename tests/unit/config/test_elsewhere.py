@@ -12,7 +12,8 @@ import trlx_like
 from tests.contract.recipes import make
 from trlx_like import PPOConfig, TRLConfig, default_ppo_config
 from trlx_like.config import METHODS
-from trlx_like.config.elsewhere import answers, tables
+from trlx_like.config.elsewhere import TABLES, answers
+from trlx_like.config.yaml_source import packaged
 from trlx_like.errors import ConfigError
 
 OPTIONS, ARGUMENTS, CALLS = (answers(kind) for kind in ("options", "arguments", "methods"))
@@ -27,9 +28,9 @@ def test_every_option_that_is_named_exists() -> None:
     assert not set().union(*(fields for name, fields in sections.items() if name != "method")) & set(OPTIONS)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in tables() if not kind.startswith("trlx_")])
+@pytest.mark.parametrize("kind", [kind for kind in packaged(TABLES) if not kind.startswith("trlx_")])
 def test_a_name_has_one_answer(kind: str) -> None:
-    names = [name for entry in tables()[kind].values() for name in entry.split()]
+    names = [name for entry in packaged(TABLES)[kind].values() for name in entry.split()]
     assert sorted(names) == sorted(answers(kind))
 
 

@@ -15,7 +15,9 @@ from tests.contract.recipes import make
 from tests.unit.cli_support import run, said
 from trlx_like.config.registries import METHODS, method_class
 from trlx_like.config.reward import RewardFnConfig
+from trlx_like.config.yaml_source import packaged
 from trlx_like.tracking.audit import Audit, audit_run
+from trlx_like.tracking.causes import CAUSES
 from trlx_like.tracking.report import write_report
 from trlx_like.tracking.signals import SIGNALS
 
@@ -195,7 +197,9 @@ def test_advice_names_only_options_of_the_method(method: str, signal: str, expec
 
 
 def test_every_option_of_a_remedy_belongs_to_a_method() -> None:
-    named = {option for _, *remedies in SIGNALS.values() for _, *options in remedies for option in options}
+    remedies = packaged("tracking/remedies.yml")
+    assert remedies.keys() == {*CAUSES, *SIGNALS}
+    named = {option for name in SIGNALS for options in remedies[name].values() for option in (options or "").split()}
     of_methods = {f"method.{option}" for name in METHODS.names() for option in method_class(name)().to_dict()}
     assert named - of_methods == {"reward.weights"} and RewardFnConfig().weights is None
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trlx_like.config.registries import METHODS, method_class
+from trlx_like.config.yaml_source import packaged
 from trlx_like.tracking.audit import Audit
 from trlx_like.tracking.causes import CAUSES
 
@@ -180,7 +181,8 @@ def test_the_first_finding_is_told_with_its_numbers_and_what_to_try() -> None:
 
 
 def test_every_option_of_a_remedy_exists() -> None:
-    named = {option for _, *remedies in CAUSES.values() for _, *options in remedies for option in options}
+    remedies = packaged("tracking/remedies.yml")
+    named = {option for name in CAUSES for options in remedies[name].values() for option in (options or "").split()}
     of_methods = {f"method.{option}" for name in METHODS.names() for option in method_class(name)().to_dict()}
     others = {"optimizer.kwargs", "model.num_layers_unfrozen", "train.total_steps"}
     assert named - of_methods == others
