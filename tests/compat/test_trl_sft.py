@@ -80,3 +80,9 @@ def test_a_longer_sample_is_cut(side: str, tmp_path: Path) -> None:
         ids[:length] if side == "right" else ids[-length:]
     )
     assert element.target.tolist() == [True] * (length - 1)
+
+
+def test_options_of_data_are_refused(tmp_path: Path) -> None:
+    for name, value in (("packing", True), ("eval_packing", "bins"), ("formatting_func", str)):
+        with pytest.raises(ConfigError, match=rf"method.{name}: IterativeSFTTrainer trains on what `step` gets"):
+            iterative(tmp_path, **{f"method.{name}": value})

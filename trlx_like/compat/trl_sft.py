@@ -31,6 +31,9 @@ class IterativeSFTTrainer(RoundsByHand[SFTExperience], SFTTrainer):
         return 1
 
     def read_data(self) -> None:
+        for name in ("packing", "eval_packing", "formatting_func"):
+            if getattr(self.method, name):
+                raise ConfigError(f"method.{name}: IterativeSFTTrainer trains on what `step` gets; leave it out.")
         self.dialogues, self.held_out = FlatRows.collect(Dialogue, ()), {}
 
     def make_experience(self) -> Metrics:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trlx_like.config.methods.sft import SFTConfig
+from trlx_like.config.methods.sft import PackingOption, SFTConfig
 from trlx_like.data import Completion, padded
 from trlx_like.data.columns import Column, ColumnRows, MadeRows
 from trlx_like.data.flat import FlatRows
@@ -82,30 +82,28 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     method: SFTConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        if self.seq2seq and self.method.packing:
-            raise ConfigError("method.packing: an encoder-decoder would mix packed samples; set it to false.")
+        option = "packing" if self.method.packing else "eval_packing" if self.method.eval_packing else None
+        if self.seq2seq and option:
+            raise ConfigError(f"method.{option}: an encoder-decoder would mix packed samples; set it to false.")
         super().build(tokenizer)
-        if self.method.packing and not keeps_packed_apart(lowest_blocks(self.model.lm, 2)):
+        if option and not keeps_packed_apart(lowest_blocks(self.model.lm, 2)):
             family = type(self.model.lm).__name__
-            raise ConfigError(f"method.packing: {family} would mix the samples of a packed row; set it to false.")
+            raise ConfigError(f"method.{option}: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:
             self.model.trunk = None  # what the frozen blocks make of a sample has other noise in each step
             self.model.share_prompts = False  # and so has each row
 
     def read_data(self) -> None:
-        longest = None if self.method.packing else self.config.train.seq_length
-        self.dialogues = self._encoded(self.data["samples"], "samples", longest)
+        packing = self.method.held_out_packing
+        self.dialogues = self._encoded(self.data["samples"], "samples", self.method.packing)
         self.held_out = {
-            name: _rows(self._encoded(rows, place, self.config.train.seq_length), self.seq2seq)
+            name: self._in_rows(self._encoded(rows, place, packing), packing)
             for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples")
         }
 
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
-        rows: Sequence[SFTExperience] = _rows(dialogues, self.seq2seq)
-        if self.method.packing:  # into rows of `train.seq_length` tokens
-            fill = fill_blocks if self.method.packing == "blocks" else fit_best
-            rows = _packed(fill(dialogues, self.config.train.seq_length))
+        rows = self._in_rows(dialogues, self.method.packing)
         self.push_to_store(rows, whole=True)
         learned = dialogues.values("is_output").sum()  # packing loses and repeats no output
         sizes = {"data/samples": len(dialogues), "data/rows": len(rows), "data/tokens": learned}
@@ -132,14 +130,22 @@ class SFTTrainer(TextTrainer[SFTExperience]):
         perplexities = {name.replace("losses/total_loss", "perplexity"): _perplexity(losses[name]) for name in losses}
         return self.evaluate_prompts() | metrics | perplexities
 
-    def _encoded(self, rows: Sequence[Any], name: str, longest: int | None) -> FlatRows[Dialogue]:
+    def _encoded(self, rows: Sequence[Any], name: str, packing: PackingOption) -> FlatRows[Dialogue]:
         function = self.method.formatting_func
         if isinstance(function, str):
             function = import_name(function, "method.formatting_func")
         samples = rows if function is None else formatted(rows, function)
+        longest = None if packing else self.config.train.seq_length
         return encode_dialogues(
             samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
         )
+
+    def _in_rows(self, dialogues: FlatRows[Dialogue], packing: PackingOption) -> Sequence[SFTExperience]:
+        """Return the element of each sample, or of each row of `train.seq_length` tokens into which they are packed."""
+        if packing:
+            fill = fill_blocks if packing == "blocks" else fit_best
+            return _packed(fill(dialogues, self.config.train.seq_length))
+        return _rows(dialogues, self.seq2seq)
 
 
 def negative_log_likelihood(model: LanguagePolicy, batch: Completion) -> LossOutput:

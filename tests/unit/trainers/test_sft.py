@@ -116,6 +116,34 @@ def test_packed_rows_have_the_loss_and_gradient_of_their_samples(
         torch.testing.assert_close(got[name], gradient, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_packed_held_out_samples_have_the_loss_of_the_samples(family: str, tmp_path: Path) -> None:
+    """Seven samples of two sets: over all and of each set, however held-out samples are packed, or training samples."""
+    sets = {"eval_samples": {"a": TEXTS, "b": DIALOGUES}}
+    model = {"model.model_path": tiny_lm(family, **NO_DROPOUT if family == "gpt2" else {})}
+
+    def held_out(**method: Any) -> tuple[dict[str, float], list[int]]:
+        trainer = make("SFTTrainer", tmp_path, **model, **sets, **{f"method.{k}": v for k, v in method.items()})
+        metrics = trainer.evaluate_held_out(trainer.held_out)
+        return metrics, [len(rows) for rows in trainer.held_out.values()]
+
+    expected, counts = held_out()
+    assert counts == [4, 3] and expected["eval/losses/total_loss@b"] > 1
+    for options in ({"eval_packing": True}, {"packing": "blocks", "eval_packing": "bins"}, {"packing": True}):
+        metrics, packed = held_out(**options)
+        assert packed == [2, 2], options  # of 28 and 34 tokens, 20 in a row
+        assert metrics == pytest.approx(expected, abs=1e-6)
+    assert held_out(packing=True, eval_packing=False) == (expected, counts)
+
+
+def test_packing_measures_all_of_a_long_held_out_sample(tmp_path: Path) -> None:
+    """75 letters and EOS, of which a row of 20 keeps 19 without packing."""
+    for packing, tokens in ((None, 19), (True, 75)):
+        changes = {"method.eval_packing": packing, "eval_samples": ["abc" * 25]}
+        trainer = make("SFTTrainer", tmp_path, **changes)
+        assert sum(trainer.units(row) for rows in trainer.held_out.values() for row in rows) == tokens
+
+
 def shout(sample: dict[str, str]) -> str:
     """A `formatting_func`, by name as well."""
     return f"{sample['question']} {sample['answer']}"
@@ -146,9 +174,10 @@ def test_packing_learns_all_of_a_long_document(packing: Any, tmp_path: Path) -> 
     assert int(first.inputs()["position_ids"].max()) < 20
 
 
-def test_packed_rows_need_two_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["packing", "eval_packing"])
+def test_packed_rows_need_two_tokens(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train.seq_length: 1 leaves a packed row nothing to predict"):
-        make("SFTTrainer", tmp_path, **{"method.packing": "blocks", "train.seq_length": 1})
+        make("SFTTrainer", tmp_path, **{f"method.{option}": "blocks", "train.seq_length": 1})
 
 
 def test_what_it_says_about_its_data(tmp_path: Path) -> None:
