@@ -63,7 +63,7 @@ def test_both_end_with_the_same_weights_and_metrics(name: str, tmp_path: Path) -
     assert [row["step"] for row in rows(tmp_path)] == list(range(first["shared"]["progress"]["step"] + 1))
 
 
-@pytest.mark.parametrize("name", few(RECIPES))
+@pytest.mark.parametrize("name", few(RECIPES, kept=("DPOTrainer", "PPOTrainer")))
 def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     """The signal comes to the second process only; both stop at the same step."""
     changes = {"train.eval_interval": 2, **AUTO}

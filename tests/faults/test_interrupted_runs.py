@@ -97,7 +97,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, whole: tuple[str, Path]
     assert_same_outcome(tmp_path, expected)
 
 
-@pytest.mark.parametrize("name", few(kills.trainers()))
+@pytest.mark.parametrize("name", few(kills.trainers(), kept=("DPOTrainer", "PPOTrainer")))
 def test_kill_9(name: str, tmp_path: Path) -> None:
     """In a publication, and at a point of another kind; `python -m tests.faults` draws more."""
     chance = random.Random(name)

@@ -26,6 +26,7 @@ class Commands:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.made = 0
+        self.compiled = 0
         self.installed: list[str] = []
         self.pip_ends: int | BaseException = 0
 
@@ -35,6 +36,10 @@ class Commands:
             make_by_hand(self.environment)
             return 0, ""
         assert json.loads(self.environment.record_file.read_text())["complete"] is False
+        if "compileall" in command:
+            self.compiled += 1
+            return 1, "*** Sorry: TabError"  # in a file for another Python
+        assert "--no-compile" in command
         self.installed.append(command[-1])
         if isinstance(self.pip_ends, BaseException):
             raise self.pip_ends
@@ -65,7 +70,7 @@ def commands(environment: Environment) -> Commands:
 def test_a_second_run_makes_and_installs_nothing(environment: Environment, commands: Commands) -> None:
     assert environment.ensure() == environment.python
     assert Environment(environment.root, commands).ensure() == environment.python
-    assert (commands.made, commands.installed) == (1, ["."])
+    assert (commands.made, commands.installed, commands.compiled) == (1, ["."], 1)
 
 
 def test_extras_are_added_and_never_dropped(environment: Environment, commands: Commands) -> None:
@@ -194,6 +199,8 @@ def test_the_real_commands_make_an_environment_that_runs_the_package(environment
     code, output = execute_quietly([str(python), "-c", "import sys, toy; print(sys.prefix)"], environment.root)
     assert code == 0, output
     assert os.path.samefile(output.strip(), environment.folder)
+    sources = [path for path in environment.folder.rglob("*.py") if "__pycache__" not in path.parts]
+    assert len(list(environment.folder.rglob("*.pyc"))) > 0.9 * len(sources)
 
 
 @pytest.mark.parametrize("name", ["browser.py", "environment.py", "demo.py", "test.py", "check.py", "package.py"])

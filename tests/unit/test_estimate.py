@@ -52,7 +52,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "RFT": ("RFTTrainer", {"model.num_layers_unfrozen": 2}),
     "RLOO": ("RLOOTrainer", {"method.beta": 0.0}),
 }
-QUICK = ("PPO, hydra and value branch", "DPO, two forwards")
+QUICK = ("PPO, hydra and value branch",)
 
 
 def configuration(run: str, folder: Path) -> TRLConfig:

@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from tests import tiny_pipelines
-from tests.contract.recipes import LORA, make
+from tests.contract.recipes import LORA, few, make
 from tests.contract.runs import StopAfter, assert_same_run, rows, run_until_stopped
 from tests.unit.trainers.test_ddpo import batch_of, filled
 from trlx_like.errors import ConfigError
@@ -69,10 +69,13 @@ def test_before_the_first_update_every_ratio_is_1(changes: dict[str, Any], tmp_p
     assert again["policy/ratio_deviation"] > 0
 
 
-@pytest.mark.parametrize("changes", HALF.values(), ids=HALF)
-def test_a_run_in_half_precision(changes: dict[str, Any], tmp_path: Path) -> None:
+QUICK = ("bf16", "adapter in fp16", "adapter on a model loaded in fp16", "sd3 in fp16")
+
+
+@pytest.mark.parametrize("name", few(HALF, QUICK))
+def test_a_run_in_half_precision(name: str, tmp_path: Path) -> None:
     """What computes is half, what is trained and what is scored is not; every number is finite, in every round."""
-    trainer = make(NAME, tmp_path, **{"method.inner_epochs": 1, "method.beta": 0.1, **changes})
+    trainer = make(NAME, tmp_path, **{"method.inner_epochs": 1, "method.beta": 0.1, **HALF[name]})
     seen: set[torch.dtype] = set()
     trainer.model.denoiser.register_forward_hook(lambda module, given, output: seen.add(output[0].dtype))
     scored: set[torch.dtype] = set()
