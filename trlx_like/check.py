@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.imports import is_python_name
 
-Data = dict[str, list[Any]]
+Data = dict[str, Sequence[Any]]
 """Rows by the name of their argument of `train`."""
 
 FUNCTIONS = ("model.model_path", "tokenizer.tokenizer_path", "method.formatting_func")
@@ -136,7 +136,7 @@ class _Read(Exception):
     """Ends the construction of a trainer that was made to read its inputs."""
 
 
-def with_first_rows(config: TRLConfig, rows: Mapping[str, list[Any]]) -> None:
+def with_first_rows(config: TRLConfig, rows: Mapping[str, Sequence[Any]]) -> None:
     """Let the trainer read the first row of its data and the headers of its models, as far as these are known.
 
     A trainer offers this by the methods `read_inputs` and `inspect_models`; its `build` calls the first one before it

@@ -49,7 +49,7 @@ class Trained:
 
     def prompts(self, source: str) -> list[Any]:
         """Load the prompts of a source as `data.prompts` of the run would be."""
-        return load_rows(source, "--prompts", self.option("data", "columns"))
+        return list(load_rows(source, "--prompts", self.option("data", "columns")))
 
     def reward(self) -> RewardRunner:
         """Load the reward function that the run was trained on.

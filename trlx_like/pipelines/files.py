@@ -1,7 +1,8 @@
 """Reading files of rows: text, JSON lines, JSON, CSV, TSV and Parquet.
 
 CSV is read by the standard library and not by `datasets`, which guesses types ("007" becomes 7), knows no line numbers
-for errors and copies every file to a cache. Parquet is read by pyarrow, without that copy.
+for errors and copies every file to a cache. Parquet is read by pyarrow, without that copy. All but .json, which is one
+value, are read row by row.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from typing import Any
 
 from trlx_like.errors import DataError
 from trlx_like.imports import needed
+from trlx_like.pipelines.prepared import CHUNK
 from trlx_like.reading import check_regular, read_bytes
 
 Line = int | None  # of a row, from 1; None in a file without lines
 
 
-def _text(path: Path) -> str:
-    return read_bytes(path).decode("utf-8-sig")
+def _lines(path: Path, newline: str) -> Iterator[str]:
+    """Iterate over the lines of a file, each with its end; `newline` is that of `open`."""
+    data = read_bytes(path)
+    try:
+        yield from io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=newline)
+    except UnicodeDecodeError:
+        data.decode("utf-8-sig")  # raises the error with its place in the whole file
+        raise
 
 
 def _txt(path: Path, option: str) -> Iterator[tuple[Line, str]]:
     """Read the lines that are not blank. Only \\n ends a line, not U+2028 and the like, which may be part of text."""
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(_lines(path, "\n"), start=1):
         if line.strip():
-            yield number, line.removesuffix("\r")
+            yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
@@ -38,17 +46,12 @@ def _jsonl(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise not_json(error, option, f"{path}:{number}") from None
-
-
-def not_json(error: Exception, option: str, place: str) -> DataError:
-    """Return the error of a line that cannot be read as JSON."""
-    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-    return DataError(f"{option}: {place} is not JSON: {why}.")
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise DataError(f"{option}: {path}:{number} is not JSON: {why}.") from None
 
 
 def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
-    text = _text(path)
+    text = read_bytes(path).decode("utf-8-sig")
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
@@ -64,7 +67,7 @@ def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
 
 def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line, dict[str, str]]]:
     """Read a table whose cells are text, since CSV does not tell what a number or a missing cell is."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), dialect, strict=True)
+    reader = csv.reader(_lines(path, ""), dialect, strict=True)
     try:
         columns = next(reader, [])
         if len(set(columns)) < len(columns) or not all(columns):
@@ -85,7 +88,8 @@ def _parquet(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
         from pyarrow import ArrowException, parquet
     check_regular(path)
     try:
-        yield from ((None, row) for row in parquet.read_table(path).to_pylist())
+        with parquet.ParquetFile(path) as file:
+            yield from ((None, row) for part in file.iter_batches(CHUNK) for row in part.to_pylist())
     except ArrowException as error:
         raise DataError(f"{option}: {path} is not a Parquet file: {' '.join(str(error).split())}") from error
 

@@ -9,7 +9,7 @@ from trlx_like.config import DataConfig
 from trlx_like.errors import ConfigError
 from trlx_like.pipelines.forms import paired, reward_of
 from trlx_like.pipelines.lines import JsonLines
-from trlx_like.pipelines.sources import load_lines, load_rows
+from trlx_like.pipelines.sources import load_rows
 from trlx_like.pipelines.tables import divided, held_out, listed, renamed
 
 ROWS = (list, JsonLines)
@@ -33,9 +33,7 @@ def read_arguments(data: Mapping[str, Any], options: DataConfig, names: Sequence
     for name in names:
         spec = getattr(options, name, None)
         if found.get(name) is None and spec is not None:
-            plain = options.eval_split is None and not options.columns  # else rows are copied
-            lines = load_lines(spec, f"data.{name}") if plain else None
-            found[name] = lines or load_rows(spec, f"data.{name}", options.columns)
+            found[name] = load_rows(spec, f"data.{name}", options.columns)
     for name in [name for name in names if data.get(name) is not None]:
         rows, rest = (data[name], None) if name.startswith("eval_") else divided(data[name])
         parts = {name: rows}
@@ -43,7 +41,7 @@ def read_arguments(data: Mapping[str, Any], options: DataConfig, names: Sequence
             parts[f"eval_{name}"] = rest
         for key, value in parts.items():
             value = listed(value, key)
-            found[key] = renamed(value, options.columns, key) if isinstance(value, list) else value
+            found[key] = renamed(value, options.columns, key) if isinstance(value, ROWS) else value
     return found
 
 
@@ -77,7 +75,7 @@ def _hold_out(found: dict[str, Any], fraction: float, uses: Collection[str]) -> 
         raise ConfigError(f"data.eval_split ({fraction:g}) needs a trainer that evaluates on held-out rows.")
     name = splits[0]
     rows = found.get(name) or []  # `check` does not read every source
-    if found.get(f"eval_{name}") is not None or not isinstance(rows, list) or len(rows) == 1:
+    if found.get(f"eval_{name}") is not None or not isinstance(rows, ROWS) or len(rows) == 1:
         raise ConfigError(
             f"data.eval_split ({fraction:g}) needs a list of two {name} at least, and no eval_{name} beside it."
         )

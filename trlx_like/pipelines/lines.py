@@ -1,14 +1,17 @@
-"""Rows of a large file of JSON lines, which stay in memory as they are written and are decoded when they are read.
+"""Rows of large data, which stay in memory as JSON text and are decoded when they are read.
 
-Decoded rows take three times the memory, and seconds for each hundred thousand at every start. Left out on purpose:
-mapping the file to memory. A file that somebody writes anew would change the rows of a run, or end it.
+Decoded rows take three times the memory. Left out on purpose: mapping a file to memory. A file that somebody writes
+anew would change the rows of a run, or end it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +19,52 @@ import numpy as np
 
 from trlx_like.reading import read_bytes
 
+FEWEST = 10_000
+"""Fewest rows that stay text; fewer are a list."""
 PART = 1 << 24
 """Bytes that are searched for the ends of lines at once."""
 BOM = b"\xef\xbb\xbf"
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _nothing() -> None: ...
+
 
 class JsonLines(Sequence[Any]):
-    """Hold the lines of a file, of which each that is not blank is a row.
+    """Hold rows as JSON.
 
     Args:
-        path: The file.
+        data: The text of all rows.
+        starts: The byte where each row begins. [N]
+        ends: The byte after each row. [N]
 
     Attributes:
         check: Reads all rows and raises what is wrong with one, for the first use of them. Rows that were encoded
             before are known to be right.
-
-    Raises:
-        OSError: The file cannot be read.
+        explain: Raises the error of a row that is no JSON, if it knows the file of the row.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._data = read_bytes(path)
-        self.check: Callable[[], None] = lambda: None
-        whole = np.frombuffer(self._data, np.uint8)
+    def __init__(self, data: bytes | bytearray, starts: Any, ends: Any) -> None:
+        self._data, self._starts, self._ends = data, np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+        self._convert: Callable[[Any, int], Any] | None = None
+        self._about = ""
+        self.check: Callable[[], object] = _nothing
+        self.explain: Callable[[], object] = _nothing
+
+    @classmethod
+    def read(cls, path: Path) -> JsonLines:
+        """Return the lines of a file that are not blank. OSError if it cannot be read."""
+        data = read_bytes(path)
+        whole = np.frombuffer(data, np.uint8)
         parts = [np.flatnonzero(whole[at : at + PART] == 10) + at for at in range(0, len(whole), PART)]
         ends = np.concatenate([*parts, [len(whole)]]).astype(np.int64)
-        starts = np.concatenate([[len(BOM) * self._data.startswith(BOM)], ends[:-1] + 1])
+        starts = np.concatenate([[len(BOM) * data.startswith(BOM)], ends[:-1] + 1])
         filled = starts < ends
         starts, ends = starts[filled], ends[filled]
         odd = np.flatnonzero(whole[starts] != ord("{"))
-        blank = [row for row in odd if not self._data[starts[row] : ends[row]].decode(errors="replace").strip()]
-        self._starts, self._ends = np.delete(starts, blank), np.delete(ends, blank)
+        blank = [row for row in odd if not data[starts[row] : ends[row]].decode(errors="replace").strip()]
+        return cls(data, np.delete(starts, blank), np.delete(ends, blank))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -60,19 +78,58 @@ class JsonLines(Sequence[Any]):
         if isinstance(rows, slice):
             return [self[row] for row in range(len(self))[rows]]
         place = range(len(self))[rows]
-        return json.loads(self._data[self._starts[place] : self._ends[place]].decode())
+        try:
+            value = json.loads(self._data[self._starts[place] : self._ends[place]].decode())
+        except (ValueError, RecursionError):
+            self.explain()
+            raise
+        return value if self._convert is None else self._convert(value, place)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
 
-    def line(self, row: int) -> int:
-        """Return the number of the line of a row, from 1."""
-        return self._data.count(b"\n", 0, self._starts[row]) + 1
+    def taken(self, rows: Sequence[int]) -> JsonLines:
+        """Return the rows of these numbers, without a copy of their text."""
+        made = copy(self)
+        made._starts, made._ends = self._starts[rows], self._ends[rows]
+        return made
 
-    def byte(self, row: int) -> int:
-        """Return the place in the file where a row begins."""
-        return int(self._starts[row])
+    def converted(self, convert: Callable[[Any, int], Any], about: str) -> JsonLines:
+        """Return rows that are converted when they are read.
+
+        Args:
+            convert: Converts a row, given its number, after earlier conversions.
+            about: What it does, for the digest.
+        """
+        made, before = copy(self), self._convert
+        made._convert = convert if before is None else lambda value, row: convert(before(value, row), row)
+        made._about += about
+        return made
 
     def digest(self) -> bytes:
-        """Return a digest of the whole file."""
-        return hashlib.sha256(self._data).digest()
+        """Return a digest of all rows."""
+        total = hashlib.sha256(self._data)
+        for part in (self._starts.tobytes(), self._ends.tobytes(), self._about.encode()):
+            total.update(part)
+        return total.digest()
+
+
+def compact(rows: Iterable[Any]) -> list[Any] | JsonLines:
+    """Return rows as a list, or as text if they are `FEWEST` or more and JSON can hold them."""
+    rows = iter(rows)
+    first = list(islice(rows, FEWEST))
+    if len(first) < FEWEST:
+        return first
+    data, ends, every = bytearray(), array("q", [0]), chain(first, rows)
+    for row in every:
+        try:
+            data += _encode(row).encode()
+        except (TypeError, ValueError, RecursionError):
+            return [*JsonLines(data, ends[:-1], ends[1:]), row, *every]
+        ends.append(len(data))
+    return JsonLines(data, ends[:-1], ends[1:])
+
+
+def chosen(rows: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
+    """Return the rows of these numbers."""
+    return rows.taken(numbers) if isinstance(rows, JsonLines) else [rows[number] for number in numbers]

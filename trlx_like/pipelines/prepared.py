@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
-from trlx_like.pipelines.lines import JsonLines
+from trlx_like.pipelines.lines import FEWEST, JsonLines
 from trlx_like.pipelines.rows import checked_rows
 from trlx_like.pipelines.tokens import TextEncoder, texts_of
 
@@ -40,8 +40,6 @@ VARIABLE = "TRLX_LIKE_CACHE"
 """The environment variable that names the folder. If it is empty, nothing is kept."""
 FORMAT = 2
 """To be raised when data is encoded in another way, so that files of before are not used."""
-FEWEST = 10_000
-"""Fewest rows to keep; fewer are prepared in a second or two."""
 MOST_BYTES = 50 * 2**30
 """Most bytes of all files. Those that were not used for the longest time are removed."""
 SECONDS = 10
@@ -76,9 +74,13 @@ def prepared(
         DataError: A row cannot be used.
     """
 
+    check, large = None, rows if isinstance(rows, JsonLines) else None
+    if large is not None:
+        check, large.check = large.check, lambda: None
+
     def encoded() -> Iterator[R]:
-        if isinstance(rows, JsonLines):
-            rows.check()
+        if check is not None:
+            check()
         for start, part in chunks(rows):
             known = [read[0](row) for row in checked_rows(part, name, start)]
             encoder.read_ahead(text for row in known for text in texts_of(row, *read[1]))

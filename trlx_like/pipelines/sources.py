@@ -23,11 +23,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,10 +37,9 @@ from typing import Any, Literal
 from trlx_like.config.problems import listed
 from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
-from trlx_like.pipelines.files import READERS, described, not_json
+from trlx_like.pipelines.files import READERS, described
 from trlx_like.pipelines.forms import as_preference, as_prompt, reward_of
-from trlx_like.pipelines.lines import JsonLines
-from trlx_like.pipelines.prepared import FEWEST
+from trlx_like.pipelines.lines import FEWEST, JsonLines, compact
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages, unusable_text
 from trlx_like.pipelines.tables import OPTIONS, datasets_for, load_table, mixed, renamed, without_column
@@ -54,16 +55,19 @@ class _Rows:
     """Rows, with the place of each for errors."""
 
     source: str
-    values: list[Any]
+    values: Sequence[Any]
     lines: list[int | None] | None = None  # of each row, in a text file; counted from 1
+    again: Callable[[], Iterator[tuple[int | None, Any]]] | None = None  # reads lines and rows of a large file again
 
     def place(self, row: int) -> str:
-        line = self.lines and self.lines[row]
+        line = next(islice(self.again(), row, None))[0] if self.again else self.lines and self.lines[row]
         return f"{self.source}:{line}" if line else f"{self.source}[{row}]"
 
 
-def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> list[Any]:
+def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> Sequence[Any]:
     """Load the rows of a source; the module's docstring lists the kinds of sources.
+
+    Rows of a large file or data set stay text, and are checked when they are encoded.
 
     Args:
         spec: The source.
@@ -72,7 +76,7 @@ def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) 
         columns: `data.columns`, the column of the data by its name here.
 
     Returns:
-        The rows, at least one.
+        The rows, at least one: a list or `JsonLines`.
 
     Raises:
         ConfigError: The source cannot be found or read.
@@ -89,42 +93,15 @@ def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) 
     if kind == "dataset":
         rows = _load_dataset(path, options, take, option, spec)
     else:
-        rows = {"file": _read_file, "function": _call}[kind](path, option)
-        rows.values = rows.values[:take]
+        rows = {"file": _read_file, "function": _call}[kind](path, option, take)
     return _checked(rows, option, own or columns, from_python=kind == "function")
 
 
-def load_lines(spec: Any, option: str) -> JsonLines | None:
-    """Return a large file of JSON lines as it is, to be checked when its rows are encoded.
-
-    Args:
-        spec: The source.
-        option: The dotted option, for errors.
-
-    Returns:
-        The lines; None for another source, a smaller file, and rows that `load_rows` returns in another form.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    path = Path(os.path.expanduser(spec)) if isinstance(spec, str) else Path()
-    if path.suffix.lower() != ".jsonl" or option.rpartition(".")[2].removeprefix("eval_") not in _ROWS:
-        return None
-    with _readable(str(spec), option):
-        rows = JsonLines(path)
-    with suppress(ValueError, RecursionError):  # `load_rows` says which
-        alone = {"text", "messages", "conversations", "prompt" if option.endswith("prompts") else "text"}
-        if len(rows) >= FEWEST and isinstance(first := rows[0], dict) and (len(first) > 1 or first.keys() <= alone):
-            rows.check = partial(_check_lines, rows, str(spec), option)
-            return rows
-    return None
-
-
-def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
+def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = None) -> tuple[str, Sequence[Any]]:
     """Describe a source in a few words, without calling a function or using the network.
 
     Returns:
-        The words, and the rows of a file or a list; no rows of other sources.
+        The words, and the rows of a file or a list, which are checked; no rows of other sources.
 
     Raises:
         ConfigError: As `load_rows`.
@@ -137,6 +114,8 @@ def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = Non
     kind = "file" if isinstance(spec, list) else _kind(path, option, options)
     if kind == "file":
         rows = load_rows(spec, option, columns)
+        if isinstance(rows, JsonLines):
+            rows.check()
         return f"{len(rows)} row{'s' * (len(rows) != 1)}{f' of {path}' * bool(path)}", rows
     if kind == "function":
         load_function(path, option)
@@ -220,11 +199,32 @@ def _is_python(place: str) -> bool:
     return found is not None and found.loader is not None  # without a loader it is just a folder
 
 
-def _read_file(spec: str, option: str) -> _Rows:
+def _read_file(spec: str, option: str, take: int | None) -> _Rows:
     path = Path(os.path.expanduser(spec))
-    with _readable(spec, option):
-        rows = list(READERS[path.suffix.lower()](path, option))
-    return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
+    lines: list[int | None] = []
+
+    def read() -> Iterator[tuple[int | None, Any]]:
+        with _readable(spec, option):
+            yield from islice(READERS[path.suffix.lower()](path, option), take)
+
+    def values() -> Iterator[Any]:
+        for line, value in read():
+            if len(lines) < FEWEST:
+                lines.append(line)
+            yield value
+
+    if _purpose(option) not in _ROWS:
+        rows = [*read()]
+        return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
+    found: Sequence[Any] = []
+    if path.suffix.lower() == ".jsonl" and take is None:
+        with _readable(spec, option):
+            found = JsonLines.read(path)
+    if len(found) < FEWEST:
+        found = compact(values())
+    if isinstance(found, JsonLines):
+        found.explain = lambda: deque(read(), maxlen=0)
+    return _Rows(spec, found, lines, read if len(found) >= FEWEST else None)
 
 
 @contextmanager
@@ -242,26 +242,10 @@ def _readable(spec: str, option: str) -> Iterator[None]:
         raise ConfigError(f"{option} ({spec!r}) cannot be read: {error.strerror or error}.") from error
 
 
-def _check_lines(rows: JsonLines, spec: str, option: str) -> None:
-    """Raise DataError for the first row that cannot be used."""
-    for number in range(len(rows)):
-        try:
-            value = rows[number]
-        except UnicodeDecodeError as error:
-            raise DataError(f"{option}: {spec} is not UTF-8 text (byte {rows.byte(number) + error.start}).") from None
-        except (ValueError, RecursionError) as error:
-            raise not_json(error, option, f"{spec}:{rows.line(number)}") from None
-        _usable(value, option, partial(_line_of, rows, spec, number))
-
-
-def _line_of(rows: JsonLines, spec: str, row: int) -> str:
-    return f"{spec}:{rows.line(row)}"
-
-
 # Functions and datasets.
 
 
-def _call(spec: str, option: str) -> _Rows:
+def _call(spec: str, option: str, take: int | None) -> _Rows:
     function = load_function(spec, option)
     try:
         returned = function()
@@ -272,7 +256,7 @@ def _call(spec: str, option: str) -> _Rows:
         raise DataError(f"{option}: {spec}() must return a list of rows. {raised(error)}") from error
     if values is None:
         raise DataError(f"{option}: {spec}() must return a list of rows, not {described(returned)}.")
-    return _Rows(f"{spec}()", values)
+    return _Rows(f"{spec}()", values[:take])
 
 
 def _load_dataset(path: str, options: Mapping[str, Any], take: int | None, option: str, spec: Any) -> _Rows:
@@ -285,22 +269,35 @@ def _load_dataset(path: str, options: Mapping[str, Any], take: int | None, optio
 # Rows.
 
 
-def _checked(rows: _Rows, option: str, columns: Mapping[str, str] | None, *, from_python: bool) -> list[Any]:
+def _checked(rows: _Rows, option: str, columns: Mapping[str, str] | None, *, from_python: bool) -> Sequence[Any]:
     """Return the rows if they can be used. Rows of a function are left to the pipeline, which may be the user's own."""
     rows.values = renamed(rows.values, columns, f"{option}: {rows.source}")
     if not from_python:
-        rows.values = without_column(rows.values)
+        rows.values = without_column(rows.values, ("prompt", "text")[_purpose(option) != "prompts" :])
     if not rows.values:
         raise DataError(f"{option}: {rows.source} has no rows.")
-    purpose = option.rpartition(".")[2].removeprefix("eval_")
+    purpose = _purpose(option)
     if purpose not in _FORMS or (from_python and purpose != "rewards"):
+        return rows.values
+    if isinstance(rows.values, JsonLines) and purpose in _ROWS:
+        rows.values.check = partial(_check, rows, option)
         return rows.values
     return [_usable(value, option, partial(rows.place, number)) for number, value in enumerate(rows.values)]
 
 
+def _check(rows: _Rows, option: str) -> None:
+    """Raise DataError for the first row that cannot be used."""
+    for number, value in enumerate(rows.values):
+        _usable(value, option, partial(rows.place, number))
+
+
+def _purpose(option: str) -> str:
+    return option.rpartition(".")[2].removeprefix("eval_")
+
+
 def _usable(value: Any, option: str, place: Callable[[], str]) -> Any:
     """Return a row as it is used, or raise DataError that names its place."""
-    read, wanted = _FORMS[option.rpartition(".")[2].removeprefix("eval_")]
+    read, wanted = _FORMS[_purpose(option)]
     try:
         if why := unusable_text(value):
             raise DataError(f"{option}: {place()}: {why}.")

@@ -15,6 +15,8 @@ from typing import Any
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import needed
 from trlx_like.pipelines.files import described
+from trlx_like.pipelines.lines import JsonLines, chosen, compact
+from trlx_like.pipelines.prepared import CHUNK
 
 OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "streaming")
 """Keys of a source that are arguments of `datasets.load_dataset`."""
@@ -40,6 +42,8 @@ def listed(data: Any, name: str) -> Any:
         if len(set(data.columns)) < len(data.columns):
             raise DataError(f"{name}: a frame must name every column once, not {', '.join(map(repr, data.columns))}.")
         return [{column: _cell(value) for column, value in row.items()} for row in data.to_dict("records")]
+    if hasattr(data, "features"):
+        return _rows(data)
     if hasattr(data, "tolist"):  # an array, or a column of pandas
         return data.tolist()
     return list(data) if isinstance(data, Iterable) else data
@@ -52,7 +56,7 @@ def divided(data: Any) -> tuple[Any, Any]:
     return data["train"], next((data[split] for split in HELD_OUT if split in data), None)
 
 
-def renamed(rows: list[Any], columns: Mapping[str, str] | None, name: str) -> list[Any]:
+def renamed(rows: Sequence[Any], columns: Mapping[str, str] | None, name: str) -> Sequence[Any]:
     """Rename the columns of rows.
 
     Args:
@@ -61,10 +65,13 @@ def renamed(rows: list[Any], columns: Mapping[str, str] | None, name: str) -> li
         name: The name of the data in errors.
 
     Raises:
-        DataError: A row lacks one of the columns.
+        DataError: A row lacks one of the columns. Rows that stay text raise it when they are read.
     """
     if not columns:
         return rows
+    if isinstance(rows, JsonLines):
+        names = dict(columns)
+        return rows.converted(lambda row, number: _renamed(row, names, f"{name}[{number}]"), repr(names))
     return [_renamed(row, columns, f"{name}[{number}]") for number, row in enumerate(rows)]
 
 
@@ -81,22 +88,40 @@ def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
     }
 
 
-def without_column(rows: list[Any]) -> list[Any]:
+def without_column(rows: Sequence[Any], same: Sequence[str] = ()) -> Sequence[Any]:
     """Return the cells of the only column if all rows are dicts with the same single key, else the rows.
 
     A column of conversations keeps its name, by which its form is recognised.
+
+    Args:
+        rows: The rows.
+        same: Columns of which a cell means the same as a row that has no other. If the first of many rows has one of
+            them alone, the others are not read to see whether they do.
     """
     columns = next((tuple(row) for row in rows if isinstance(row, dict)), ())
-    if (
-        len(columns) != 1
-        or columns[0] in ("messages", "conversations", "conversation")
-        or not all(isinstance(row, dict) and tuple(row) == columns for row in rows)
-    ):
+
+    def only(row: Any) -> bool:
+        return isinstance(row, dict) and tuple(row) == columns
+
+    if len(columns) != 1 or columns[0] in ("messages", "conversations", "conversation"):
         return rows
+    if not (isinstance(rows, JsonLines) and columns[0] in same) and not all(map(only, rows)):
+        return rows
+    if isinstance(rows, JsonLines):
+        return rows.converted(lambda row, _: row[columns[0]] if only(row) else row, columns[0])
     return [row[columns[0]] for row in rows]
 
 
-def load_table(path: str, options: Mapping[str, Any], take: int | None, option: str, spec: Any) -> list[Any]:
+def _rows(table: Any, take: int | None = None) -> list[Any] | JsonLines:
+    """Return the first `take` rows of a `Dataset`, which is quick in batches, or of an `IterableDataset`."""
+    rows = iter(table)
+    if hasattr(table, "num_rows"):
+        parts = table.iter(CHUNK)
+        rows = (dict(zip(part, cells, strict=True)) for part in parts for cells in zip(*part.values(), strict=True))
+    return compact(islice(rows, take))
+
+
+def load_table(path: str, options: Mapping[str, Any], take: int | None, option: str, spec: Any) -> Sequence[Any]:
     """Read the rows of a data set.
 
     Args:
@@ -113,7 +138,7 @@ def load_table(path: str, options: Mapping[str, Any], take: int | None, option: 
     folder = Path(os.path.expanduser(path))
     try:
         table = datasets.load_dataset(str(folder) if folder.is_dir() else path, **{"split": "train", **options})
-        return list(islice(table, take))
+        return _rows(table, take)
     except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
         here = folder.is_dir() or "data_files" in options
         found = "" if here else f" There is no file, folder or module {path} here, and as a dataset of the hub:"
@@ -128,7 +153,7 @@ def datasets_for(option: str) -> Any:
     return datasets
 
 
-def mixed(parts: Sequence[list[Any]], weights: Sequence[float]) -> list[Any]:
+def mixed(parts: Sequence[Sequence[Any]], weights: Sequence[float]) -> Sequence[Any]:
     """Draw rows of several sources in proportion to weights, each row once at most, until one source is used up.
 
     Args:
@@ -139,10 +164,18 @@ def mixed(parts: Sequence[list[Any]], weights: Sequence[float]) -> list[Any]:
     draw = random.Random(0)  # the same rows for every seed of a run
     counts = [min(len(part), max(1, round(scale * weight))) for part, weight in zip(parts, weights, strict=True)]
     kept = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
-    return [part[row] for part, rows in zip(parts, kept, strict=True) for row in rows]
+    rows = (part[row] for part, chosen_rows in zip(parts, kept, strict=True) for row in chosen_rows)
+    checks = [part.check for part in parts if isinstance(part, JsonLines)]
+    made = compact(rows) if checks else list(rows)
+    if isinstance(made, JsonLines):
+        made.check = lambda: [check() for check in checks]
+    else:
+        for check in checks:
+            check()
+    return made
 
 
-def held_out(rows: list[Any], share: float) -> tuple[list[Any], list[Any]]:
+def held_out(rows: Sequence[Any], share: float) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split rows into those to train on and those to evaluate on, the same ones for every seed of a run.
 
     Args:
@@ -150,8 +183,8 @@ def held_out(rows: list[Any], share: float) -> tuple[list[Any], list[Any]]:
         share: The fraction to evaluate on; at least one row.
     """
     count = min(max(1, round(share * len(rows))), len(rows) - 1)
-    chosen = set(random.Random(0).sample(range(len(rows)), count))
-    return [row for n, row in enumerate(rows) if n not in chosen], [rows[n] for n in sorted(chosen)]
+    drawn = set(random.Random(0).sample(range(len(rows)), count))
+    return chosen(rows, [n for n in range(len(rows)) if n not in drawn]), chosen(rows, sorted(drawn))
 
 
 def _cell(value: Any) -> Any:

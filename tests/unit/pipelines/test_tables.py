@@ -105,6 +105,6 @@ def test_mistakes_in_a_source(spec: Any, sentence: str) -> None:
 def test_held_out_rows_are_the_same_at_each_call() -> None:
     rows = list(range(100))
     train, rest = held_out(rows, 0.05)
-    assert len(rest) == 5 and sorted(train + rest) == rows and train == sorted(train)
+    assert len(rest) == 5 and sorted([*train, *rest]) == rows and train == sorted(train)
     assert held_out(rows, 0.05) == (train, rest)
     assert [len(part) for part in held_out([1, 2], 0.9)] == [1, 1]
