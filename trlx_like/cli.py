@@ -13,9 +13,9 @@ import json
 import os
 import sys
 import tempfile
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from pkgutil import resolve_name
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,7 @@ from trlx_like.continuation.commands import chat, generate
 from trlx_like.errors import ConfigError
 from trlx_like.new_trainer import new_trainer
 from trlx_like.presets import PRESETS
-from trlx_like.registry import Registry, load_plugin
+from trlx_like.registry import load_plugin
 from trlx_like.sharing import commands as sharing
 from trlx_like.sweep.command import sweep
 
@@ -189,13 +189,8 @@ def list_(
     for plugin in plugins or []:
         load_plugin(plugin)
     for wanted in [kind] if kind else KINDS:
-        names = sorted(PRESETS) if wanted == "presets" else _registry(wanted).names()
+        names = sorted(PRESETS) if wanted == "presets" else resolve_name(REGISTRIES[wanted]).names()
         typer.echo("\n".join(names) if kind else f"{wanted}: {', '.join(names)}")
-
-
-def _registry(kind: str) -> Registry[Any]:
-    module, _, attribute = REGISTRIES[kind].partition(":")
-    return cast(Registry[Any], getattr(import_module(module), attribute))
 
 
 @app.command()
@@ -247,7 +242,7 @@ def schema() -> None:
         "train.pipeline": "pipelines",
         "train.tracker": "trackers",
     }
-    made = configuration_schema({option: _registry(kind) for option, kind in kinds.items()})
+    made = configuration_schema({option: resolve_name(REGISTRIES[kind]) for option, kind in kinds.items()})
     typer.echo(json.dumps(made, indent=1, ensure_ascii=False))
 
 

@@ -95,9 +95,7 @@ def deep_check(config: TRLConfig, **given: Any) -> list[str]:
         prefix=".trlx_like_check_", dir=beside if os.access(beside, os.W_OK) else None
     ) as folder:
         watch = Watch()
-        own = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "rollout_logging_dir": None}
-        # A loaded model, and an optimizer of its parameters, stay as they are.
-        elsewhere = copy.deepcopy(config.evolve(train={**own, "tracker": None, "logging_dir": None}))
+        elsewhere = copy.deepcopy(config.elsewhere(folder))  # a loaded model, and its optimizer, stay as they are
         with warnings_only():
             trainer = api.make_trainer(elsewhere, **{**given, "callbacks": [watch]})
         if not isinstance(trainer, BaseRLTrainer):

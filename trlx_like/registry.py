@@ -7,13 +7,13 @@ A `Registry` holds each item either as an object or as a lazy `"module:attribute
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar, cast, overload
 
 from trlx_like.errors import RegistryError, TrlxError
@@ -89,8 +89,7 @@ class Registry(Generic[T]):
         """Return the item registered under `name`. Raises a RegistryError that suggests the nearest name."""
         entry = self._entries[self.canonical(name).lower()]
         if entry.value is None:
-            module, _, attribute = entry.source.partition(":")
-            entry.value = getattr(importlib.import_module(module), attribute)
+            entry.value = resolve_name(entry.source)
         return cast(T, entry.value)
 
     def canonical(self, name: str) -> str:

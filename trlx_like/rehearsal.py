@@ -37,9 +37,8 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     """
     train = config.train
     local = math.ceil(train.batch_size / gpus)
-    own: dict[str, Any] = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "batch_size": local}
-    own |= {"minibatch_size": min(train.minibatch_size or local, local), "tracker": None, "rollout_logging_dir": None}
-    own |= {"keep_trunk": False}
+    minibatch = min(train.minibatch_size or local, local)
+    own: dict[str, Any] = {"batch_size": local, "minibatch_size": minibatch, "keep_trunk": False}
     changes: dict[str, Any] = {"train": own, "model": {"quantization": None}}
     totals = {name: getattr(config.method, name, None) for name in ("num_rollouts", "num_prompts")}
     changes["method"] = {name: max(1, total // gpus) for name, total in totals.items() if total is not None}
@@ -48,7 +47,7 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
         changes["method"]["num_samples"] = group * max(1, images // group // gpus)
     if getattr(config.method, "formatting_func", None) is not None:
         changes["method"]["formatting_func"] = None
-    changed = config.evolve(**changes)
+    changed = config.elsewhere(folder).evolve(**changes)
     if changed.sampler.engine.lower() not in LIKE_RUNS:
         changed.sampler.engine, changed.sampler.kwargs = "transformers", {}
     changed.backend = config.backend.undivided()

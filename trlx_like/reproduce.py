@@ -54,9 +54,8 @@ def reproduce(run: Path, step: int | None = None) -> tuple[str, bool]:
     config = TRLConfig.load_yaml(run / "config.yml")
     with tempfile.TemporaryDirectory(prefix="trlx_like-") as folder:
         again = Path(folder) / "run"
-        train: dict[str, Any] = {"checkpoint_dir": str(again), "resume_from_checkpoint": None, "keep_checkpoints": None}
-        train |= {"tracker": None, "logging_dir": None, "rollout_logging_dir": None}
-        trainer = api.make_trainer(config.evolve(train=train), callbacks=[_StopAt(last)])
+        repeated = config.elsewhere(again).evolve(train={"keep_checkpoints": None})
+        trainer = api.make_trainer(repeated, callbacks=[_StopAt(last)])
         trainer.learn()
         difference = next(_differences(rows, _rows(again / "metrics.jsonl"), run, again, last), None)
         found = [difference] if difference else []

@@ -161,8 +161,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
     if config.data.reward_fn is None:
         raise ConfigError("test-reward needs data.reward_fn; judges and rewards of given samples are not tested.")
     with tempfile.TemporaryDirectory() as folder, warnings_only(), redirect_stdout(StringIO()):
-        own = {"checkpoint_dir": folder, "resume_from_checkpoint": None, "tracker": None, "rollout_logging_dir": None}
-        trainer: Any = api.make_trainer(config.evolve(train={**own, "logging_dir": None}))
+        trainer: Any = api.make_trainer(config.elsewhere(folder))
         stream = getattr(trainer, "prompts", None)
         pipeline = getattr(stream, "pipeline", None) or getattr(trainer, "eval_pipeline", None)
         if pipeline is None or not hasattr(trainer, "sampler"):

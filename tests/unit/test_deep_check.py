@@ -53,6 +53,11 @@ def test_a_deep_check_of_a_file(here: Path) -> None:
     assert not list(here.glob(".trlx_like_check_*"))
 
 
+def test_a_deep_check_uploads_nothing(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said(0, "check", "--deep", ppo_file(here), "--set", "train.push_to_hub=me/thing")
+    assert "me/thing" not in caplog.text  # offline an upload fails with a warning
+
+
 def test_a_disk_that_is_too_small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     line = said(2, "check", "--deep", ppo_file(here)).splitlines()[-1]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trlx_like.errors import CheckpointError
 from trlx_like.functional.parts import Part
+from trlx_like.redact import leaves
 
 FORMAT = "trlx_like.ranges"
 VERSION = 1
@@ -26,11 +27,7 @@ VERSION = 1
 
 def has_parts(tree: Any) -> bool:
     """Return whether a nested state has a tensor that is divided over processes."""
-    if isinstance(tree, dict):
-        return any(map(has_parts, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return any(map(has_parts, tree))
-    return isinstance(tree, Part)
+    return any(isinstance(leaf, Part) for _, leaf in leaves(tree))
 
 
 def save_ranges(parts: Mapping[str, Part], path: Path, rank: int) -> None:

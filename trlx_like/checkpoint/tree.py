@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint.ranges import SavedRanges, save_ranges
 from trlx_like.errors import CheckpointError, raised_as
 from trlx_like.functional.parts import Part, Saved
+from trlx_like.redact import leaves
 
 FORMAT = "trlx_like.tree"
 VERSION = 1
@@ -76,13 +77,9 @@ def save_tree(tree: Any, path: Path, rank: int = 0, *, main: bool = True) -> Non
 
 def tree_bytes(tree: Any) -> int:
     """Return the number of bytes that the tensors and arrays of a nested state hold."""
-    if isinstance(tree, dict):
-        return sum(map(tree_bytes, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return sum(map(tree_bytes, tree))
-    if isinstance(tree, Part):
-        return tree.values.element_size() * math.prod(tree.shape)
-    return int(tree.nbytes) if isinstance(tree, (Tensor, np.ndarray)) else 0
+    values = [value for _, value in leaves(tree)]
+    divided = sum(part.values.element_size() * math.prod(part.shape) for part in values if isinstance(part, Part))
+    return divided + sum(int(value.nbytes) for value in values if isinstance(value, (Tensor, np.ndarray)))
 
 
 def load_tree(path: Path, *, parts: bool = False) -> Any:

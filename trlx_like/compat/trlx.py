@@ -14,6 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -258,11 +259,8 @@ def _look_up(module: str, name: str) -> Any:
             raise AttributeError(name)
         advice = answers("trlx").get(name, "see MIGRATING.md")
         raise ImportError(f"trlx_like has no counterpart of {module}.{name}: {advice}.")
-    place, _, attribute = source.partition(":")
-    attribute, _, argument = attribute.partition(" ")
-    found: Any = import_module(place[1:] if place.startswith("=") else f"trlx_like.{place}")
-    for part in filter(None, attribute.split(".")):
-        found = getattr(found, part)
+    place, _, argument = source.partition(" ")
+    found: Any = resolve_name(place.removeprefix("=") if place.startswith("=") else f"trlx_like.{place}")
     if argument:
         return partial(found, argument)
     return with_calls(found) if name.startswith("Accelerate") else found

@@ -128,6 +128,11 @@ class TRLConfig(Section):
                 base[name] = {}
         return cls.from_dict(_merged(base, nested))
 
+    def elsewhere(self, folder: str | Path) -> Self:
+        """Return a copy for a trial: in another folder, not resumed, without trackers, logs of rollouts and upload."""
+        left_out = ("resume_from_checkpoint", "rollout_logging_dir", "logging_dir", "tracker", "push_to_hub")
+        return self.evolve(train={"checkpoint_dir": str(folder), **dict.fromkeys(left_out)})
+
     def check(self) -> None:
         """Check what depends on several fields again, after fields were assigned. Raises `ConfigError`."""
         type(self).from_dict(self.to_dict())
