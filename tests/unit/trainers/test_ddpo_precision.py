@@ -25,7 +25,7 @@ NAME = "DDPOTrainer"
 SMALL_LORA = {"model.peft_config": {**LORA, "r": 2}}
 BF16, FP16 = ({"backend.mixed_precision": name} for name in ("bf16", "fp16"))
 LOADED = {name: {"model.dtype": dtype} for name, dtype in {"bf16": "bfloat16", "fp16": "float16"}.items()}
-HALF = {
+HALF: dict[str, dict[str, Any]] = {
     "bf16": BF16,
     "fp16": FP16,
     "adapter in bf16": {**BF16, **SMALL_LORA},
