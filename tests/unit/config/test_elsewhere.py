@@ -85,6 +85,21 @@ def test_arguments_of_other_libraries(name: str, words: str) -> None:
         trlx_like.train(**given)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("seed", "the option train.seed of config="),
+        ("beta", "the option method.beta of config="),
+        ("generate_during_eval", "the option method.generate_during_eval of config="),
+        ("method", "a section of config=, as in config.evolve(method={...})"),
+    ],
+)
+def test_an_option_as_an_argument(name: str, words: str) -> None:
+    given: dict[str, Any] = {name: None, "prompts": []}
+    with pytest.raises(ConfigError, match=rf"^train takes no {name}. Here this is {re.escape(words)}\.$"):
+        trlx_like.train(**given)
+
+
 def test_other_arguments_are_mistakes_of_python() -> None:
     given: dict[str, Any] = {"promts": []}
     with pytest.raises(TypeError, match="promts"):
