@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from importlib.resources import files
 from pathlib import Path
 
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -13,6 +14,11 @@ KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a devi
 
 KERNEL = ("/proc/", "/sys/")
 """Folders whose files the kernel makes up: reading some never ends, and none can be made."""
+
+
+def packaged_text(file: str) -> str:
+    """Read a text that is part of the package: its path in the package."""
+    return (files("trlx_like") / file).read_text(encoding="utf-8")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:

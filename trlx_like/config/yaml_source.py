@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import yaml
 
 from trlx_like.config.problems import Problem, shown
 from trlx_like.errors import ConfigError
-from trlx_like.reading import read_bytes, unwritable
+from trlx_like.reading import packaged_text, read_bytes, unwritable
 from trlx_like.redact import HIDDEN, leaves
 
 LARGEST = 250_000
@@ -208,7 +207,7 @@ class YamlSource:
 @cache
 def packaged(file: str) -> Any:
     """Read a table of this package, which is a YAML file: its path in the package."""
-    return yaml.safe_load((files("trlx_like") / file).read_text(encoding="utf-8"))
+    return yaml.safe_load(packaged_text(file))
 
 
 def as_yaml(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError, raised_as
 from trlx_like.imports import called_by_name, is_python_name
-from trlx_like.models.chat_templates import NAMES, named_template
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, no_progress_bars
 from trlx_like.reading import read_bytes
 
@@ -20,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_VOCABULARY = 0.9
 """Share of a model's tokens that its own tokenizer has at least: vocabularies are padded by a few percent."""
+TEMPLATES = {file.stem: file for file in sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))}
+"""The chat templates that `tokenizer.chat_template` knows by name, with marks around what the assistant says."""
 LARGEST_TEMPLATE = 1_000_000
 """Most bytes of a file with a chat template."""
 
@@ -130,11 +131,10 @@ def _read_template(template: str) -> str:
     """Return the text of a chat template, given as text, by its name or as a file."""
     if "{" in template:
         return template
-    if template in NAMES:
-        return named_template(template)
-    what = f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {', '.join(NAMES)}, nor a file"
+    file, names = TEMPLATES.get(template, Path(os.path.expanduser(template))), ", ".join(TEMPLATES)
+    what = f"tokenizer.chat_template ({template!r}) is neither a template, nor one of {names}, nor a file"
     with raised_as(ConfigError, (OSError, UnicodeDecodeError), what):
-        return read_bytes(Path(os.path.expanduser(template)), LARGEST_TEMPLATE).decode()
+        return read_bytes(file, LARGEST_TEMPLATE).decode()
 
 
 def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedTokenizerBase:

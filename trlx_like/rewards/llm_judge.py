@@ -13,20 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trlx_like.errors import ConfigError
+from trlx_like.reading import packaged_text
 from trlx_like.rewards.asked import AskedModel, filled
 
-TEMPLATE = """Which of two answers to a prompt is better?
-
-Prompt:
-{prompt}
-
-Answer A:
-{a}
-
-Answer B:
-{b}
-
-Reply with one letter and nothing else: A or B."""
+TEMPLATE = packaged_text("templates/judge.txt").rstrip()
 
 
 class LLMJudge(AskedModel):

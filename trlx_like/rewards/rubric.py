@@ -20,21 +20,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trlx_like.errors import ConfigError, RewardError
+from trlx_like.reading import packaged_text
 from trlx_like.rewards.asked import AskedModel, filled
 from trlx_like.rewards.weighted import WeightedRewards
 
-TEMPLATE = """Answer a question about an answer to a prompt.
-
-Prompt:
-{prompt}
-
-Answer:
-{answer}
-
-Question:
-{question}
-
-Reply with one word and nothing else: Yes or No."""
+TEMPLATE = packaged_text("templates/rubric.txt").rstrip()
 
 
 class RubricQuestion:

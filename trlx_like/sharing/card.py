@@ -9,7 +9,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trlx_like.algorithms import ALGORITHMS
 from trlx_like.imports import is_python_name
 from trlx_like.models.export import CARD, MARK
+from trlx_like.reading import packaged_text
 from trlx_like.redact import redacted
 from trlx_like.rendering import rendered
 from trlx_like.tracking import EVALUATION
@@ -110,7 +110,7 @@ def add_card(folder: Path, run: Path, step: int, name: str | None = None) -> boo
 
 def citation(algorithm: str) -> re.Match[str] | None:
     """Find the BibTeX entry of the paper that an algorithm is from, with its number in the group `arxiv`."""
-    papers = (files("trlx_like") / "templates" / "papers.bib").read_text(encoding="utf-8")
+    papers = packaged_text("templates/papers.bib")
     return re.search(rf"@misc{{{algorithm}\d.*?eprint = {{(?P<arxiv>[\d.]+)}}.*?\n}}", papers, re.DOTALL)
 
 

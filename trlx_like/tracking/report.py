@@ -13,11 +13,11 @@ import json
 import logging
 import os
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from trlx_like.errors import DataError, DiskError, writing
+from trlx_like.reading import packaged_text
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.base import RunInfo, Tracker
 from trlx_like.tracking.curves import Curve, charts, duration, frontier, goals, phases, read_curves
@@ -27,7 +27,7 @@ from trlx_like.tracking.values import plain
 
 logger = logging.getLogger(__name__)
 
-SCRIPTS = ("helpers.js", "charts.js", "samples.js", "compare.js", "sweep.js", "page.js")
+FILES = ("report.css", "report.html", "helpers.js", "charts.js", "samples.js", "compare.js", "sweep.js", "page.js")
 # Inside a script element these could end it or open a comment.
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -115,9 +115,8 @@ def write_page(
 
 
 def _page(kind: str, name: str, config_text: str, data: dict[str, Any]) -> str:
-    templates = files("trlx_like.tracking") / "templates"
-    style = (templates / "report.css").read_text(encoding="utf-8")
-    script = "\n".join((templates / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style, skeleton, *scripts = (packaged_text(f"tracking/templates/{name}") for name in FILES)
+    script = "\n".join(scripts)
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'",
@@ -128,7 +127,6 @@ def _page(kind: str, name: str, config_text: str, data: dict[str, Any]) -> str:
         "config": html.escape(config_text) or "There is no configuration.",
         "data": json.dumps(plain(data), ensure_ascii=False, separators=(",", ":")).translate(UNSAFE),
     }
-    skeleton = (templates / "report.html").read_text(encoding="utf-8")
     # One pass, so that braces in what is put in are not replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], skeleton)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from trlx_like.models import chat_templates
+from trlx_like.models import tokenizer
 
-FOLDERS = (Path(__file__).parent / "families", Path(chat_templates.__file__).parent)
+FOLDERS = (Path(__file__).parent / "families", Path(tokenizer.__file__).parent / "chat_templates")
 
 
 @dataclass(frozen=True)
