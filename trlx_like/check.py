@@ -117,14 +117,16 @@ def _function(spec: Any, option: str, config: TRLConfig) -> list[str]:
 
 def _check_arguments(config: TRLConfig, rows: Data) -> None:
     """Raise RewardError if a function needs an argument that neither the library nor any prompt of a set has."""
-    from trlx_like.pipelines.sources import load_function
     from trlx_like.rewards.alignment import TOKEN_COLUMNS
     from trlx_like.rewards.arguments import accepted, metadata_columns
+    from trlx_like.rewards.make import make_reward, names_reward_model
+    from trlx_like.rewards.weighted import parts_of
 
     own = ["messages", "completion_ids", *TOKEN_COLUMNS, "samples", "prompts", "outputs", "tokenizer"]
     given = config.data.reward_fn
-    names = [spec for spec in (given if isinstance(given, list) else [given]) if isinstance(spec, str)]
-    functions = [load_function(name, "data.reward_fn") for name in names if is_python_name(name)]
+    named = [spec for spec in (given if isinstance(given, list) else [given]) if isinstance(spec, str | Mapping)]
+    made = [make_reward(spec) for spec in named if isinstance(spec, Mapping) or not names_reward_model(spec)]
+    functions = [part for function in made for part in parts_of(function).values()]
     for option in ("prompts", "eval_prompts") if config.model.model_arch_type != "diffusion" else ():
         if prompts := rows.get(option):
             keys = metadata_columns([row for row in prompts if isinstance(row, Mapping)])

@@ -36,15 +36,14 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
         ]
         prompts = [text if one is None else one for text, one in zip(keywords["prompts"], asked, strict=True)]
         keywords = {"completions": completions, **keywords, "prompts": prompts}  # a key of the prompts goes first
-    if takes_all:
-        return keywords
     missing = required - set(keywords)
     if missing:
+        name = getattr(function, "label", None) or name_of(function)
         raise RewardError(
-            f"{name_of(function)} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "
+            f"{name} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "
             f"{own[-1]} nor a key of the prompts ({', '.join(sorted(set(keywords) - set(own))) or 'they have none'})."
         )
-    return {name: value for name, value in keywords.items() if name in names}
+    return keywords if takes_all else {name: value for name, value in keywords.items() if name in names}
 
 
 def _conversation(messages: Any) -> Any:
@@ -54,13 +53,18 @@ def _conversation(messages: Any) -> Any:
 
 
 def parameters(function: Callable[..., Any]) -> tuple[set[str], set[str], bool]:
-    """List the keywords that a function accepts, those that it requires, and whether it accepts any other."""
+    """List the keywords that a function accepts, those that it requires, and whether it accepts any other.
+
+    Functions of the library and questions of a rubric list required keys of the prompts in `required_keys`.
+    """
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature
         return set(), set(), True
     names = {p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    required = {p.name for p in found if p.default is p.empty and p.name in names}
+    required = {p.name for p in found if p.default is p.empty and p.name in names} | set(
+        getattr(function, "required_keys", ())
+    )
     return names, required, any(p.kind is p.VAR_KEYWORD for p in found)
 
 

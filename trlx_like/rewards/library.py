@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trlx_like.config.problems import expected
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError
 from trlx_like.rewards.formulas import agree, answer_of, reference_of
 from trlx_like.rewards.programs import passes
 
@@ -188,11 +188,13 @@ class NamedReward:
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.label, self.options = name, dict(options)
+        column = inspect.signature(FUNCTIONS[name]).parameters.get("column")
+        self.required_keys = [] if column is None else [self.options.get("column", column.default)]
 
     def __call__(self, *, outputs: Sequence[str], output_ids: Any = None, **columns: Any) -> list[float | None]:
         function = partial(FUNCTIONS[self.label], **self.options)
         columns["output_ids"] = output_ids
-        return [function(output, partial(_entry, columns, row)) for row, output in enumerate(outputs)]
+        return [function(output, lambda key, row=row: columns[key][row]) for row, output in enumerate(outputs)]
 
 
 def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedReward:
@@ -232,13 +234,6 @@ def named_reward(spec: Mapping[str, Any], option: str = "reward_fn") -> NamedRew
     if options.get("schema") is not None:
         _check_schema(options["schema"], option)
     return NamedReward(name, options)
-
-
-def _entry(columns: Mapping[str, Any], row: int, column: str) -> Any:
-    if column not in columns:
-        keys = ", ".join(name for name in columns if name not in ("samples", "prompts", "tokenizer", "output_ids"))
-        raise RewardError(f"The prompts have no key {column!r}, only {keys or 'none'}; name it as the option column.")
-    return columns[column][row]
 
 
 def _extracted(output: str, pattern: str | None) -> str | None:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trlx_like.errors import ConfigError, RewardError
+from trlx_like.errors import ConfigError
 from trlx_like.reading import packaged_text
 from trlx_like.rewards.asked import AskedModel, filled
 from trlx_like.rewards.weighted import WeightedRewards
@@ -40,14 +40,12 @@ class RubricQuestion:
 
     def __init__(self, label: str, ask: str, model: AskedModel) -> None:
         self.label, self.ask, self.model = label, ask, model
-        self.keys = re.findall(r"\{(\w+)\}", ask)
+        self.required_keys = re.findall(r"\{(\w+)\}", ask)
 
     def __call__(self, *, prompts: Sequence[str], outputs: Sequence[str], **columns: Any) -> list[float | None]:
-        if missing := [key for key in self.keys if key not in columns]:
-            raise RewardError(f"The question {self.label!r} has {{{missing[0]}}}, which is no key of the prompts.")
         texts = []
         for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-            question = filled(self.ask, {key: str(columns[key][row]) for key in self.keys})
+            question = filled(self.ask, {key: str(columns[key][row]) for key in self.required_keys})
             texts.append(filled(TEMPLATE, {"prompt": prompt, "answer": output, "question": question}))
         return [None if said is None else float(said) for said in self.model.choices(texts, ("No", "Yes"))]
 

@@ -32,7 +32,7 @@ def test_exact_match() -> None:
     outputs = ["<a>Rome</a><a>Paris</a>", "Paris"]
     assert rewards(outputs, keys=keys[:2], name="exact_match", extract="<a>(.*?)</a>") == [1, 0]
     assert rewards(["b"], keys=[{"answer": "b"}], name="exact_match", column="answer") == [1]
-    with pytest.raises(RewardError, match="The prompts have no key 'reference', only answer; name it as the op"):
+    with pytest.raises(RewardError, match=r"exact_match wants reference, which is .* \(answer\)"):
         rewards(["b"], keys=[{"answer": "b"}], name="exact_match")
 
 
