@@ -1,16 +1,18 @@
 """Measure how data grows: CPU seconds to prepare it, memory a row, and milliseconds a batch.
 
-    python -m benchmarks.growth [--rows 1000 10000 100000] [--kinds prompts sft ...] [--json out.json]
+    python -m benchmarks.growth [--rows 1000 10000 100000] [--kinds prompts sft ...] [--form csv] [--json out.json]
 
-Rows are JSON lines of random words: prompts of 14, outputs of 30. Each measurement is a process of its own, which reads
-the file, makes the trainer and fills its store; the second one finds what the first one has prepared. "resident" is
-anonymous memory a row above that of a run on ten rows, rows as Python objects included; "batch" is the median time to
-take 32 rows, of 200 times. The model is a GPT-2 of a few thousand weights. DPO has a live reference.
+Rows are random words in a file of JSON lines, csv or Parquet: prompts of 14, outputs of 30. Each measurement is a
+process of its own, which reads the file, makes the trainer and fills its store; the second one finds what the first one
+has prepared. "resident" is anonymous memory a row above that of a run on ten rows, rows as Python objects included;
+"batch" is the median time to take 32 rows, of 200 times. The model is a GPT-2 of a few thousand weights. DPO has a live
+reference.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import json
 import os
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,23 @@ def rows(kind: str, count: int) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"prompt": words(draw, 14)}
         row |= {name: f" {words(draw, 30)}" for name in COLUMNS.get(kind, ("output",))}
         yield row | {"reward": round(draw.random(), 3)} if kind == "ilql" else row
+
+
+def write(file: Path, made: Iterator[dict[str, Any]]) -> None:
+    """Write rows in the form that the file's name ends in."""
+    if file.suffix == ".parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist(list(made)), file)
+        return
+    with file.open("w", encoding="utf-8", newline="") as out:
+        if file.suffix == ".jsonl":
+            out.writelines(json.dumps(row) + "\n" for row in made)
+            return
+        first = next(made)
+        table = csv.DictWriter(out, first)
+        table.writeheader()
+        table.writerows(chain([first], made))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -128,13 +148,12 @@ def child(kind: str, file: Path, cache: Path) -> dict[str, float]:
     return measured
 
 
-def compare(kind: str, counts: list[int], folder: Path) -> Iterator[dict[str, Any]]:
+def compare(kind: str, form: str, counts: list[int], folder: Path) -> Iterator[dict[str, Any]]:
     """Measure each number of rows twice, beside ten rows."""
     cache, before = folder / "cache", 0.0
     for count in [10, *counts]:
-        file = folder / f"{kind}.jsonl"
-        with file.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(row) + "\n" for row in rows(kind, count))
+        file = folder / f"{kind}.{form}"
+        write(file, rows(kind, count))
         first = child(kind, file, cache)
         if count == 10:
             before = first["resident"]
@@ -142,6 +161,7 @@ def compare(kind: str, counts: list[int], folder: Path) -> Iterator[dict[str, An
         again = child(kind, file, cache)
         yield {
             "kind": kind,
+            "form": form,
             "rows": count,
             "first_s": round(first["seconds"], 2),
             "second_s": round(again["seconds"], 2),
@@ -156,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000, 100_000], help="numbers of rows")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of data")
+    parser.add_argument("--form", choices=["jsonl", "csv", "parquet"], default="jsonl", help="form of the file")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--measure", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -166,7 +187,7 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.kinds:
-            for result in compare(kind, given.rows, Path(folder)):
+            for result in compare(kind, given.form, given.rows, Path(folder)):
                 results.append(result)
                 print("  ".join(f"{name} {value}" for name, value in result.items()), flush=True)
     if given.json is not None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.growth import BATCH, KINDS, config, measure, rows
+from benchmarks.growth import BATCH, KINDS, config, measure, rows, write
 from tests.unit.data.test_columns import assert_equal
 from trlx_like.api import make_trainer
 from trlx_like.data import Experience
 from trlx_like.data.flat import FlatRows, LazyRows
 from trlx_like.pipelines import prepared
+from trlx_like.pipelines.sources import load_rows
 from trlx_like.pipelines.tokens import TextEncoder
 
 ROWS = 300
@@ -24,7 +24,7 @@ ROWS = 300
 def made(kind: str, folder: Path, count: int = ROWS) -> Any:
     """A trainer on the benchmark's rows, with a store that is filled."""
     file = folder / f"{kind}.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows(kind, count)), encoding="utf-8")
+    write(file, rows(kind, count))
     reward: dict[str, Any] = {"reward_fn": lambda samples, **_: [0.0] * len(samples)} if kind == "prompts" else {}
     trainer = make_trainer(config(kind, file, folder / "run"), **reward)
     if kind != "prompts":
@@ -68,6 +68,13 @@ def test_rows_are_flat_and_are_read_once(kind: str, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(FlatRows, "row", None)  # a batch is gathered, not made of its rows
         batches = (next(each.store.batches(BATCH, torch.Generator().manual_seed(0))) for each in (trainer, again))
         assert_equal(*batches)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_all_forms_hold_the_same_rows(form: str, tmp_path: Path) -> None:
+    file = tmp_path / f"rows.{form}"
+    write(file, rows("dpo", 3))
+    assert load_rows(str(file), "data.preferences") == list(rows("dpo", 3))
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:

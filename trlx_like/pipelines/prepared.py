@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
@@ -179,7 +181,11 @@ def digest(tokenizer: PreTrainedTokenizerBase, *parts: Any) -> str | None:
 
 
 def _watched(rows: Iterable[R], count: int, name: str) -> Iterator[R]:
-    """Iterate over rows, and log from time to time how many of them are prepared."""
+    """Iterate over rows, and show how many are prepared: on a terminal by a bar, elsewhere by a line now and then."""
+    console = Console(stderr=True)
+    if console.is_terminal and count >= FEWEST and logger.isEnabledFor(logging.INFO):  # the latter on one process
+        yield from track(rows, name, count, console=console, transient=True)
+        return
     said = time.monotonic()
     for number, row in enumerate(rows):
         yield row

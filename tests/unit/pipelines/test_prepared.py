@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
@@ -232,3 +234,21 @@ def test_long_work_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     with caplog.at_level(logging.INFO, "trlx_like"):
         samples(["a", "b", "c"])
     assert "samples: 2 of 3 rows are prepared." in caplog.text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("rows", "level", "bar"), [(3, "INFO", True), (2, "INFO", False), (3, "WARNING", False)])
+def test_a_terminal_shows_a_bar_for_many_rows_on_one_process(
+    rows: int, level: str, bar: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prepared, "FEWEST", 3)
+    monkeypatch.setenv(prepared.VARIABLE, "")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with caplog.at_level(level, "trlx_like"):
+        assert len(samples(["a", "b", "c"][:rows], name="examples")) == rows
+    assert ("examples" in terminal.getvalue() and "100%" in terminal.getvalue()) == bar
