@@ -46,15 +46,15 @@ IDLE = (
     *("optimize_device_cache", "compare_steps", "forward_batch_size", "backward_batch_size", "global_batch_size"),
 )
 """Options of TRL that need no counterpart."""
-INNER: dict[str, dict[str, tuple[str, str]]] = {
-    "accelerator_kwargs": {"mixed_precision": ("backend", "mixed_precision"), "project_dir": ("train", "logging_dir")},
+INNER: dict[str, dict[str, str]] = {
+    "accelerator_kwargs": {"mixed_precision": "backend.mixed_precision", "project_dir": "train.logging_dir"},
     "project_kwargs": {
-        "logging_dir": ("train", "logging_dir"),
-        "project_dir": ("train", "checkpoint_dir"),
-        "total_limit": ("train", "keep_checkpoints"),
+        "logging_dir": "train.logging_dir",
+        "project_dir": "train.checkpoint_dir",
+        "total_limit": "train.keep_checkpoints",
     },
 }
-"""Keys of TRL's options that are mappings for accelerate -> the section and the option that they are here."""
+"""Keys of TRL's options that are mappings for accelerate -> the option that they are here."""
 
 
 class PPOConfig:
@@ -98,43 +98,36 @@ class PPOConfig:
             *("ppo_epochs", "gamma", "lam", "cliprange", "cliprange_value", "vf_coef", "init_kl_coef", "kl_penalty"),
             *("ratio_threshold", "whiten_rewards"),
         )
-        sections: dict[str, dict[str, Any]] = {
+        changes: dict[str, Any] = {
             "model": {"model_path": model, "ref_model_path": ref_model, "num_layers_unfrozen": -1},
             "optimizer": {"name": "adam", "kwargs": {"lr": given["learning_rate"]}},
             "scheduler": {"name": "constant", "kwargs": {}},
-            "method": {
-                **{name: given[name] for name in same},
-                "num_rollouts": given["batch_size"],
-                "target": given["target"] if given["adap_kl_ctrl"] else None,
-                "horizon": int(given["horizon"]),
-                "target_kl": 1.5 * given["target_kl"] if given["early_stopping"] else None,
-                "scale_reward": "running" if given["use_score_scaling"] else None,
-                "norm_reward": bool(given["use_score_norm"]),
-                "cliprange_reward": given["score_clip"],
-                "gen_kwargs": {"max_new_tokens": given["max_new_tokens"]},
-            },
-            "train": {
-                "seed": given["seed"],
-                "batch_size": step,
-                "minibatch_size": given["mini_batch_size"],
-                "total_steps": given["steps"] * given["ppo_epochs"] * -(-given["batch_size"] // step),
-                "epochs": given["steps"],
-                "seq_length": min(1024, positions) if given["max_length"] is None else given["max_length"],
-                "max_grad_norm": given["max_grad_norm"],
-                "tracker": given["log_with"],
-                "project_name": given["tracker_project_name"],
-                "run_name": given["exp_name"],
-                "tracker_kwargs": given["tracker_kwargs"],
-                "checkpoint_dir": given["output_dir"],
-            },
+            **{f"method.{name}": given[name] for name in same},
+            "method.num_rollouts": given["batch_size"],
+            "method.target": given["target"] if given["adap_kl_ctrl"] else None,
+            "method.horizon": int(given["horizon"]),
+            "method.target_kl": 1.5 * given["target_kl"] if given["early_stopping"] else None,
+            "method.scale_reward": "running" if given["use_score_scaling"] else None,
+            "method.norm_reward": bool(given["use_score_norm"]),
+            "method.cliprange_reward": given["score_clip"],
+            "method.gen_kwargs.max_new_tokens": given["max_new_tokens"],
+            "train.seed": given["seed"],
+            "train.batch_size": step,
+            "train.minibatch_size": given["mini_batch_size"],
+            "train.total_steps": given["steps"] * given["ppo_epochs"] * -(-given["batch_size"] // step),
+            "train.epochs": given["steps"],
+            "train.seq_length": min(1024, positions) if given["max_length"] is None else given["max_length"],
+            "train.max_grad_norm": given["max_grad_norm"],
+            "train.tracker": given["log_with"],
+            "train.project_name": given["tracker_project_name"],
+            "train.run_name": given["exp_name"],
+            "train.tracker_kwargs": given["tracker_kwargs"],
+            "train.checkpoint_dir": given["output_dir"],
         }
         for name, keys in INNER.items():
-            for key, value in given[name].items():
-                section, option = keys[key]
-                sections.setdefault(section, {})[option] = value
-        for section, options in more.items():
-            sections[section] = {**sections.get(section, {}), **options}
-        return default_ppo_config().evolve(**sections)
+            changes |= {keys[key]: value for key, value in given[name].items()}
+        changes |= {section: {**changes.get(section, {}), **options} for section, options in more.items()}
+        return TRLConfig.update(default_ppo_config(), changes)
 
 
 class LengthSampler:
