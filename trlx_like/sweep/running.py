@@ -124,6 +124,7 @@ class Runner:
         while RunFiles(folder).in_use():  # its process ends soon, since the sweep that started it has
             time.sleep(POLL)
         own = {"train.seed": job.seed, "train.checkpoint_dir": str(folder), "train.resume_from_checkpoint": "auto"}
+        own["train.push_to_hub"] = None
         changes = [word for name, value in (job.point | own).items() for word in ("--set", setting(name, value))]
         job.slot = min(set(range(self.spec.parallel)) - {other.slot for other in self.running})
         environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.spec.parallel)), **os.environ}

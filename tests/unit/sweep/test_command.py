@@ -24,6 +24,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 given = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 seed, value = int(given["train.seed"]), float(given["method.cliprange"])
+assert given["train.push_to_hub"] == "null"
 folder = Path(json.loads(given["train.checkpoint_dir"]))
 folder.mkdir(exist_ok=True)
 def save(*_):
