@@ -52,7 +52,10 @@ class Watch(Callback):
 
     def on_evaluate(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         self.metrics.update(metrics)
+        first = self.seconds.get("evaluation")
         self._lap("evaluation")
+        if first is not None:  # a later one may be followed by the best checkpoint, before this is called
+            self.seconds["evaluation"] = first
 
     def on_experience(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         trainer.stopped = True  # after the first step, or after a round that has none

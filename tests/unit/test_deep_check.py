@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny import tiny_lm
 from tests.unit.cli_support import ppo_file, said
-from trlx_like.deep_check import Plan
+from trlx_like.deep_check import Plan, Watch
 
 
 def plan(offline: bool = False, round_steps: int = 4, seconds: dict[str, float] | None = None, **train: Any) -> Plan:
@@ -42,6 +42,25 @@ def test_the_checkpoints_at_one_time() -> None:
     assert plan(keep_checkpoints=2, checkpoint_interval=1).kept == 3
     assert plan(keep_checkpoints=2, checkpoint_interval=1, save_best=True, seconds={"evaluation": 1.0}).kept == 5
     assert plan(keep_checkpoints=50).kept == 3
+
+
+def test_the_seconds_of_each_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If the first step is the best, its checkpoint is written between the evaluation and the callback."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    watch, trainer = Watch(since=0.0), SimpleNamespace()
+    for seconds, part in (
+        (1, lambda: watch.on_train_begin(trainer)),
+        (2, lambda: watch.on_evaluate(trainer, {})),
+        (4, lambda: watch.on_experience(trainer, {})),
+        (8, lambda: watch.on_step(trainer, {})),
+        (2 + 16, lambda: watch.on_save(trainer, tmp_path)),
+        (0, lambda: watch.on_evaluate(trainer, {})),
+        (16, lambda: watch.on_save(trainer, tmp_path)),
+    ):
+        now += seconds
+        part()
+    assert watch.seconds == {"loading": 1, "evaluation": 2, "round": 4, "step": 8, "checkpoint": 16}
 
 
 def test_a_deep_check_of_a_file(here: Path) -> None:

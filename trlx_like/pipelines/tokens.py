@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from trlx_like.data.flat import Flat
+from trlx_like.errors import DataError
 from trlx_like.pipelines.truncation import Lost
 
 T = TypeVar("T")
@@ -93,7 +94,12 @@ class TextEncoder:
 
     def _bare(self, texts: Sequence[str]) -> list[list[int]]:
         rest = [text for text in texts if text not in self._ahead]
-        read = iter(self.tokenizer(rest, add_special_tokens=False).input_ids if rest else ())
+        try:
+            read = iter(self.tokenizer(rest, add_special_tokens=False).input_ids if rest else ())
+        except Exception as error:  # of the library in Rust, as for a character that a vocabulary without UNK lacks
+            if len(rest) == 1:
+                raise DataError(f"The tokenizer cannot encode the text {rest[0]!r:.80}: {error}") from error
+            return [self._bare([text])[0] for text in texts]  # one of them raises
         return [self._ahead[text] if text in self._ahead else next(read) for text in texts]
 
     def cut(self, row: list[T], longest: int, side: str | None = None) -> list[T]:

@@ -152,7 +152,8 @@ def _measured(find: Callable[[History], Finding]) -> Callable[[History], Reading
         shown, value, bound, words = find(history)
         gain = history.gain()  # NaN without scores: then nothing is judged
         found = shown and gain < RISEN
-        still = f"the reward does not rise ({history.moved('rollout/score_mean')}): "
+        noise = " more than by chance" if gain > 0 else ""
+        still = f"the reward does not rise{noise} ({history.moved('rollout/score_mean')}): "
         return Reading(found, math.nan if math.isnan(gain) else value, bound, still * found + words)
 
     return measure

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import tiny_tokenizer
+from trlx_like.errors import DataError
 from trlx_like.pipelines.tokens import TextEncoder
 
 EOS, PAD, BOS, A, B, C = range(6)
@@ -113,3 +114,13 @@ def test_a_prompt_that_is_cut_keeps_its_ends(side: str, longest: int, kept: list
     tokenizer = with_language()
     tokenizer.truncation_side = side
     assert TextEncoder(tokenizer, seq2seq=True).cut([PAD, A, B, C, EOS], longest) == kept
+
+
+def test_a_text_that_cannot_be_encoded_is_named() -> None:
+    """The library raises a bare Exception, for all texts of a call together."""
+    level = Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2}))
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=level, eos_token="</s>"))
+    assert encoder.opening(["a", "b"]) == [[0], [1]]
+    for encode in (encoder.opening, encoder.following, encoder.read_ahead):
+        with pytest.raises(DataError, match=r"The tokenizer cannot encode the text 'x': .*\[UNK\]"):
+            encode(["a", "x", "b"])

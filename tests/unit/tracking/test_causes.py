@@ -180,6 +180,13 @@ def test_the_first_finding_is_told_with_its_numbers_and_what_to_try() -> None:
     assert verdict.advice == "a smaller KL weight (method.init_kl_coef)."
 
 
+def test_a_reward_that_rises_within_its_noise_is_told_as_that() -> None:
+    audit = Audit({"method": method_class("PPOConfig")().to_dict()})
+    for number in range(5):
+        said = audit.add({**FLAT, "policy/kl_coef": 3.0, "rollout/score_mean": 0.5 + 0.02 * number}, number)
+    assert "the reward does not rise more than by chance (rollout/score_mean went from 0.5 to 0.56)" in said[0].words
+
+
 def test_every_option_of_a_remedy_exists() -> None:
     remedies = packaged("tracking/remedies.yml")
     named = {option for name in CAUSES for options in remedies[name].values() for option in (options or "").split()}
