@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -77,7 +79,9 @@ def _walk(
     elif isinstance(value, torch.Tensor):
         yield place, hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     elif isinstance(value, torch.Generator):
-        yield place, value.get_state().sum().item()
+        yield from _walk(value.get_state(), place, seen, names, ours)
+    elif isinstance(value, random.Random | np.random.Generator):
+        yield place, repr(value.getstate() if isinstance(value, random.Random) else value.bit_generator.state)
     elif isinstance(value, nn.Module):
         seen = seen | {id(value)}
         for name, entry in value.state_dict(keep_vars=True).items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,11 +46,16 @@ class Padded(ReinforceTrainer):
 
 
 class Counts(ReinforceTrainer):
-    """Its loss depends on an attribute that no checkpoint holds."""
+    """Its loss depends on an attribute that no checkpoint holds, and it has generators of random numbers."""
 
     def build(self, tokenizer: Any = None) -> None:
         super().build(tokenizer)
         self.factor = 1.0
+        self.numbers = torch.Generator(), random.Random(0), np.random.default_rng(0)
+
+    def make_experience(self) -> dict[str, float]:
+        torch.rand((), generator=self.numbers[0]), self.numbers[1].random(), self.numbers[2].random()
+        return super().make_experience()
 
     def after_step(self, metrics: dict[str, float]) -> None:
         self.factor += 1
@@ -97,7 +104,11 @@ BROKEN: list[tuple[type[Any], Callable[[TrainerChecks], Any], str]] = [
     (Single, TrainerChecks.gradients, "Single: twice the same samples have another gradient"),
     (Padded, TrainerChecks.gradients, "Padded: the gradient depends on"),
     (Counts, TrainerChecks.resume, "Counts: a run that was stopped and resumed is another run"),
-    (Counts, TrainerChecks.state, r"Counts: \.factor of the trainer changes in training and is in no checkpoint"),
+    (
+        Counts,
+        TrainerChecks.state,
+        r"Counts: \.factor, \.numbers\.0, \.numbers\.1, \.numbers\.2 of the trainer changes in training and is in no",
+    ),
     (Drawn, TrainerChecks.seed, "Drawn: a run with the same seed is another run"),
     (Silent, TrainerChecks.export, "Silent: plain transformers do not load what was exported as it was trained"),
     (Local, TrainerChecks.run_on_processes, "Local: the run on 2 processes is not that on one"),
@@ -124,7 +135,7 @@ def test_a_trainer_that_keeps_its_promises_passes_all() -> None:
 
 def test_an_attribute_that_needs_no_saving_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = checks_of(Counts, monkeypatch)
-    checks.not_state = {".factor"}
+    checks.not_state = {".factor", ".numbers"}
     checks.state()
 
 
