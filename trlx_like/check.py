@@ -169,7 +169,7 @@ def with_first_rows(config: TRLConfig, rows: Mapping[str, Sequence[Any]]) -> Non
         name: never_called for name in ("reward_fn", "metric_fn") if getattr(config.data, name, None) is not None
     }
     first = {name: values[:1] for name, values in rows.items()}
-    with tempfile.TemporaryDirectory() as folder, warnings_only():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         elsewhere = config.evolve(
             train={"checkpoint_dir": folder}, tokenizer={"tokenizer_extra_configs": {"local_files_only": True}}
         )
@@ -208,12 +208,18 @@ def never_called(**_: Any) -> None:
 
 
 @contextmanager
-def warnings_only() -> Iterator[None]:
-    """Log no line that says that a run begins."""
-    library = logging.getLogger("trlx_like")
-    level = library.level
-    library.setLevel(logging.WARNING)
+def quiet(level: int = logging.WARNING, *others: str) -> Iterator[None]:
+    """Log nothing below a level in a `with` block.
+
+    Args:
+        level: The level.
+        others: The loggers of other packages that it holds for too.
+    """
+    before = [(one, one.level) for one in map(logging.getLogger, ("trlx_like", *others))]
+    for one, _ in before:
+        one.setLevel(level)
     try:
         yield
     finally:
-        library.setLevel(level)
+        for one, former in before:
+            one.setLevel(former)

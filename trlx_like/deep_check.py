@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trlx_like import api
-from trlx_like.check import warnings_only
+from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.trainers.callbacks import Callback
@@ -99,11 +99,11 @@ def deep_check(config: TRLConfig, **given: Any) -> list[str]:
     ) as folder:
         watch = Watch()
         elsewhere = copy.deepcopy(config.elsewhere(folder))  # a loaded model, and its optimizer, stay as they are
-        with warnings_only():
+        with quiet():
             trainer = api.make_trainer(elsewhere, **{**given, "callbacks": [watch]})
         if not isinstance(trainer, BaseRLTrainer):
             raise ConfigError(f"train.trainer ({config.train.trainer}) is no BaseRLTrainer; check it without --deep.")
-        with warnings_only(), redirect_stdout(sys.stderr):  # where the progress of the run is no part of the answer
+        with quiet(), redirect_stdout(sys.stderr):  # where the progress of the run is no part of the answer
             trainer.learn()
         phases = _phases(Path(folder))
     lines = [

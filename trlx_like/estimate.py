@@ -12,8 +12,7 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
 from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, tensors_of
@@ -93,7 +93,9 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     Raises:
         ConfigError: For a configuration that cannot run, and for a trainer or model that cannot be estimated.
     """
-    with tempfile.TemporaryDirectory() as folder, _silence(), imagined():
+    # Libraries complain of tensors without values, such as ids of EOS that are no numbers.
+    silence = quiet(logging.CRITICAL, "transformers", "torch._subclasses.fake_tensor")
+    with tempfile.TemporaryDirectory() as folder, silence, warnings.catch_warnings(action="ignore"), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table = _table(trainer, gpus, config.model.quantization)
         if "generate" in table and config.sampler.engine.lower() in ("vllm", "vllm_colocated"):
@@ -108,21 +110,6 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
         for row in table.values():
             row["weights"] += bytes_of(tensors_of(getattr(trainer.model, "frozen", [])))
         return Estimate(table, memory * 2**30, copied)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Hide what libraries say about tensors without values, such as ids of EOS that are no numbers."""
-    names = ("trlx_like", "transformers", "torch._subclasses.fake_tensor")
-    before = {name: logging.getLogger(name).level for name in names}
-    try:
-        for name in names:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
 
 
 def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:

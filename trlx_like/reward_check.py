@@ -16,7 +16,7 @@ from io import StringIO
 from typing import Any
 
 from trlx_like import api
-from trlx_like.check import warnings_only
+from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.rewards.call import run_calls
@@ -160,7 +160,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
 
     if config.data.reward_fn is None:
         raise ConfigError("test-reward needs data.reward_fn; judges and rewards of given samples are not tested.")
-    with tempfile.TemporaryDirectory() as folder, warnings_only(), redirect_stdout(StringIO()):
+    with tempfile.TemporaryDirectory() as folder, quiet(), redirect_stdout(StringIO()):
         trainer: Any = api.make_trainer(config.elsewhere(folder))
         stream = getattr(trainer, "prompts", None)
         pipeline = getattr(stream, "pipeline", None) or getattr(trainer, "eval_pipeline", None)

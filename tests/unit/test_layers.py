@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_check": EVERYTHING - {"cli"} | {"check"},
     "imagined": set(),
     "rehearsal": EVERYTHING - {"cli"} | {"check"},
-    "estimate": EVERYTHING - {"cli"} | {"imagined", "rehearsal"},
+    "estimate": EVERYTHING - {"cli"} | {"check", "imagined", "rehearsal"},
     "savings": EVERYTHING - {"cli"} | {"estimate"},
     "cluster": EVERYTHING - {"cli"} | {"estimate", "savings"},
     "doctor": GROUND | {"__init__"},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from pydantic import Field, model_validator
 
 from trlx_like.config.generation import experience_problems, generation_problems
-from trlx_like.config.problems import Problem
+from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfRollouts, OfWeights
 from trlx_like.config.section import Section
 
@@ -86,6 +86,13 @@ class OnlineTextMethodConfig(TextMethodConfig):
         if self.gen_experience_kwargs is not None:
             yield from generation_problems(self.gen_experience_kwargs, "gen_experience_kwargs", self.generation_options)
         yield from experience_problems(self.gen_kwargs, self.gen_experience_kwargs, self.exact_sampling)
+
+    def fewer_than_a_step(self, option: str, config: Sections) -> Iterator[Problem]:
+        """Yield the problem of an option that counts the samples of a round if these do not suffice for a step."""
+        count, size = getattr(self, option), config.train.batch_size
+        if count is not None and count < size:
+            words = f"{count} is less than a step's train.batch_size ({size}); use at least that many, or null."
+            yield at(f"method.{option}", words)
 
     @property
     def experience_kwargs(self) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         self.precomputed: Precomputed[PreferenceExperience] | None = None
         if self.method.precomputes:
             other = None if self.config.model.ref_model_path is None else self.load_reference
-            self.precomputed = Precomputed(self.run, self.model, self.trunk, self.store, other, _add_reference)
-            self.precomputed.same("preferences", [self.preferences], FIELDS)
-            self.precomputed.same("eval_preferences", list(self.eval_preferences.values()), FIELDS)
+            given = {"preferences": [self.preferences], "eval_preferences": list(self.eval_preferences.values())}
+            parts = self.run, self.model, self.trunk, self.store
+            self.precomputed = Precomputed(*parts, other, _add_reference, given, FIELDS)
         elif not self.method.reference_free:
             self.add_reference(moving=self.method.sync_ref_model)
         if self.method.sync_ref_model:

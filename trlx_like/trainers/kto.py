@@ -67,9 +67,9 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
         self.precomputed: Precomputed[LabelledExperience] | None = None
         if self.method.precompute_ref_log_probs:
             other = None if self.config.model.ref_model_path is None else self.load_reference
-            self.precomputed = Precomputed(self.run, self.model, self.trunk, self.store, other, _add_reference)
-            self.precomputed.same("samples", [self.dialogues], FIELDS)
-            self.precomputed.same("eval_samples", self.held_out_dialogues, FIELDS)
+            given = {"samples": [self.dialogues], "eval_samples": self.held_out_dialogues}
+            parts = self.run, self.model, self.trunk, self.store
+            self.precomputed = Precomputed(*parts, other, _add_reference, given, FIELDS)
         else:
             self.add_reference()
 

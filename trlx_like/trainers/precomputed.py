@@ -33,6 +33,8 @@ class Precomputed(Generic[E]):
         load: Adds the reference to the policy; None: the policy as it is now is the reference.
         score: Fills in the log-probabilities of a batch, by the function that it gets, from completions [B, R] to their
             log-probabilities under the reference [B, R]. The first completions that it asks for are those of the batch.
+        given: The data by their argument of `train`; a run is not resumed with others.
+        fields: The fields of the data that count.
     """
 
     def __init__(
@@ -43,21 +45,15 @@ class Precomputed(Generic[E]):
         store: RolloutStore[E],
         load: Callable[[], None] | None,
         score: Callable[[E, Callable[[Completion], Tensor]], None],
+        given: Mapping[str, Sequence[FlatRows[Any]]],
+        fields: Sequence[str],
     ) -> None:
         self.run, self.model, self.trunk, self.load, self.score = run, model, trunk, load, score
         self.held_out_store = RolloutStore(store.experience_class)
         run.state.register("store", store, small=False)
         run.state.register("eval_store", self.held_out_store, small=False)
-
-    def same(self, name: str, data: Sequence[FlatRows[Any]], fields: Sequence[str]) -> None:
-        """Refuse to resume with other data.
-
-        Args:
-            name: The argument of `train` that the data come from.
-            data: The data.
-            fields: Their fields that count.
-        """
-        self.run.state.register(name, SameRows(data, fields, name))
+        for name, data in given.items():
+            run.state.register(name, SameRows(data, fields, name))
 
     @torch.no_grad()
     def share(self, elements: Sequence[E]) -> Sequence[E]:

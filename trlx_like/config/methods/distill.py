@@ -37,9 +37,4 @@ class DistillConfig(OnlineTextMethodConfig):
         if config.model.ref_model_path is None:
             words = "is null; name the teacher, a model with the same tokenizer."
             yield at("model.ref_model_path", words)
-        size = config.train.batch_size
-        if self.num_rollouts is not None and self.num_rollouts < size:
-            yield at(
-                "method.num_rollouts",
-                f"{self.num_rollouts} is less than a step's train.batch_size ({size}); use as many or more, or null.",
-            )
+        yield from self.fewer_than_a_step("num_rollouts", config)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
-from trlx_like.config.problems import Accepts, Problem, at
+from trlx_like.config.problems import Accepts, Problem
 from trlx_like.config.resume import Applied, OfRollouts, OfRound
 
 
@@ -64,9 +64,4 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
         return True
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
-        size = config.train.batch_size
-        if self.num_prompts is not None and self.num_prompts < size:
-            yield at(
-                "method.num_prompts",
-                f"{self.num_prompts} is less than a step's train.batch_size ({size}); use at least that many, or null.",
-            )
+        return self.fewer_than_a_step("num_prompts", config)
