@@ -6,15 +6,17 @@ Which of the two a function expects is told from its results: a function of batc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines.lines import JsonLines, compact
 
 BATCH = 1000
 """Rows in a batch for a function of batches."""
 
 
-def formatted(samples: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+def formatted(samples: Sequence[Any], function: Callable[[Any], Any]) -> Sequence[Any]:
     """Make the samples to train on.
 
     Args:
@@ -24,7 +26,7 @@ def formatted(samples: Sequence[Any], function: Callable[[Any], Any]) -> list[An
     Raises:
         DataError: If a function of batches returns another number of texts than there are rows.
     """
-    rows = list(samples)
+    rows = samples if isinstance(samples, JsonLines) else list(samples)
     if not rows:
         return rows
     try:
@@ -35,7 +37,7 @@ def formatted(samples: Sequence[Any], function: Callable[[Any], Any]) -> list[An
             raise
     else:
         if not (isinstance(first, list) and _takes_batches(function, rows[0])):
-            return [first, *map(function, rows[1:])]
+            return compact(chain([first], map(function, islice(rows, 1, None))))
     texts: list[Any] = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trlx_like.errors import DataError
+from trlx_like.pipelines import lines
 from trlx_like.pipelines.formatting import BATCH, formatted
 
 ROWS = [{"q": "abc", "a": "x", "n": 1}, {"q": "de", "a": "yz", "n": 2}]
@@ -36,6 +37,16 @@ def test_by_rows_and_by_batches() -> None:
     assert formatted(ROWS[1:], of_batches) == TEXTS[1:]
     assert formatted(ROWS * BATCH, of_batches) == TEXTS * BATCH  # two batches
     assert formatted([], of_batches) == []
+
+
+@pytest.mark.parametrize("function", [as_dialogue, of_batches])
+def test_many_rows_stay_text(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = formatted(ROWS * 2, function)
+    monkeypatch.setattr(lines, "FEWEST", 3)
+    large = lines.compact(ROWS * 2)
+    made = formatted(large, function)
+    assert isinstance(made, lines.JsonLines) == (function is as_dialogue)  # texts of batches are a list
+    assert list(made) == expected
 
 
 @pytest.mark.parametrize("function", [as_dialogue, as_messages, strict_dialogue])
