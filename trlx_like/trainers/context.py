@@ -107,7 +107,7 @@ class Run:
         """
         seed_everything(self.stream(PROCESS, self.progress.step, self.world.rank) % 2**63)
         if self.world.main:
-            logger.info("The checkpoint was written by another number of processes: dropout draws other numbers.")
+            logger.info("The checkpoint is of another number of processes; dropout, if any, draws other numbers.")
 
     @contextmanager
     def forward(self, phase: str) -> Iterator[None]:
