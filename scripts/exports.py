@@ -2,13 +2,11 @@
 
     .venv/bin/python scripts/exports.py
 
-`trlx_like/__init__.pyi` is written whole, and in `trlx_like/config/__init__.py` the imports of the methods' options. A
-test fails when either is not up to date.
+`trlx_like/__init__.pyi` is written whole. A test fails when it is not up to date.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,6 @@ from trlx_like.algorithms import ALGORITHMS
 
 PACKAGE = Path(trlx_like.__file__).parent
 STUB = PACKAGE / "__init__.pyi"
-CONFIG = PACKAGE / "config" / "__init__.py"
-METHODS = re.compile(r"(from trlx_like\.config\.methods\..*\n)+")
 
 
 def stub() -> Iterator[str]:
@@ -36,22 +32,12 @@ def stub() -> Iterator[str]:
         yield f'def {row.default}() -> TRLConfig:\n    """{row.summary}"""\n'
 
 
-def texts() -> dict[Path, str]:
-    """Return what both files should contain."""
-    rows = sorted(ALGORITHMS, key=lambda row: row.name)
-    methods = "".join(f"from trlx_like.{row.exports[row.method]} import {row.method} as {row.method}\n" for row in rows)
-    return {
-        STUB: "\n".join(stub()).rstrip() + "\n",
-        CONFIG: METHODS.sub(methods, CONFIG.read_text(encoding="utf-8"), count=1),
-    }
-
-
 def main() -> None:
-    """Write the files that are not up to date."""
-    for file, text in texts().items():
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            file.write_text(text, encoding="utf-8")
-            print(f"{file.relative_to(PACKAGE.parent)} is up to date now")
+    """Write the file if it is not up to date."""
+    text = "\n".join(stub())
+    if not STUB.is_file() or STUB.read_text(encoding="utf-8") != text:
+        STUB.write_text(text, encoding="utf-8")
+        print(f"{STUB.relative_to(PACKAGE.parent)} is up to date now")
 
 
 if __name__ == "__main__":
