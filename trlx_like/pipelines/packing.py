@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -25,27 +24,22 @@ class Packing:
 
     Args:
         samples: The samples.
-        row: The number of the row that each piece is in. Pieces of a row keep their order. [K]
-        starts: The place of each piece's first token among the tokens of all samples. [K]
-        lengths: The tokens of each piece. [K]
+        row: The number of the row that each piece is in. Pieces of a row keep their order. [K] int64
+        starts: The place of each piece's first token among the tokens of all samples. [K] int64
+        lengths: The tokens of each piece. [K] int64
 
     Attributes:
-        sizes: The tokens of each row. Rows that have nothing to learn are left out. [N] int64
+        sizes: The tokens of each row. [N] int64
     """
 
-    def __init__(
-        self, samples: FlatRows[Dialogue], row: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
-    ) -> None:
+    def __init__(self, samples: FlatRows[Dialogue], row: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         self._ids = Column.of(samples, "ids")
         self._is_output = torch.from_numpy(samples.values("is_output"))
-        rows, begins, counts = (np.asarray(values, dtype=np.int64) for values in (row, starts, lengths))
-        outputs = _outputs(samples, begins, counts)
-        kept = np.bincount(rows, outputs)[rows] > 0 if len(rows) else rows > 0
-        order = np.argsort(rows[kept], kind="stable")
-        self._starts, self._lengths = (torch.from_numpy(values[kept][order]) for values in (begins, counts))
-        pieces = torch.from_numpy(np.unique(rows[kept], return_counts=True)[1])
+        order = np.argsort(row, kind="stable")
+        self._starts, self._lengths = torch.from_numpy(starts[order]), torch.from_numpy(lengths[order])
+        numbers, pieces = (torch.from_numpy(found) for found in np.unique(row, return_counts=True))
         self._pieces = Column(torch.arange(len(order)), pieces.cumsum(0) - pieces, pieces)
-        self.sizes = torch.from_numpy(np.bincount(rows[kept], counts[kept])[np.unique(rows[kept])].astype(np.int64))
+        self.sizes = torch.from_numpy(np.bincount(row, lengths).astype(np.int64))[numbers]
 
     def taken(self, rows: Tensor) -> dict[str, Column]:
         """Return ids, what is learned, and the number of the piece in its row, of each token in some rows.
@@ -100,13 +94,13 @@ def fit_best(samples: FlatRows[Dialogue], max_length: int) -> Packing:
         if not with_left[room]:
             insort(left, room)
         heappush(with_left[room], into)
-    return Packing(samples, row, starts, lengths)
+    return Packing(samples, np.asarray(row, dtype=np.int64), starts, lengths)
 
 
 def fill_blocks(samples: FlatRows[Dialogue], max_length: int) -> Packing:
     """Put samples into rows in their order, and split those that reach the end of a row.
 
-    At most one token of a row is left free, except in the last row.
+    At most one token of a row is left free, except in the last row. Rows that have nothing to learn are left out.
 
     Args:
         samples: The samples.
@@ -126,11 +120,13 @@ def fill_blocks(samples: FlatRows[Dialogue], max_length: int) -> Packing:
             left -= length
             start += length - 1
         begin += size
-    return Packing(samples, row, starts, lengths)
+    pieces = [np.asarray(values, dtype=np.int64) for values in (row, starts, lengths)]
+    kept = np.bincount(pieces[0], _outputs(samples, *pieces[1:]))[pieces[0]] > 0
+    return Packing(samples, *(values[kept] for values in pieces))
 
 
 def _outputs(samples: FlatRows[Dialogue], starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Count the outputs of pieces after their first token. [K] int64"""
+    """Count the outputs of pieces after their first token. The pieces are in the order of the samples. [K] int64"""
     flags = np.append(samples.values("is_output"), False)
     bounds = np.stack([starts + 1, starts + lengths], axis=1).ravel()
     return np.where(lengths > 1, np.add.reduceat(flags, bounds, dtype=np.int64)[::2], 0)
