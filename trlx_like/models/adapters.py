@@ -158,12 +158,11 @@ def train_adapter(lm: PreTrainedModel) -> None:
 
 
 def _prepare_trained(lm: PreTrainedModel) -> None:
-    """Store the adapter in float32, also beside a model of 16 bits, and log how much is trained."""
+    """Store the adapter in float32, also beside a model of 16 bits."""
     for name, parameter in lm.named_parameters():
         # peft converts what goes in and out of its layers, but not of the copies of whole layers.
         if parameter.requires_grad and "modules_to_save" not in name:
             parameter.data = parameter.data.float()
-    log_trained(lm)
 
 
 def log_trained(lm: nn.Module) -> None:

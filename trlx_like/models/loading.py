@@ -20,7 +20,7 @@ from transformers.activations import NewGELUActivation
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
-from trlx_like.models.adapters import add_adapter, base_of, read_adapter, train_adapter, unwrapped
+from trlx_like.models.adapters import add_adapter, base_of, log_trained, read_adapter, train_adapter, unwrapped
 from trlx_like.models.causality import require_causal
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import (
@@ -72,6 +72,8 @@ def load_trained_model(config: ModelConfig, unread: bool = False) -> PreTrainedM
     elif has_adapter(lm):
         train_adapter(lm)
     require_adapter(lm, has_adapter(lm))
+    if has_adapter(lm):
+        log_trained(lm)
     return lm
 
 

@@ -25,7 +25,7 @@ from transformers import (
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
-from trlx_like.models.adapters import add_adapter, read_adapter
+from trlx_like.models.adapters import add_adapter, log_trained, read_adapter
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import (
     check_formats,
@@ -216,6 +216,7 @@ def add_reward_adapter(lm: PreTrainedModel, given: Any, path: Any) -> None:
     config.task_type = "SEQ_CLS"
     config.modules_to_save = [*(config.modules_to_save or []), "score" if hasattr(lm, "score") else "classifier"]
     add_adapter(lm, config, path if isinstance(path, str) and not is_python_name(path) else None)
+    log_trained(lm)
 
 
 def with_own_pad_token(tokenizer: PreTrainedTokenizerBase, lm: PreTrainedModel) -> PreTrainedTokenizerBase:
