@@ -94,6 +94,7 @@ def test_sft_begins_with_the_dropout_of_the_model(tmp_path: Path) -> None:
     ("changes", "error", "message"),
     [
         ({"method.packing": True}, ConfigError, "method.packing: an encoder-decoder would mix packed samples"),
+        ({"method.eval_packing": "bins"}, ConfigError, "method.eval_packing: an encoder-decoder would mix"),
         ({"samples": [("a", "b", "c", "d")]}, DataError, "samples[0] has 4 turns; model.model_arch_type: seq2seq"),
     ],
 )

@@ -136,6 +136,12 @@ def test_packed_held_out_samples_have_the_loss_of_the_samples(family: str, tmp_p
     assert held_out(packing=True, eval_packing=False) == (expected, counts)
 
 
+@pytest.mark.parametrize("option", ["packing", "eval_packing"])
+def test_a_family_that_would_mix_packed_samples_is_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^method.{option}: BloomForCausalLM would mix the samples of a packed row"):
+        make("SFTTrainer", tmp_path, **{"model.model_path": tiny_lm("bloom"), f"method.{option}": True})
+
+
 def test_packing_measures_all_of_a_long_held_out_sample(tmp_path: Path) -> None:
     """75 letters and EOS, of which a row of 20 keeps 19 without packing."""
     for packing, tokens in ((None, 19), (True, 75)):
