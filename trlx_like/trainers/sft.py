@@ -96,10 +96,10 @@ class SFTTrainer(TextTrainer[SFTExperience]):
     def read_data(self) -> None:
         packing = self.method.held_out_packing
         self.dialogues = self._encoded(self.data["samples"], "samples", self.method.packing)
-        self.held_out = {
-            name: self._in_rows(self._encoded(rows, place, packing), packing)
-            for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples")
-        }
+        self.held_out: dict[str, Sequence[SFTExperience]] = {}
+        for name, place, samples in named_sets(self.data.get("eval_samples"), "eval_samples"):
+            rows = self._in_rows(self._encoded(samples, place, packing), packing)
+            self.held_out[name] = rows.taken(torch.arange(len(rows)))  # made once, as each evaluation reads all of them
 
     def make_experience(self) -> Metrics:
         dialogues = self.dialogues
@@ -140,7 +140,9 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             samples, self.tokenizer, longest, seq2seq=self.seq2seq, template=self.chat_options, name=name
         )
 
-    def _in_rows(self, dialogues: FlatRows[Dialogue], packing: PackingOption) -> Sequence[SFTExperience]:
+    def _in_rows(
+        self, dialogues: FlatRows[Dialogue], packing: PackingOption
+    ) -> ColumnRows[SFTExperience] | MadeRows[SFTExperience]:
         """Return the element of each sample, or of each row of `train.seq_length` tokens into which they are packed."""
         if packing:
             fill = fill_blocks if packing == "blocks" else fit_best
