@@ -1,6 +1,6 @@
 """Rows of large data, which stay in memory as JSON text and are decoded when they are read.
 
-Decoded rows take three times the memory. Left out on purpose: mapping a file to memory. A file that somebody writes
+Decoded rows take two to four times the memory. Left out on purpose: mapping a file to memory. A file that somebody writes
 anew would change the rows of a run, or end it.
 """
 
