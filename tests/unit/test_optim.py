@@ -86,6 +86,12 @@ def test_names_and_defaults(name: str, kind: type) -> None:
 )
 def test_a_learning_rate_from_the_number_of_weights(weights: int, rate: float) -> None:
     assert learning_rate_for(weights) == pytest.approx(rate)
+    assert learning_rate_for(weights, adapter=True) == pytest.approx(min(10 * 24 / max(weights, 1) ** 0.75, 3e-3))
+
+
+def test_an_adapter_learns_ten_times_as_fast() -> None:
+    """A LoRA on 7B weights: .00001; it is above the least rate, which the tenth of it is not."""
+    assert learning_rate_for(7 * 10**9, adapter=True) == pytest.approx(9.92e-6, rel=1e-3)
 
 
 def test_the_learning_rate_auto_counts_what_is_trained() -> None:
@@ -93,18 +99,17 @@ def test_the_learning_rate_auto_counts_what_is_trained() -> None:
     given = nn.Parameter(torch.zeros(1000, 1000))
     group = make_optimizer([given], config).param_groups[0]
     assert group["lr"] == pytest.approx(7.59e-4, rel=1e-3) and group["eps"] == 1e-5
-    assert make_optimizer([parameter()], config, weights=10**8).param_groups[0]["lr"] == pytest.approx(2.4e-5)
+    assert make_optimizer([parameter()], config, rate=0.25).param_groups[0]["lr"] == 0.25
     assert config.kwargs["lr"] == "auto"
 
 
 @pytest.mark.parametrize("changes", [{}, {"model.num_layers_unfrozen": 1}, {"model.peft_config": LORA}])
-def test_the_learning_rate_auto_goes_by_the_whole_model_or_its_adapter(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_the_learning_rate_auto_goes_by_the_whole_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    """It gives an adapter of any rank ten times as much, see `learning_rate_for`."""
     trainer = make("PPOTrainer", tmp_path, **{"optimizer.kwargs": {"lr": "auto"}, **changes})
-    lm = trainer.model.lm
-    own = [
-        parameter for name, parameter in lm.named_parameters() if "lora" in name or "model.peft_config" not in changes
-    ]
-    assert weights_for_rate(trainer.model) == sum(parameter.numel() for parameter in own) > 100
+    own = [parameter for name, parameter in trainer.model.lm.named_parameters() if "lora" not in name]
+    weights = sum(parameter.numel() for parameter in own)
+    assert weights_for_rate(trainer.model) == (weights, "model.peft_config" in changes) and weights > 100
     assert trainer.optimisation.optimizer.param_groups[0]["lr"] == 3e-3  # so few weights
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from trlx_like.models.formats import forget_quantization, is_quantized, plain_layer
@@ -20,15 +21,18 @@ def has_adapter(lm: nn.Module) -> bool:
     return bool(getattr(lm, "_hf_peft_config_loaded", False))
 
 
-def weights_for_rate(model: nn.Module) -> int:
-    """Count the weights that the learning rate "auto" goes by.
+def weights_for_rate(model: nn.Module) -> tuple[int, bool]:
+    """Return what the learning rate "auto" goes by, see `optim.learning_rate_for`.
 
-    These are all weights of a policy's language model, frozen or not, without heads; with an adapter only those that
-    are trained. In other models they are the trained weights.
+    Returns:
+        Number of weights of a policy's language model, frozen or not, without heads and adapter; of another model, that
+        of the trained weights. And whether an adapter of the language model is trained.
     """
-    lm: nn.Module = getattr(model, "lm", model)
-    whole = lm is not model and not has_adapter(lm)
-    return sum(weight.numel() for weight in lm.parameters() if whole or weight.requires_grad)
+    lm: PreTrainedModel | None = getattr(model, "lm", None)
+    if lm is None:
+        return sum(weight.numel() for weight in model.parameters() if weight.requires_grad), False
+    adapter = has_adapter(lm)  # it alone is trained then
+    return lm.num_parameters() - adapter * lm.num_parameters(only_trainable=True), adapter  # which know 4-bit weights
 
 
 def merged(lm: Model) -> Model:

@@ -1,7 +1,7 @@
 """Rows of large data, which stay in memory as JSON text and are decoded when they are read.
 
-Decoded rows take two to four times the memory. Left out on purpose: mapping a file to memory. A file that somebody writes
-anew would change the rows of a run, or end it.
+Decoded rows take two to four times the memory. Left out on purpose: mapping a file to memory. A file that somebody
+writes anew would change the rows of a run, or end it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from trlx_like.data import Experience, RolloutStore
 from trlx_like.errors import DivergenceError, NonFiniteError, RewardError, SamplerError, TrlxError
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.models.merging import weights_for_rate
+from trlx_like.optim import learning_rate_for
 from trlx_like.samplers.agreement import Agreement
 from trlx_like.trainers.best import ended_by, exhausted, note_best
 from trlx_like.trainers.callbacks import Callback, call, checked
@@ -335,10 +336,10 @@ class BaseRLTrainer(Verbs[E]):
 
     def _prepare(self) -> None:
         """Bring the model to the device, make the optimiser, and register what checkpoints hold."""
-        weights = weights_for_rate(self.model)  # before they are divided
+        rate = learning_rate_for(*weights_for_rate(self.model))  # before they are divided
         self.run.backend.prepare(self.model, getattr(self.model, "reference_modules", list)())
         self.state.register("model", self.run.backend.stateful(self.model), small=False)
-        self.optimisation = Optimisation(self.run, self.model, self.scoring.tokenizer, self.statistics, weights)
+        self.optimisation = Optimisation(self.run, self.model, self.scoring.tokenizer, self.statistics, rate)
         self.divergence_watch = DivergenceWatch(self.run, self.optimisation)
         self.state.register("progress", self.progress)
         self.state.register("rng", RngState(), local=True, renew=self.run.reseed)

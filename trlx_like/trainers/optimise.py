@@ -146,7 +146,7 @@ class Optimisation:
         model: The network. Its parameters with `requires_grad` are trained.
         tokenizer: Decodes samples for the record of steps that are not finite; None for samples without token ids.
         statistics: Computes what the loss has to know of the whole batch, see `Verbs.statistics`; None: nothing.
-        weights: Number of weights that the learning rate "auto" goes by; None: the trained ones of this process.
+        rate: The learning rate that "auto" stands for; None: that of a model of this process's trained weights.
 
     Raises:
         ConfigError: If no parameter is trainable, or a trained one has only 16 bits.
@@ -158,7 +158,7 @@ class Optimisation:
         model: nn.Module,
         tokenizer: Any = None,
         statistics: Callable[[Any], Mapping[str, Tensor | Term]] | None = None,
-        weights: int | None = None,
+        rate: float | None = None,
     ) -> None:
         train = run.config.train
         self.run, self.model, self.statistics = run, model, statistics
@@ -169,7 +169,7 @@ class Optimisation:
             raise ConfigError(refused_half(str(half).removeprefix("torch.")))
         section = run.config.optimizer
         if isinstance(section.name, str):
-            made = make_optimizer(trained, section, norms_and_biases(model), weights)
+            made = make_optimizer(trained, section, norms_and_biases(model), rate)
         else:
             made = adopted(section.name, model, run.config.model.model_path)
         self.optimizer = run.accelerator.prepare_optimizer(made)
