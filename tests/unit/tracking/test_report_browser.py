@@ -114,6 +114,8 @@ def test_a_browser_draws_a_sweep(tab: Tab, tmp_path: Path) -> None:
     tab.open(write_comparison([run], tmp_path / "page.html", "sweep", name=HOSTILE[2], sweep=sweep))
     lines = tab.run("return all('.coordinates path').map((line) => [line.getAttribute('class'), line.textContent])")
     assert lines == [["early", "trial 2: 0.5"], ["best", "trial 1: 2"]]  # a failed trial has no score to draw
+    titles = tab.run("return all('.coordinates text:not(.value)').map((title) => title.textContent)")
+    assert titles == ["lr", "reward"]  # an option that is the same in all trials has no axis
     cells = tab.run("return all('#sweep .compared tr').map((row) => all('td', row).map((cell) => cell.textContent))")
     value = json.dumps(HOSTILE[0])
     assert cells[1:] == [

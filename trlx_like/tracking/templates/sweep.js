@@ -7,12 +7,14 @@ function showSweep() {
   byId("sweep").append(...cards, trialTable(sweep), el("p", "note", `Below: the curves of the ${sweep.drawn} best trials.`));
 }
 
-// Parallel coordinates: an axis for each option and one for the score; the better a trial, the fuller its line.
+// Parallel coordinates: an axis for each option that differs and one for the score; the better a trial, the fuller its
+// line. Long names of options would overlap in one row.
 function coordinates(sweep) {
-  const width = 1000, height = 300, top = 40, bottom = 270;
+  const width = 1000, height = 310, top = 50, bottom = 280;
   const shown = sweep.trials.filter((trial) => trial.value !== null).reverse();
-  const names = [...sweep.options, sweep.metric];
   const cell = (trial, name) => (name === sweep.metric ? trial.value : trial.point[name]);
+  const differs = (name) => new Set(shown.map((trial) => JSON.stringify(cell(trial, name)))).size > 1;
+  const names = [...sweep.options.filter(differs), sweep.metric];
   const axes = names.map((name) => axis(shown.map((trial) => cell(trial, name)), sweep.log.includes(name), bottom, top));
   const x = (place) => 90 + ((width - 180) * place) / Math.max(1, names.length - 1);
   const picture = svg("svg", { class: "coordinates", viewBox: `0 0 ${width} ${height}`, role: "img" });
@@ -24,7 +26,7 @@ function coordinates(sweep) {
     picture.append(line);
   });
   names.forEach((name, at) => {
-    picture.append(svg("line", { x1: x(at), x2: x(at), y1: top, y2: bottom }), svg("text", { x: x(at), y: 16 }, name));
+    picture.append(svg("line", { x1: x(at), x2: x(at), y1: top, y2: bottom }), svg("text", { x: x(at), y: at % 2 ? 30 : 14 }, name));
     const marks = axes[at].marks.filter(([mark], n, all) => all.findIndex(([other]) => Math.abs(other - mark) < 12) === n);
     for (const [mark, label] of marks) picture.append(svg("text", { class: "value", x: x(at) - 34, y: mark + 4 }, label));
   });
