@@ -205,7 +205,7 @@ def _sampling_logits(logits: Tensor, previous: Tensor | None, spans: Tensor | No
     return logits
 
 
-def _score_logits(logits: Tensor, ids: Tensor, entropy: bool = False, statistics: bool = False) -> _RowScores:
+def _score_logits(logits: Tensor, ids: Tensor, entropy: bool, statistics: bool) -> _RowScores:
     """Compute log-probabilities of `ids` and, on request, entropies and statistics, from logits [*, V]."""
     logprobs = torch.log_softmax(logits, dim=-1)  # [*, V]
     taken = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)

@@ -17,8 +17,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.unit.functional import reference_numpy as reference
 from tests.unit.functional.properties import QUICK
+from trlx_like.functional.choices import Choices, encode
 from trlx_like.functional.kl import full_kl
-from trlx_like.functional.logprobs import _score_logits, divergence_from_hidden, score_tokens
+from trlx_like.functional.logprobs import (
+    CHUNK_ELEMENTS,
+    _score_logits,
+    by_chunks,
+    divergence_from_hidden,
+    score_tokens,
+)
 from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import clipped_surrogate
 
@@ -100,6 +107,17 @@ def test_statistics_of_allowed_tokens_golden() -> None:
     assert got.is_likeliest.tolist() == [True]
 
 
+def test_statistics_are_of_each_row() -> None:
+    """Of three rows one has a forbidden token, and in one all are equally likely."""
+    rows = torch.tensor([[1.0, 2.0, 5.0], [1.0, 1.0, 1.0], [1.0, 2.0, 5.0]]).log()
+    allowed, previous = torch.tensor([[False, True, True], [True, True, True], [True] * 3]), torch.tensor([0, 1, 2])
+    ids = torch.tensor([2, 0, 1])
+    got = score_tokens(rows, ids, identity, statistics=True, allowed=allowed, previous=previous).statistics
+    assert got is not None
+    torch.testing.assert_close(got.mean_logit, torch.tensor([math.log(10) / 2, 0.0, math.log(10) / 3]))
+    assert got.is_likeliest.tolist() == [True, True, False]
+
+
 def test_scores_of_logits_of_more_dimensions_are_those_of_their_rows() -> None:
     """[B, R, V], as a whole batch is scored; two of the tokens are forbidden."""
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
@@ -119,6 +137,24 @@ def test_temperature_golden() -> None:
     # T = 1/2 squares the weights: 1, 4, 25 of 30. ln(4/30) = -2.0149030.
     scores = score_tokens(GOLDEN, torch.tensor([1]), identity, temperature=0.5)
     torch.testing.assert_close(scores.logprobs, torch.tensor([-2.0149030]))
+    # T = 2 takes roots: 1, 2, 3 of 6.
+    scores = score_tokens(torch.tensor([[1.0, 4.0, 9.0]]).log(), torch.tensor([1]), identity, temperature=2.0)
+    torch.testing.assert_close(scores.logprobs, torch.tensor([1 / 3]).log())
+
+
+def test_tokens_outside_the_set_that_was_drawn_from_are_forbidden() -> None:
+    """Of 40 tokens with the weights 1, 2, 5, 1, ... sets of one (a list of ids) and of three (a mask)."""
+    weights = torch.ones(40)
+    weights[1:3] = torch.tensor([2.0, 5.0])
+    possible = torch.zeros(3, 40, dtype=torch.bool)
+    possible[0, 2] = possible[1, :3] = possible[2, 1:3] = True
+    words, sizes = encode(possible)
+    spans = torch.stack([sizes.cumsum(0) - sizes, sizes], dim=1)
+    ids = torch.tensor([2, 2, 1])
+    scores = score_tokens(weights.log().repeat(3, 1), ids, identity, choices=Choices(words, spans), entropy=True)
+    torch.testing.assert_close(scores.logprobs, torch.tensor([1.0, 5 / 8, 2 / 7]).log())
+    assert scores.entropy is not None
+    torch.testing.assert_close(scores.entropy, torch.tensor([0.0, 0.9002561, 0.5982696]))
 
 
 def test_allowed_golden() -> None:
@@ -369,6 +405,35 @@ def test_full_kl_of_the_policy_to_itself_is_exactly_zero() -> None:
     hidden, weight = problem.hidden.float(), problem.weight.float()
     kl = divergence_from_hidden(hidden, hidden, lambda h: h @ weight.T, lambda h: h @ weight.T, temperature=0.7)
     assert kl.tolist() == [0.0] * 5
+
+
+def test_chunks_have_as_many_rows_as_asked_for() -> None:
+    assert CHUNK_ELEMENTS * 4 == 64 * 2**20  # bytes in float32
+    seen = []
+
+    def head(hidden: Tensor) -> Tensor:
+        seen.append(len(hidden))
+        return hidden
+
+    with torch.no_grad():
+        divergence_from_hidden(GOLDEN.repeat(4, 1), GOLDEN.repeat(4, 1), head, identity, chunk_elements=4 * 3)
+    assert seen == [0, 2, 2]  # none to count the vocabulary; then both sides together are as many as asked for
+    assert by_chunks(lambda a, b: len(b), [None, torch.zeros(3)], 1, 2) == [2, 1]
+    assert by_chunks(len, [torch.zeros(1)], 1, 1) == [1]
+    assert by_chunks(len, [torch.zeros(0)], 1, 1) == [0]
+
+
+@pytest.mark.parametrize(("again", "calls"), [({}, 4), ({"again": True}, 4), ({"again": False}, 2)])
+def test_chunks_are_computed_again_in_the_backward_pass(again: dict[str, bool], calls: int) -> None:
+    seen = []
+
+    def square(rows: Tensor) -> Tensor:
+        seen.append(len(rows))
+        return rows.square().sum()
+
+    rows = torch.ones(2, requires_grad=True)
+    torch.stack(by_chunks(square, [rows], 1, 1, **again)).sum().backward()
+    assert len(seen) == calls and rows.grad is not None and rows.grad.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("chunk", [2 * VOCABULARY, 5 * VOCABULARY - 1, 1])
