@@ -201,6 +201,57 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
     assert line.optimisation.measure([], line.loss, line.units) == {}
 
 
+def test_a_loss_gets_the_statistics_of_the_whole_batch(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.optimisation.statistics = lambda part: {"level": line.values(part).sum()}
+    seen: list[float] = []
+
+    def loss(batch: Points, *, level: float) -> LossOutput:
+        seen.append(level)
+        return line.loss(batch)
+
+    line.optimisation.step(PARTS, loss, line.units, lambda metrics: True)
+    assert line.weights == pytest.approx(AFTER)
+    line.optimisation.measure(PARTS, loss, line.units)
+    # Afterwards the values are 1/6, -4 and -22/3.
+    assert seen == pytest.approx([-1 / 3, -1 / 3, -67 / 18, -67 / 18])
+
+
+def test_a_micro_batch_that_counts_nothing_adds_a_gradient_of_zero(tmp_path: Path) -> None:
+    """Even where its loss is 0 itself."""
+    line = Line(tmp_path)
+    line.optimisation._take_part(points((1, 1)), line.loss, Totals({"units": 3.0}, "units", stop=0, parts=[1]))
+    assert line.model.weight.grad.tolist() == [[0, 0]]
+
+
+def test_a_probe_runs_both_passes_and_leaves_nothing(tmp_path: Path) -> None:
+    line, gradients = Line(tmp_path), []
+    line.model.eval()
+    line.model.weight.register_hook(lambda gradient: gradients.append(gradient.tolist()))
+
+    def loss(batch: Points) -> LossOutput:
+        total = line.values(batch).sum()
+        return LossOutput({"first": (total, "rows"), "second": (total, "pairs")})
+
+    line.optimisation.probe(PARTS[1], loss)
+    assert line.training == [True] and gradients == [[[2 * 4, 2 * 6]]]
+    assert line.model.weight.grad is None and line.weights == [1, -1] and line.run.progress.step == 0
+
+
+def test_extremes_are_those_of_all_processes(tmp_path: Path) -> None:
+    class Two:
+        """Another process has found -5 for both."""
+
+        def exchange(self, own: dict[tuple[str, str], float]) -> list[dict[tuple[str, str], float]]:
+            return [own, {("low", "min"): -5.0, ("high", "max"): -5.0}]
+
+    line, exchanged = Line(tmp_path), Two()
+    sums = MetricSums(exchanged)  # type: ignore[arg-type]
+    sums.add(line.loss(PARTS[1]), "units")
+    metrics, _ = sums.means(line.run, Totals({"units": 2.0}, "units", stop=0, parts=[1, 1]))
+    assert (metrics["low"], metrics["high"]) == (-5, 0)
+
+
 def test_sums_are_added_in_float64(tmp_path: Path) -> None:
     """2**24 + 1 is no number of float32."""
     line = Line(tmp_path)
