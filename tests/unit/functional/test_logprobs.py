@@ -118,10 +118,11 @@ def test_statistics_are_of_each_row() -> None:
     assert got.is_likeliest.tolist() == [True, True, False]
 
 
-def test_scores_of_logits_of_more_dimensions_are_those_of_their_rows() -> None:
-    """[B, R, V], as a whole batch is scored; two of the tokens are forbidden."""
+@pytest.mark.parametrize("forbidden", [-torch.inf, 0.0])
+def test_scores_of_logits_of_more_dimensions_are_those_of_their_rows(forbidden: float) -> None:
+    """[B, R, V], as a whole batch is scored, where two of the tokens are forbidden and where none is."""
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    logits[0, 1, 2] = logits[1, 0, 4] = -torch.inf
+    logits[0, 1, 2] = logits[1, 0, 4] = forbidden
     ids = torch.tensor([[0, 1, 2], [3, 4, 0]])
     logprobs, entropy, seen = _score_logits(logits, ids, entropy=True, statistics=True)
     row_logprobs, row_entropy, row_seen = _score_logits(logits.view(6, 5), ids.view(6), entropy=True, statistics=True)

@@ -224,6 +224,26 @@ def test_a_micro_batch_that_counts_nothing_adds_a_gradient_of_zero(tmp_path: Pat
     assert line.model.weight.grad.tolist() == [[0, 0]]
 
 
+def test_a_step_runs_micro_batches_that_count_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They draw their own random numbers, those that count draw from the process's."""
+    line = Line(tmp_path)
+    given = [(PARTS[0], 1.0), (PARTS[1], 1.0), (points((9, 9)), 0.0)]
+    monkeypatch.setattr(line.run.backend, "microbatches", lambda parts, counts: given)
+    drawn: list[float] = []
+
+    def level(part: Points) -> dict[str, Tensor]:
+        drawn.append(torch.rand(()).item())
+        return {"level": part.x.sum()}
+
+    line.optimisation.statistics = level
+    torch.manual_seed(0)
+    wanted = torch.rand(2).tolist()
+    torch.manual_seed(0)
+    line.optimisation.step(PARTS, lambda part, level: line.loss(part), line.units, lambda metrics: True)
+    assert line.weights == pytest.approx(AFTER) and len(line.training) == 3
+    assert drawn[:2] == wanted and drawn[2] not in wanted
+
+
 def test_a_probe_runs_both_passes_and_leaves_nothing(tmp_path: Path) -> None:
     line, gradients = Line(tmp_path), []
     line.model.eval()
