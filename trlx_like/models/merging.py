@@ -25,14 +25,15 @@ def weights_for_rate(model: nn.Module) -> tuple[int, bool]:
     """Return what the learning rate "auto" goes by, see `optim.learning_rate_for`.
 
     Returns:
-        Number of weights of a policy's language model, frozen or not, without heads and adapter; of another model, that
-        of the trained weights. And whether an adapter of the language model is trained.
+        The number of weights, and whether an adapter is trained. Of a policy, all weights of the language model count,
+        frozen or not, but those of heads and of the adapter; of another model, the trained weights.
     """
     lm: PreTrainedModel | None = getattr(model, "lm", None)
     if lm is None:
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad), False
     adapter = has_adapter(lm)  # it alone is trained then
-    return lm.num_parameters() - adapter * lm.num_parameters(only_trainable=True), adapter  # which know 4-bit weights
+    # transformers counts a packed byte of 4-bit weights as two.
+    return lm.num_parameters() - adapter * lm.num_parameters(only_trainable=True), adapter
 
 
 def merged(lm: Model) -> Model:
