@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trlx_like.data import Experience, RolloutStore, padded
-from trlx_like.data.columns import Column, ColumnRows, packed
+from trlx_like.data.columns import Column, ColumnRows, MadeRows, packed
 from trlx_like.data.flat import Flat, FlatRows
 
 
@@ -103,6 +103,16 @@ def test_what_a_row_has_not_is_that_of_another_column() -> None:
 def test_one_element_alone() -> None:
     (row,) = ColumnRows.unpacked(Trace, packed(Trace, [element := trace(2, 3)]))
     assert_equal(row, element)
+
+
+def test_elements_that_are_made_when_they_are_read() -> None:
+    whole = ColumnRows.unpacked(Trace, packed(Trace, [trace(*sizes) for sizes in ((2, 3), (1, 0), (4, 1))]))
+    made = MadeRows(whole.taken, torch.from_numpy(whole.sizes()))
+    assert len(made) == 3 and made.sizes().tolist() == [5, 1, 5]
+    for number in (0, 2, -1):
+        assert_equal(made[number], whole[number])
+    assert_equal(made.taken([2, 0]).batch(), whole.taken([2, 0]).batch())
+    assert packed(Trace, made)["count"] == 3
 
 
 def test_sizes_leave_out_tokens_that_are_not_padded() -> None:

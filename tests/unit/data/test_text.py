@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from trlx_like.data import Completion, padded_right
@@ -63,6 +65,30 @@ def test_previous_tokens_golden() -> None:
     assert completions().previous(start=9).tolist() == [[9, 7, 0], [9, 1, 2]]
     batch = Completion(*(torch.tensor([ids]) for ids in ([1, 2, 3], [True] * 3, [4, 5], [True] * 2)))
     assert (batch.previous().tolist(), batch.previous(start=9).tolist()) == ([[3, 4]], [[9, 4]])
+
+
+def test_kept_states_and_sets_of_tokens_are_padded_beside_their_tokens() -> None:
+    """States of width 2 lie left and right as prompts and responses do; sets go by words, not by tokens."""
+    batch = completions()
+    assert batch.trunk is None
+    batch.keep(torch.arange(1.0, 21).reshape(2, 5, 2) * torch.cat([batch.prompt_mask, batch.mask], dim=1)[..., None])
+    assert batch.prompt_trunk is not None and batch.response_trunk is not None and batch.trunk is not None
+    assert batch.prompt_trunk.tolist() == [[[1, 2], [3, 4]], [[0, 0], [13, 14]]]
+    assert batch.response_trunk.tolist() == [[[5, 6], [0, 0], [0, 0]], [[15, 16], [17, 18], [19, 20]]]
+    assert batch.trunk.tolist() == torch.cat([batch.prompt_trunk, batch.response_trunk], dim=1).tolist()
+    assert replace(batch, response_trunk=None).trunk is None and replace(batch, prompt_trunk=None).trunk is None
+
+    batch.choices, batch.choice_sizes = torch.tensor([[8, 9, 0], [1, 2, 3]]), torch.tensor([[2, 0, 0], [1, 1, 1]])
+    rows = batch.split()
+
+    def of(name: str) -> list[list[object]]:
+        return [getattr(row, name).tolist() for row in rows]
+
+    assert (of("choices"), of("choice_sizes")) == ([[8, 9], [1, 2, 3]], [[2], [1, 1, 1]])
+    assert of("prompt_trunk") == [[[1, 2], [3, 4]], [[13, 14]]]
+    assert [len(states) for states in of("response_trunk")] == [1, 3]
+    again = Completion.collate(rows).trunk
+    assert again is not None and torch.equal(again, batch.trunk)
 
 
 def test_an_engine_need_not_report_log_probabilities() -> None:

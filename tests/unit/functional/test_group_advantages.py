@@ -50,6 +50,7 @@ def test_scaled_golden() -> None:
 
 def test_leave_one_out_golden() -> None:
     assert ga.leave_one_out(SCORES, MASK).tolist() == [[-3, -1.5, 4.5], [0, 0, 0]]
+    assert ga.leave_one_out(torch.tensor([[1.0, 4.0]]), torch.ones(1, 2).bool()).tolist() == [[-3, 3]]
 
 
 def test_ties_golden() -> None:

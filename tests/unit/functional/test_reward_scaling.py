@@ -45,6 +45,14 @@ def test_the_running_mean_comes_off_the_last_token() -> None:
     assert got[0, 2] == got[1, 1] == got[1, 2] == 0
 
 
+def test_the_running_mean_is_that_of_all_rounds() -> None:
+    """Two scores of mean 3, then two of mean 9: the mean is 6, the squared distances are 8 + 8 + 4 * 9 = 52."""
+    made = scaling("running", center=True)
+    made(SCORES, MASK, **FIRST)
+    got = made(SCORES, MASK, **{**FIRST, "mean": 9.0}) * math.sqrt(52 / 3)
+    torch.testing.assert_close(got[MASK], torch.tensor([0.0, 0.0, -2.0, 0.0, 2.0, 2.0]))
+
+
 def test_the_given_reference_stays() -> None:
     """(score - 2) / 4 in every round, whatever its own statistics are."""
     made = scaling("ref", center=True, mean=2.0, std=4.0)

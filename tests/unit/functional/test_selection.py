@@ -36,6 +36,8 @@ def test_thresholds_golden() -> None:
 
 def test_scores_of_any_format_have_thresholds_in_float64() -> None:
     assert score_thresholds([torch.tensor([0.0, 1.0]), torch.tensor([3, 5])], 0.5).dtype == torch.float64
+    for dtype in (torch.float32, torch.int64):  # the least number above 0 is that of float64
+        assert score_thresholds([torch.tensor([0, 0, 0, 1], dtype=dtype)], 0.5).tolist() == [math.ulp(0)]
 
 
 def test_right_or_wrong() -> None:
