@@ -16,7 +16,7 @@ from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.callbacks import Callback
 
 TRAINERS = {"ppo": "PPO", "grpo": "GRPO", "rloo": "RLOO", "online_dpo": "OnlineDPO"}
-TRAINERS |= {"dpo": "DPO", "sft": "SFT", "reward": "Reward"}
+TRAINERS |= {"dpo": "DPO", "sft": "SFT", "reward": "Reward", "ddpo": "DDPO"}
 
 
 class Boundary(Callback):
@@ -38,6 +38,11 @@ def score(outputs: Sequence[str]) -> list[float]:
     return reward(outputs)
 
 
+def brightness(images: Any) -> list[float]:
+    means: list[float] = images.float().mean(dim=(1, 2, 3)).tolist()
+    return means
+
+
 def config(task: dict[str, Any]) -> TRLConfig:
     """Make the configuration of a task; what it leaves out has the defaults of this project."""
     sampled = {"gen_kwargs": {"max_new_tokens": task["response"], "temperature": 1.0}}
@@ -53,19 +58,29 @@ def config(task: dict[str, Any]) -> TRLConfig:
         "dpo": {"gen_kwargs": {"max_new_tokens": 1}, "precompute_ref_log_probs": False},
         "sft": {"gen_kwargs": {"max_new_tokens": 1}},
         "reward": {},
+        "ddpo": {
+            "num_inference_steps": task.get("denoising_steps"),
+            "num_samples": rollouts,
+            "chunk_size": rollouts,
+            "image_type": "tensor",
+            "advantages": "round",
+        },
     }
+    model, read = {"model_arch_type": "diffusion"}, dict[str, Any]()
+    if task["work"] != "ddpo":
+        model, read = {"num_layers_unfrozen": task["unfrozen"]}, {"seq_length": task["prompt"] + task["response"]}
     prefix = TRAINERS[task["work"]]
     return TRLConfig.from_dict(
         {
-            "model": {"model_path": task["model"], "num_layers_unfrozen": task["unfrozen"]},
-            "tokenizer": {"tokenizer_path": task["model"]},
+            "model": {"model_path": task["model"], **model},
+            "tokenizer": {"tokenizer_path": task["model"]} if read else {},
             "optimizer": {"name": "adamw", "kwargs": {"lr": task["lr"]}},
             "method": {"name": f"{prefix}Config", **methods[task["work"]]},
             "train": {
                 "trainer": f"{prefix}Trainer",
                 "total_steps": steps,
                 "epochs": steps,
-                "seq_length": task["prompt"] + task["response"],
+                **read,
                 "batch_size": task["batch"],
                 "eval_interval": steps + 1,
                 "checkpoint_interval": steps + 1,
@@ -99,7 +114,8 @@ def main() -> None:
     if task["work"] == "sft":
         data = {"samples": [(prompt, chosen) for prompt, chosen, _ in task["pairs"]]}
     elif task["prompts"]:
-        data = {"prompts": task["prompts"], "eval_prompts": task["prompts"][:1], "reward_fn": score}
+        data = {"prompts": task["prompts"], "eval_prompts": task["prompts"][:1]}
+        data["reward_fn"] = brightness if task["work"] == "ddpo" else score
     trlx_like.train(config(task), callbacks=[Boundary(laps)], **data)
 
 

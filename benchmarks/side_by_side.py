@@ -5,10 +5,11 @@
     python -m benchmarks.side_by_side ppo --size 124M --unfrozen 2 --laps 3
 
 Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
-that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo), some optimizer steps (dpo,
-sft, reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not timed,
-each side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights, the
-reward costs nothing. `--write` puts the result into docs/speed.md.
+that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo, ddpo), some optimizer steps
+(dpo, sft, reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not
+timed, each side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights,
+or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
+docs/speed.md.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.ddpo import PROMPTS, pipeline
 from benchmarks.peers.__main__ import interpreter
 from benchmarks.peers.laps import COUNTED, WARM_UP
 from benchmarks.ppo import tokenizer
@@ -46,6 +48,7 @@ SIZES = {
 }
 PEERS = {
     "ppo": ("TRL 0.11.4", "trl_0_11"),
+    "ddpo": ("TRL 0.23.1", "trl_0_23"),
     **dict.fromkeys(("grpo", "rloo", "online_dpo", "dpo", "sft", "reward"), ("TRL 1.16.0", "trl_1_16")),
     "decode": (f"transformers {transformers.__version__}", "transformers_generate"),
 }
@@ -70,7 +73,10 @@ SHAPES: dict[str, dict[str, dict[str, int]]] = {
         work: {"1.8M": {"response": 30, "batch": 8, "steps": 8}, "124M": {"response": 30, "batch": 4, "steps": 2}}
         for work in ("dpo", "sft", "reward")
     },
+    "ddpo": {"1.0M": {"prompts_a_lap": 8, "denoising_steps": 10, "response": 0, "batch": 8, "steps": 1}},
 }
+WIDTHS = (32, 64)
+"""Of the UNet of DDPO."""
 PROMPT = 16
 # Of decoding: prompts, responses to each, tokens of a prompt and of a response, whether lengths vary, batch size.
 CASES: dict[str, list[tuple[str, int, int, int, int, bool, int]]] = {
@@ -95,8 +101,11 @@ def texts(rng: random.Random, count: int, words: int, vocabulary: int) -> list[s
 
 def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
-    rng, words = random.Random(0), SIZES[size]["vocabulary"]
-    made: dict[str, Any] = {"work": work, "layers": SIZES[size]["layers"], "unfrozen": unfrozen, "laps": laps}
+    made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "laps": laps}
+    made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": PROMPTS, "pairs": []}
+    if work == "ddpo":
+        return made | SHAPES[work][size]
+    rng, words, made["layers"] = random.Random(0), SIZES[size]["vocabulary"], SIZES[size]["layers"]
     if work == "decode":
         # A sixteenth of the words end a response whose length is to vary, so that the mean is 16.
         ends = list(range(0, words, 16))
@@ -113,7 +122,7 @@ def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
             for name, count, group, before, longest, vary, at_once in CASES[size]
         ]
         return made
-    made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": [], "pairs": []}
+    made["prompts"] = []
     made |= SHAPES[work][size]
     if made["prompts_a_lap"]:
         made["prompts"] = texts(rng, max(64, made["prompts_a_lap"] * laps), PROMPT, words)
@@ -128,7 +137,14 @@ def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
 
 
 def save_model(size: str, folder: Path) -> None:
-    """Write a GPT-2 with random weights and without dropout, and its tokenizer."""
+    """Write a GPT-2 with random weights and without dropout, and its tokenizer, or a Stable Diffusion."""
+    if size not in SIZES:
+        made = pipeline(WIDTHS)
+        made.save_pretrained(folder)
+        # The files that earlier versions of transformers read.
+        (folder / "tokenizer" / "vocab.json").write_text(json.dumps(made.tokenizer.get_vocab()), encoding="utf-8")
+        (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+        return
     torch.manual_seed(0)
     sizes, eos = SIZES[size], SIZES[size]["vocabulary"] - 1
     names = {
@@ -342,12 +358,16 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=PEERS)
-    parser.add_argument("--size", choices=SIZES, default="1.8M", help="weights of the model (default 1.8M)")
+    parser.add_argument("--size", help="weights of the model: 1.8M (default) or 124M; 1.0M for ddpo")
     parser.add_argument("--unfrozen", type=int, default=-1, help="top blocks that are trained; -1: all (ppo only)")
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
     given = parser.parse_args()
+    sizes = list(SHAPES.get(given.work, CASES))
+    given.size = given.size or sizes[0]
+    if given.size not in sizes:
+        parser.error(f"--size of {given.work} is one of {', '.join(sizes)}")
     if given.unfrozen != -1 and given.work != "ppo":
         parser.error("--unfrozen is for ppo: the trainers of the other peers train all blocks")
     laps = [lap for _ in range(given.repeats) for lap in turns(given.work, given.size, given.unfrozen, given.laps + 2)]

@@ -26,6 +26,15 @@ ENVIRONMENTS = {
         "numpy<2",
         "setuptools",
     ],
+    # The last TRL with a DDPOTrainer, and libraries of its month.
+    "trl_0_23": [
+        "trl==0.23.1",
+        "transformers==4.56.2",
+        "diffusers==0.35.1",
+        "accelerate==1.10.1",
+        "datasets==4.1.1",
+        "peft==0.17.1",
+    ],
     # Beside it the versions that this project is tested with.
     "trl_1_16": ["trl==1.16.0", "-c", str(ROOT / "constraints.txt"), "transformers", "accelerate", "datasets"],
 }

@@ -42,11 +42,17 @@ def peak_rss_mib() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-class Counts(TorchDispatchMode):
-    """Count what the blocks of GPT-2 compute while the mode is on, whoever calls them.
+def tokens(states: torch.Tensor) -> int:
+    """Count the tokens of states [B, T, H], or the latents [B, C, H, W]."""
+    return states.shape[0] * (states.shape[1] if states.dim() == 3 else 1)
 
-    Tokens are those of whole passes: a pass through 2 of 12 blocks counts a sixth of them. Operations are those of
-    matrix products and of attention, by the formulas of `torch.utils.flop_counter`.
+
+class Counts(TorchDispatchMode):
+    """Count what the blocks of GPT-2, or a UNet, compute while the mode is on, whoever calls them.
+
+    Tokens are those of whole passes: a pass through 2 of 12 blocks counts a sixth of them. A UNet has one block, whose
+    tokens are the latents of images. Operations are those of matrix products, convolutions and attention, by the
+    formulas of `torch.utils.flop_counter`.
 
     Args:
         layers: Blocks of the model.
@@ -94,16 +100,16 @@ class Counts(TorchDispatchMode):
 
     def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         name = type(module).__name__
-        if name == "GPT2Model":
+        if name in ("GPT2Model", "UNet2DConditionModel"):
             self.found["forward passes"] += 1
-        elif name == "GPT2Block":
-            states = output[0] if isinstance(output, tuple) else output  # [B, T, H]
-            self.found["block tokens"] += states.shape[0] * states.shape[1]
+        if name in ("GPT2Block", "UNet2DConditionModel"):
+            states = output[0] if isinstance(output, tuple | dict) else output  # [B, T, H] or [B, C, H, W]
+            self.found["block tokens"] += tokens(states)
             if states.requires_grad:
                 states.register_hook(self._backward)
 
     def _backward(self, gradient: torch.Tensor) -> None:
-        self.found["block tokens back"] += gradient.shape[0] * gradient.shape[1]
+        self.found["block tokens back"] += tokens(gradient)
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.found["optimizer steps"] += 1
