@@ -7,7 +7,8 @@ value of each walk so far and the advantage of each token are computed by dynami
 the policy misses to the best score is the sum, over all tokens that it may say, of probability times regret
 (Kakade and Langford 2002, lemma 6.1); the first table divides it by the moves that are left to the goal and by mistake.
 
-For ILQL (with `--beta`) V and Q are compared with the fixed point of its losses, with infinite data and no network.
+For ILQL (with `--beta`) V and Q are compared with the fixed point of its losses, with infinite data and no network. The
+score of that fixed point tells a `--tau` that is too low from training that is too short.
 For PPO V is compared with the values of the policy itself, and the estimates of advantages with the exact ones.
 """
 
@@ -27,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from examples.play import table
-from examples.randomwalks.exact import END, Floats, States, ilql_fixed_point
+from examples.randomwalks.exact import END, Floats, States, guided_score, ilql_fixed_point
 from examples.randomwalks.task import DEFAULT_SEED, GOAL, TOKENS, RandomWalks
 from trlx_like import AutoModelForCausalLMWithValueHead
 from trlx_like.functional.q_learning import guided_logits
@@ -194,6 +195,8 @@ def main() -> None:
     print(table(["moves left", *kinds], [*rows, ["all", *total]]))
     panels = []
     if model.q is not None and model.values is not None:
+        at_best = guided_score(*fixed, given.beta)
+        print(f"\nthe fixed point of the losses with tau {given.tau:g} scores {at_best:.4f}")
         panels = ilql(states, model, fixed)
     elif model.values is not None:
         _, v = states.of(model.policy)

@@ -119,6 +119,25 @@ def ilql_fixed_point(task: RandomWalks, tau: float, gamma: float) -> tuple[State
     return states, q, v
 
 
+def guided_score(states: States, q: Floats, v: Floats, beta: float) -> float:
+    """Compute the expected score of decoding exact values: the data's policy times e^(beta (Q - V)).
+
+    If this is below 1, the fixed point of the losses itself prefers a longer way, and no amount of training mends that.
+
+    Args:
+        states: The states of `ilql_fixed_point`.
+        q: Q of every token. [N, V]
+        v: V of every state. [N]
+        beta: The weight of the advantage.
+    """
+    policy = states.random_walk()
+    taken = policy > 0
+    logits = np.where(taken, np.log(np.where(taken, policy, 1.0)) + beta * (q - v[:, None]), -np.inf)
+    weights = np.where(taken, np.exp(logits - logits.max(axis=1, keepdims=True, where=taken, initial=-1e9)), 0.0)
+    _, score = states.of(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0))
+    return float(score[states.start].mean())
+
+
 def expectile(values: Floats, weights: Floats, tau: float) -> float:
     """Compute the v with tau E[(x - v)+] = (1 - tau) E[(v - x)+], for values x [K] with weights [K]."""
     order = np.argsort(values)

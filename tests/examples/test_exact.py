@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from examples.randomwalks.exact import END, States, expectile, ilql_fixed_point
+from examples.randomwalks.exact import END, States, expectile, guided_score, ilql_fixed_point
 from examples.randomwalks.task import GOAL, LETTERS, RandomWalks
 from tests.examples.test_randomwalks_task import graph
 
@@ -69,3 +69,14 @@ def test_the_fixed_point_of_ilql_finds_the_shortest_walks(number: int) -> None:
     inner = (states.length < 10) & (states.token != GOAL)
     pull = np.where(moves, np.where(above, 0.8, 0.2) * policy * (q - v[:, None]), 0).sum(axis=1)
     assert np.abs(pull[inner]).max() < 1e-9
+
+
+@pytest.mark.parametrize(("tau", "score"), [(0.8, (6 / 7 + 3 * 5 / 6 + 3) / 7), (0.95, 1.0)])
+def test_a_low_expectile_prefers_a_safe_detour(tau: float, score: float) -> None:
+    """From c one move in four leads to the goal a; f and g lead there for sure, but bfga is one move longer than bca.
+
+    With tau .8 V after "bc" is about (.2 * 1 + .15 * .5) / .35 = .79 of the best score, with .95 about .93; bfga scores
+    6/7 = .86. From d, e and h, which lead to b, it is 5/6 in place of 1. c, f and g themselves lose nothing.
+    """
+    task = RandomWalks(adjacency=graph("bc bf fg ga ca cd ce ch db eb hb", nodes=8))
+    assert guided_score(*ilql_fixed_point(task, tau, gamma=0.99), beta=100) == pytest.approx(score, abs=1e-3)
