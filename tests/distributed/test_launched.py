@@ -22,14 +22,14 @@ from trlx_like.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 REFUSED = {
-    "bf16": ({"ACCELERATE_MIXED_PRECISION": "bf16"}, r"backend.mixed_precision \('no'\): the launcher asks for 'bf16'"),
-    "fsdp": ({"ACCELERATE_USE_FSDP": "true"}, r"FSDP \(ACCELERATE_USE_FSDP\), and backend.kind: ddp"),
-    "deepspeed": ({"ACCELERATE_USE_DEEPSPEED": "True"}, r"DeepSpeed \(ACCELERATE_USE_DEEPSPEED\), and backend.kind"),
-    "megatron": ({"ACCELERATE_USE_MEGATRON_LM": "1"}, r"Megatron-LM \(ACCELERATE_USE_MEGATRON_LM\), which trlx_like"),
-    "compiler": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, r"dynamo_backend INDUCTOR \(ACCELERATE_DYNAMO_BACKEND\)"),
+    "bf16": ({"ACCELERATE_MIXED_PRECISION": "bf16"}, r"mixed_precision: bf16 .*, and backend.mixed_precision is 'no'"),
+    "fsdp": ({"ACCELERATE_USE_FSDP": "true"}, r"fsdp: true \(ACCELERATE_USE_FSDP\), and backend.kind is ddp"),
+    "deepspeed": ({"ACCELERATE_USE_DEEPSPEED": "True"}, r"deepspeed: True \(ACCELERATE_USE_DEEPSPEED\), and"),
+    "megatron": ({"ACCELERATE_USE_MEGATRON_LM": "1"}, r"megatron_lm: 1 \(ACCELERATE_USE_MEGATRON_LM\), and trlx_like"),
+    "compiler": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, r"dynamo_backend: INDUCTOR \(ACCELERATE_DYNAMO_BACKEND\)"),
     "accumulation": (
         {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-        r"train.minibatch_size \(None\).* 4 gradient_acc",
+        r"gradient_accumulation_steps: 4 .*, and train.minibatch_size \(None\)",
     ),
     "processes": (
         {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"},
@@ -64,12 +64,12 @@ DIVIDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFT
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
 }
 OTHERS = {
-    "FSDP_VERSION": ("1", "fsdp_version: 1, and the backend is FSDP2"),
-    "FSDP_RESHARD_AFTER_FORWARD": ("false", "fsdp_reshard_after_forward: false, and backend.shard is full"),
-    "FSDP_OFFLOAD_PARAMS": ("true", "fsdp_offload_params: true, and backend.offload is none"),
-    "FSDP_ACTIVATION_CHECKPOINTING": ("true", "true, and backend.gradient_checkpointing is false"),
-    "FSDP_AUTO_WRAP_POLICY": ("SIZE_BASED_WRAP", "the units are the blocks of the model"),
-    "FSDP_IGNORED_MODULES": ("lm_head", "fsdp_ignored_modules: lm_head, and backend.kind: fsdp divides all weights"),
+    "FSDP_VERSION": ("1", "fsdp_version: 1 .*, and the backend is FSDP2"),
+    "FSDP_RESHARD_AFTER_FORWARD": ("false", "fsdp_reshard_after_forward: false .*, and backend.shard is full"),
+    "FSDP_OFFLOAD_PARAMS": ("true", "fsdp_offload_params: true .*, and backend.offload is none"),
+    "FSDP_ACTIVATION_CHECKPOINTING": ("true", "true .*, and backend.gradient_checkpointing is false"),
+    "FSDP_AUTO_WRAP_POLICY": ("SIZE_BASED_WRAP", "SIZE_BASED_WRAP .*, block by block as the model names its blocks"),
+    "FSDP_IGNORED_MODULES": ("lm_head", "fsdp_ignored_modules: lm_head .*, and backend.kind: fsdp divides all weights"),
 }
 
 
@@ -92,12 +92,12 @@ ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "
     "ACCELERATE_GRADIENT_CLIPPING": "1.0",
 }
 OTHER_ZERO = {
-    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "zero_stage: 2, and backend.shard is full"),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("cpu", "cpu, and backend.offload is none"),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("nvme", "nvme, and backend.offload is none"),
-    "ACCELERATE_GRADIENT_CLIPPING": ("0.5", "gradient_clipping: 0.5, and train.max_grad_norm is 1.0"),
-    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json", "deepspeed_config_file: ds.json, which is not read"),
-    "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": ("MoE", "deepspeed_moe_layer_cls_names: MoE"),
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "zero_stage: 2 .*, and backend.shard is full"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("cpu", "cpu .*, and backend.offload is none"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("nvme", "nvme .*, and backend.offload is none"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("0.5", "gradient_clipping: 0.5 .*, and train.max_grad_norm is 1.0"),
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json", "config_file: ds.json .*, and that is not read"),
+    "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": ("MoE", "moe_layer_cls_names: MoE"),
 }
 
 
