@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.problems import Accepts, Problem, at, shown
+from trlx_like.config.problems import Accepts, Problem, at, only, shown
 from trlx_like.config.resume import Applied, OfData, OfReference, OfWeights, OnResume
 from trlx_like.config.section import Section
 
@@ -44,19 +44,6 @@ def _adapter(value: Any) -> Any:
         if field.init and given != made and field.name != "peft_version":
             changed[field.name] = sorted(given) if isinstance(given, set) else getattr(given, "value", given)
     return {**changed, "peft_type": getattr(value.peft_type, "value", value.peft_type)}
-
-
-def _tokenizer_source(value: Any) -> Any:
-    if isinstance(value, str) and value.strip() or value is None or hasattr(value, "encode"):
-        return value
-    raise ValueError
-
-
-def _optimizer_source(value: Any) -> Any:
-    """Accept a name or an optimizer, recognised by attributes so that torch is not imported."""
-    if isinstance(value, str) or (hasattr(value, "param_groups") and not isinstance(value, type)):
-        return value
-    raise ValueError
 
 
 def _scheduler_source(value: Any) -> Any:
@@ -138,7 +125,7 @@ class TokenizerConfig(Section):
         Annotated[
             Any,
             BeforeValidator(_as_text),
-            AfterValidator(_tokenizer_source),
+            only(lambda value: value.strip() if isinstance(value, str) else value is None or hasattr(value, "encode")),
             Accepts("a folder, a hub name, a loaded tokenizer or null"),
             WithJsonSchema({"type": ["string", "null"]}),
         ]
@@ -178,7 +165,10 @@ class OptimizerConfig(Section):
     name: OfWeights[
         Annotated[
             Any,
-            AfterValidator(_optimizer_source),
+            # Recognised by an attribute, so that torch is not imported.
+            only(
+                lambda value: isinstance(value, str) or (hasattr(value, "param_groups") and not isinstance(value, type))
+            ),
             Accepts("a registered name", "an optimizer of torch"),
             WithJsonSchema({"type": "string"}),
         ]

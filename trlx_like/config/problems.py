@@ -6,9 +6,11 @@ Sections report `Problem`s; only the reader of a YAML file knows on which line e
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator
 
 from trlx_like.errors import ConfigError
 
@@ -51,6 +53,17 @@ class Accepts:
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
+
+
+def only(fits: Callable[[Any], object]) -> AfterValidator:
+    """Make a validator for `Annotated[...]` that refuses the values that do not fit."""
+
+    def checked(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError
+        return value
+
+    return AfterValidator(checked)
 
 
 def shown(value: Any) -> str:

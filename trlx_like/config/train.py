@@ -10,24 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.model import PathText
-from trlx_like.config.problems import Accepts, Problem, at
+from trlx_like.config.problems import Accepts, Problem, at, only
 from trlx_like.config.registries import TRAINERS
 from trlx_like.config.resume import Applied, OfData, OfRound, OfStart, OfWeights, OnResume
 from trlx_like.config.section import Section
 from trlx_like.errors import RegistryError
 from trlx_like.redact import secrets_in
-
-
-def _folder(path: str) -> str:
-    if not path.strip() or "\0" in path:
-        raise ValueError
-    return path
-
-
-def _repository(name: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
-        raise ValueError
-    return name
 
 
 def _known_trainer(name: str) -> str:
@@ -44,18 +32,18 @@ def _steps(value: Any) -> Any:
     return value
 
 
-def _early_stopping(options: dict[str, Any] | None) -> dict[str, Any] | None:
+def _early_stopping(options: dict[str, Any] | None) -> bool:
     if options is None:
-        return None
+        return True
     patience, delta, metric = options.get("patience"), options.get("min_delta", 0.0), options.get("metric", "")
     whole = isinstance(patience, int) and not isinstance(patience, bool) and patience >= 1
     number = isinstance(delta, int | float) and not isinstance(delta, bool) and 0 <= delta < math.inf
     known = options.keys() <= {"metric", "mode", "patience", "min_delta"}
-    if not (whole and number and known and isinstance(metric, str) and options.get("mode", "max") in ("max", "min")):
-        raise ValueError
-    return options
+    return whole and number and known and isinstance(metric, str) and options.get("mode", "max") in ("max", "min")
 
 
+_FOLDER = only(lambda path: path.strip() and "\0" not in path)
+_REPOSITORY = only(re.compile(r"[\w.-]+/[\w.-]+", re.ASCII).fullmatch)
 Interval = Annotated[int, Field(ge=1), BeforeValidator(_steps)]
 
 
@@ -90,7 +78,7 @@ class TrainConfig(Section):
     """Number of optimizer steps between two checkpoints."""
     eval_interval: Applied[Interval] = 100
     """Number of optimizer steps between two evaluations."""
-    checkpoint_dir: OfStart[Annotated[PathText, AfterValidator(_folder), Accepts("the path of a folder")]] = "ckpts"
+    checkpoint_dir: OfStart[Annotated[PathText, _FOLDER, Accepts("the path of a folder")]] = "ckpts"
     """Folder of the run: checkpoints, metrics, report. Files there that no run has made are left alone."""
     keep_checkpoints: Applied[int | None] = Field(default=None, ge=1)
     """Number of newest checkpoints to keep, beside the best one; null: keep all."""
@@ -103,7 +91,7 @@ class TrainConfig(Section):
     early_stopping: Applied[
         Annotated[
             dict[str, Any] | None,
-            AfterValidator(_early_stopping),
+            only(_early_stopping),
             Accepts(
                 "a mapping of patience (evaluations) and, if wanted, metric, mode (min or max), min_delta; or null"
             ),
@@ -121,7 +109,7 @@ class TrainConfig(Section):
     """Response to a disk that refuses a checkpoint; continue: warn, and try again at the next interval."""
     async_save: Applied[bool] = False
     """Copy the state to CPU memory and write checkpoints beside training, all but the last one; needs that memory."""
-    push_to_hub: OfStart[Annotated[str, AfterValidator(_repository), Accepts("owner/name")] | None] = None
+    push_to_hub: OfStart[Annotated[str, _REPOSITORY, Accepts("owner/name")] | None] = None
     """Repository of the Hugging Face Hub to upload the model to when training ends; a new one is private."""
     rollout_logging_dir: Applied[PathText | None] = None
     """Folder for the prompts, responses and scores of every round as text files; null: write none."""

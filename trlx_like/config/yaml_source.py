@@ -10,7 +10,7 @@ repeated key, converts dates and keeps unknown tags, so most of the code below w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ _RESOLVERS = (
     ("merge", re.compile(r"<<$"), "<"),
 )
 
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "null": lambda text: None,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
+    "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan").lower()),
+}
+"""The value of a scalar by its tag. They raise ValueError or KeyError if the text does not fit it."""
 
 RUN_CODE = ("trust_remote_code", "allow_all_kernels", "custom_pipeline")
 """Options of transformers and diffusers that let a model bring code of its own."""
@@ -164,7 +172,7 @@ class YamlSource:
                 self._problem(path, node, name, f"{why}.")
                 return None
             try:
-                return _scalar(tag, node.value)
+                return _SCALARS[tag](node.value)
             except KeyError:
                 pass
             except ValueError:
@@ -256,21 +264,6 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{name}: is not valid YAML: {str(error).splitlines()[0].rstrip('.')}.") from None
-
-
-def _scalar(tag: str, text: str) -> Any:
-    """Return the value of a scalar. Raises KeyError for an unknown tag, ValueError if the text does not fit it."""
-    if tag == "str":
-        return text
-    if tag == "null":
-        return None
-    if tag == "bool":
-        return {"true": True, "false": False}[text.lower()]
-    if tag == "int":
-        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-    if tag == "float":
-        return float(text.replace(".inf", "inf").replace(".nan", "nan").lower())
-    raise KeyError(tag)
 
 
 def _short(tag: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
-from trlx_like.config.problems import Accepts, Problem, at, listed
+from trlx_like.config.problems import Accepts, Problem, at, listed, only
 from trlx_like.config.resume import Applied, OfData, OfReference
 
 # The options of each loss in addition to beta. `trainers/dpo_losses.py` has the formulas under the same names. If only
@@ -38,12 +38,6 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _loss_types(names: list[str]) -> list[str]:
-    if not names or any(name not in LOSSES for name in names):
-        raise ValueError
-    return names
-
-
 class DPOConfig(TextMethodConfig):
     """Direct preference optimisation (Rafailov et al. 2023), and the losses that have followed it."""
 
@@ -53,7 +47,7 @@ class DPOConfig(TextMethodConfig):
         Annotated[
             str | list[str],
             BeforeValidator(_as_list),
-            AfterValidator(_loss_types),
+            only(lambda names: names and LOSSES.keys() >= set(names)),
             Accepts(f"one of {', '.join(LOSSES)}, or a list of them"),
             WithJsonSchema(
                 {"anyOf": [{"enum": [*LOSSES]}, {"type": "array", "items": {"enum": [*LOSSES]}, "minItems": 1}]}

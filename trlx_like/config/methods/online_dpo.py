@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from trlx_like.config.method import OnlineTextMethodConfig, Sections
-from trlx_like.config.problems import Accepts, Problem
+from trlx_like.config.problems import Accepts, Problem, only
 from trlx_like.config.resume import Applied, OfRollouts, OfRound
-
-
-def _betas(value: float | list[float]) -> float | list[float]:
-    values = value if isinstance(value, list) else [value]
-    if not values or min(values) <= 0:
-        raise ValueError
-    return value
-
 
 GEN_KWARGS = {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0, "do_sample": True}
 """The defaults of TRL."""
@@ -31,7 +23,7 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     beta: Applied[
         Annotated[
             float | list[float],
-            AfterValidator(_betas),
+            only(lambda value: min(value if isinstance(value, list) else [value], default=0) > 0),
             Accepts("a number above 0, or a list of them"),
         ]
     ] = 0.1

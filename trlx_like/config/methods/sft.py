@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from trlx_like.config.method import Sections, TextMethodConfig
-from trlx_like.config.problems import Accepts, Problem, at
+from trlx_like.config.problems import Accepts, Problem, at, only
 from trlx_like.config.resume import Applied, OfData
-
-
-def _function(value: Any) -> Any:
-    if not (value is None or callable(value) or (isinstance(value, str) and ":" in value)):
-        raise ValueError
-    return value
-
 
 PackingOption = bool | Literal["bins", "blocks"]
 
@@ -34,7 +27,7 @@ class SFTConfig(TextMethodConfig):
     formatting_func: OfData[
         Annotated[
             Any,
-            AfterValidator(_function),
+            only(lambda value: ":" in value if isinstance(value, str) else value is None or callable(value)),
             Accepts("a function, 'module:function' or null"),
             WithJsonSchema({"type": ["string", "null"]}),
         ]
