@@ -28,9 +28,6 @@ BOM = b"\xef\xbb\xbf"
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _nothing() -> None: ...
-
-
 class JsonLines(Sequence[Any]):
     """Hold rows as JSON.
 
@@ -40,17 +37,15 @@ class JsonLines(Sequence[Any]):
         ends: The byte after each row. [N]
 
     Attributes:
-        check: Reads all rows and raises what is wrong with one, for the first use of them. Rows that were encoded
-            before are known to be right.
         explain: Raises the error of a row that is no JSON, if it knows the file of the row.
     """
 
     def __init__(self, data: bytes | bytearray, starts: Any, ends: Any) -> None:
         self._data, self._starts, self._ends = data, np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+        self._numbers = np.arange(len(self._starts))
         self._convert: Callable[[Any, int], Any] | None = None
         self._about = ""
-        self.check: Callable[[], object] = _nothing
-        self.explain: Callable[[], object] = _nothing
+        self.explain: Callable[[], object] = lambda: None
 
     @classmethod
     def read(cls, path: Path) -> JsonLines:
@@ -83,7 +78,7 @@ class JsonLines(Sequence[Any]):
         except (ValueError, RecursionError):
             self.explain()
             raise
-        return value if self._convert is None else self._convert(value, place)
+        return value if self._convert is None else self._convert(value, int(self._numbers[place]))
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
@@ -91,15 +86,16 @@ class JsonLines(Sequence[Any]):
     def taken(self, rows: Sequence[int]) -> JsonLines:
         """Return the rows of these numbers, without a copy of their text."""
         made = copy(self)
-        made._starts, made._ends = self._starts[rows], self._ends[rows]
+        made._starts, made._ends, made._numbers = self._starts[rows], self._ends[rows], self._numbers[rows]
         return made
 
     def converted(self, convert: Callable[[Any, int], Any], about: str) -> JsonLines:
         """Return rows that are converted when they are read.
 
         Args:
-            convert: Converts a row, given its number, after earlier conversions.
-            about: What it does, for the digest.
+            convert: Converts a row, given its number among those that were read, after earlier conversions. It may
+                raise what is wrong with the row.
+            about: What it does, for the digest; "" if it changes nothing.
         """
         made, before = copy(self), self._convert
         made._convert = convert if before is None else lambda value, row: convert(before(value, row), row)

@@ -76,13 +76,7 @@ def prepared(
         DataError: A row cannot be used.
     """
 
-    check, large = None, rows if isinstance(rows, JsonLines) else None
-    if large is not None:
-        check, large.check = large.check, lambda: None
-
     def encoded() -> Iterator[R]:
-        if check is not None:
-            check()
         for start, part in chunks(rows):
             known = [read[0](row) for row in checked_rows(part, name, start)]
             encoder.read_ahead(text for row in known for text in texts_of(row, *read[1]))

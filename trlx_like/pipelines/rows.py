@@ -65,11 +65,8 @@ def unusable_text(value: Any) -> str | None:
         if len(value) > LONGEST_TEXT:
             return f"a text has {len(value):,} characters; at most {LONGEST_TEXT:,} are read"
         return unwritable(value)
-    if isinstance(value, Mapping):
-        return next(filter(None, map(unusable_text, (*value.keys(), *value.values()))), None)
-    if isinstance(value, list | tuple):
-        return next(filter(None, map(unusable_text, value)), None)
-    return None
+    parts = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+    return next(filter(None, map(unusable_text, parts)), None) if isinstance(parts, list | tuple) else None
 
 
 def row_list(rows: Any, name: str) -> Sequence[Any]:

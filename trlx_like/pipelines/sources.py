@@ -56,11 +56,10 @@ class _Rows:
 
     source: str
     values: Sequence[Any]
-    lines: list[int | None] | None = None  # of each row, in a text file; counted from 1
-    again: Callable[[], Iterator[tuple[int | None, Any]]] | None = None  # reads lines and rows of a large file again
+    read: Callable[[], Iterator[tuple[int | None, Any]]] | None = None  # reads the rows of a file, each with its line
 
     def place(self, row: int) -> str:
-        line = next(islice(self.again(), row, None))[0] if self.again else self.lines and self.lines[row]
+        line = next(islice(self.read(), row, None))[0] if self.read else None
         return f"{self.source}:{line}" if line else f"{self.source}[{row}]"
 
 
@@ -114,8 +113,7 @@ def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = Non
     kind = "file" if isinstance(spec, list) else _kind(path, option, options)
     if kind == "file":
         rows = load_rows(spec, option, columns)
-        if isinstance(rows, JsonLines):
-            rows.check()
+        deque(rows, maxlen=0)  # those that stay text are checked when they are read
         return f"{len(rows)} row{'s' * (len(rows) != 1)}{f' of {path}' * bool(path)}", rows
     if kind == "function":
         load_function(path, option)
@@ -201,30 +199,23 @@ def _is_python(place: str) -> bool:
 
 def _read_file(spec: str, option: str, take: int | None) -> _Rows:
     path = Path(os.path.expanduser(spec))
-    lines: list[int | None] = []
 
     def read() -> Iterator[tuple[int | None, Any]]:
         with _readable(spec, option):
             yield from islice(READERS[path.suffix.lower()](path, option), take)
 
-    def values() -> Iterator[Any]:
-        for line, value in read():
-            if len(lines) < FEWEST:
-                lines.append(line)
-            yield value
-
-    if _purpose(option) not in _ROWS:
-        rows = [*read()]
-        return _Rows(spec, [value for _, value in rows], [line for line, _ in rows])
+    values = (value for _, value in read())
     found: Sequence[Any] = []
+    if _purpose(option) not in _ROWS:
+        return _Rows(spec, list(values), read)
     if path.suffix.lower() == ".jsonl" and take is None:
         with _readable(spec, option):
             found = JsonLines.read(path)
     if len(found) < FEWEST:
-        found = compact(values())
+        found = compact(values)
     if isinstance(found, JsonLines):
         found.explain = lambda: deque(read(), maxlen=0)
-    return _Rows(spec, found, lines, read if len(found) >= FEWEST else None)
+    return _Rows(spec, found, read)
 
 
 @contextmanager
@@ -280,15 +271,8 @@ def _checked(rows: _Rows, option: str, columns: Mapping[str, str] | None, *, fro
     if purpose not in _FORMS or (from_python and purpose != "rewards"):
         return rows.values
     if isinstance(rows.values, JsonLines) and purpose in _ROWS:
-        rows.values.check = partial(_check, rows, option)
-        return rows.values
+        return rows.values.converted(lambda value, number: _usable(value, option, partial(rows.place, number)), "")
     return [_usable(value, option, partial(rows.place, number)) for number, value in enumerate(rows.values)]
-
-
-def _check(rows: _Rows, option: str) -> None:
-    """Raise DataError for the first row that cannot be used."""
-    for number, value in enumerate(rows.values):
-        _usable(value, option, partial(rows.place, number))
 
 
 def _purpose(option: str) -> str:

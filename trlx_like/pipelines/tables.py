@@ -80,7 +80,8 @@ def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
         return row
     for wanted, column in columns.items():
         if column not in row:
-            raise DataError(f"{place}: data.columns.{wanted} ({column!r}) is no column; there are {_names(row)}.")
+            names = described(dict(row)).removeprefix("an object with ")
+            raise DataError(f"{place}: data.columns.{wanted} ({column!r}) is no column; there are {names}.")
     taken = {*columns, *columns.values()}
     return {
         **{name: row[column] for name, column in columns.items()},
@@ -165,14 +166,7 @@ def mixed(parts: Sequence[Sequence[Any]], weights: Sequence[float]) -> Sequence[
     counts = [min(len(part), max(1, round(scale * weight))) for part, weight in zip(parts, weights, strict=True)]
     kept = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
     rows = (part[row] for part, chosen_rows in zip(parts, kept, strict=True) for row in chosen_rows)
-    checks = [part.check for part in parts if isinstance(part, JsonLines)]
-    made = compact(rows) if checks else list(rows)
-    if isinstance(made, JsonLines):
-        made.check = lambda: [check() for check in checks]
-    else:
-        for check in checks:
-            check()
-    return made
+    return compact(rows) if any(isinstance(part, JsonLines) for part in parts) else list(rows)
 
 
 def held_out(rows: Sequence[Any], share: float) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -194,7 +188,3 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return [_cell(entry) for entry in value]
     return None if isinstance(value, float) and value != value else value
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return described(dict(row)).removeprefix("an object with ")
