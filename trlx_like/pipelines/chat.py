@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+from weakref import WeakSet
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import get_json_schema
@@ -26,6 +27,7 @@ from trlx_like.pipelines.tokens import Dialogue, common_prefix
 
 logger = logging.getLogger(__name__)
 
+_looked_at: WeakSet[PreTrainedTokenizerBase] = WeakSet()  # by `warn_of_ending`
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
@@ -75,14 +77,10 @@ def _schema(tool: Any, option: str) -> dict[str, Any]:
     if isinstance(tool, Mapping):
         return dict(tool)
     function = import_name(tool, option) if isinstance(tool, str) else tool
-    try:
-        schema: dict[str, Any] = get_json_schema(function)
-    except Exception as error:  # transformers has its own kinds for these, which are not public
-        raise ConfigError(
-            f"{option}: {getattr(function, '__name__', function)!r} must be a function with types and a docstring of "
-            f"each argument, or a JSON schema: {error}"
-        ) from error
-    return schema
+    wanted = "must be a function with types and a docstring of each argument, or a JSON schema"
+    # Exception: transformers has its own kinds for these, which are not public.
+    with raised_as(ConfigError, Exception, f"{option}: {getattr(function, '__name__', function)!r} {wanted}"):
+        return dict(get_json_schema(function))
 
 
 @dataclass
@@ -185,12 +183,16 @@ def encode_answer(
     return ChatAnswer(ChatPrompt(before, len(before) - common_prefix(before, chat.ids(len(prompt)))), ids, mask)
 
 
-def warn_of_ending(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
-    """Log a warning if the template ends an answer without the tokenizer's EOS, where generation stops."""
+def warn_of_ending(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any] | None) -> None:
+    """Log a warning, once, if the template ends an answer without the tokenizer's EOS, where generation stops."""
+    if tokenizer in _looked_at:
+        return
+    _looked_at.add(tokenizer)
+    asked, said = ({"role": role, "content": "."} for role in ("user", "assistant"))
     try:
-        answer = encode_answer(messages, [{"role": "assistant", "content": "."}], tokenizer, **options).ids
+        answer = encode_answer([asked], [said], tokenizer, **(options or {})).ids
     except DataError:
-        return  # encoding the messages will raise it again
+        return  # encoding the messages of the data will raise it again, or their form is another one
     if answer[-1:] != [tokenizer.eos_token_id]:
         logger.warning(
             "The chat template writes the answer '.' as %r, which does not end with the tokenizer's EOS, %r, where "
@@ -281,10 +283,8 @@ class _Chat:
 
     def end_of_turn(self, ids: Sequence[int], start: int) -> int:
         """Return where a turn that begins at `start` ends: after the last EOS, or at the end of the ids."""
-        for end in range(len(ids), start, -1):
-            if ids[end - 1] == self.tokenizer.eos_token_id:
-                return end
-        return len(ids)
+        ends = (end for end in range(len(ids), start, -1) if ids[end - 1] == self.tokenizer.eos_token_id)
+        return next(ends, len(ids))
 
     def nothing_to_answer(self) -> DataError:
         return DataError(f"{self.place} begins with an assistant message; there is nothing that it answers.")

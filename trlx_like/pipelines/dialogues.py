@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_endi
 from trlx_like.pipelines.forms import as_sample
 from trlx_like.pipelines.prepared import CHUNK, prepared
 from trlx_like.pipelines.returns import SampleReward, place_rewards
-from trlx_like.pipelines.rows import Message, checked_rows, is_messages, row_list
+from trlx_like.pipelines.rows import checked_rows, is_messages, row_list
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
 
@@ -58,8 +57,8 @@ def encode_dialogues(
     """
     listed = row_list(samples, name)
     encoder = TextEncoder(tokenizer, seq2seq=seq2seq)
-    for messages, template_of in islice(_conversations(checked_rows(listed[:CHUNK], name), template, name), 1):
-        warn_of_ending(messages, tokenizer, **template_of)
+    if any(is_messages(_conversation(as_sample(sample))) for sample in checked_rows(listed[:CHUNK], name)):
+        warn_of_ending(tokenizer, template)
 
     def encoded(sample: Any, row: int) -> Dialogue:
         dialogue = _encode(sample, f"{name}[{row}]", encoder, template)
@@ -105,15 +104,9 @@ def first_outputs(dialogues: FlatRows[Dialogue]) -> Tensor:
     return torch.from_numpy(begins[np.searchsorted(begins, starts)] - starts)
 
 
-def _conversations(
-    samples: Sequence[Any], template: Mapping[str, Any] | None, name: str
-) -> Iterator[tuple[Sequence[Message], dict[str, Any]]]:
-    """Iterate over the samples that are messages: the messages before the first answer, and the template's options."""
-    for number, sample in enumerate(map(as_sample, samples)):
-        row = sample if isinstance(sample, Mapping) else {"messages": sample}
-        if is_messages(row.get("messages")):
-            asked = takewhile(lambda m: not isinstance(m, Mapping) or m.get("role") != "assistant", row["messages"])
-            yield list(asked), template_options(row, template, f"{name}[{number}]")
+def _conversation(sample: Any) -> Any:
+    """Return what a sample has in the place of its messages."""
+    return sample.get("messages") if isinstance(sample, Mapping) else sample
 
 
 def _turns(sample: Any, place: str) -> list[str]:
@@ -138,7 +131,7 @@ def _turns(sample: Any, place: str) -> list[str]:
 
 def _encode(sample: Any, place: str, encoder: TextEncoder, template: Mapping[str, Any] | None) -> Dialogue:
     """Encode one sample without cutting it."""
-    conversation = sample.get("messages") if isinstance(sample, Mapping) else sample
+    conversation = _conversation(sample)
     turns = [] if is_messages(conversation) else _turns(sample, place)
     if encoder.seq2seq and len(turns) not in (1, 2):
         what = f"has {len(turns)} turns" if turns else "is messages"

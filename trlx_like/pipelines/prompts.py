@@ -113,11 +113,8 @@ class PromptPipeline:
 
         read, options = (as_prompt, ("prompt",)), [max_prompt_length, seq2seq, dict(template or {})]
         made = prepared(PromptIds, listed, read, encoded, encoder, *options, name="prompts")
-        for row in range(min(len(listed), CHUNK)):
-            prompt, metadata = _split(listed[row])
-            if not isinstance(prompt, str):
-                warn_of_ending(prompt, tokenizer, **template_options(metadata, template))
-                break
+        if not all(isinstance(_split(row)[0], str) for row in listed[:CHUNK]):
+            warn_of_ending(tokenizer, template)
         limit = f"train.seq_length less max_new_tokens ({max_prompt_length} tokens)"
         Truncation(made).warn("prompts", limit)
         self.ids: Sequence[list[int]] = View(made, attrgetter("ids"))

@@ -247,7 +247,9 @@ def test_where_turns_do_not_end_with_eos_the_log_says_so(caplog: pytest.LogCaptu
         PromptPipeline(["a", TWO[:1], TWO[:1]], 200, family_tokenizer("gemma"))
         assert [told in record.getMessage() for record in caplog.records] == [True]
         caplog.clear()
-        encode_dialogues(["a", TWO, TWO], family_tokenizer("gemma"), 200)
+        tokenizer = family_tokenizer("gemma")
+        encode_dialogues(["a", TWO, TWO], tokenizer, 200)
+        encode_dialogues([TWO], tokenizer, 200)  # of the same run: it is said once
         assert [told in record.getMessage() for record in caplog.records] == [True]
         caplog.clear()
         tokenizer = family_tokenizer("gemma", eos="<end_of_turn>")
