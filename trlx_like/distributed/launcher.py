@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ PATIENCE = 20.0
 
 SILENCE = 15.0
 """Seconds without a note after which a process that was asked to stop will not answer."""
+
+STOPPING = [getattr(signal, one) for one in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, one)]
+"""Signals that ask a run to stop."""
 
 STOPPED = (129, 130, 138, 143)
 """Exit codes of processes that saved and ended because of a signal; 138 is SIGUSR1, of a scheduler."""
@@ -139,13 +142,19 @@ def _passed_on(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[Asked]:
             if child.poll() is None and (os.name != "nt" or number != signal.SIGINT):  # Windows has no sessions
                 child.send_signal(number)
 
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
+    with handled(STOPPING, pass_on):
         yield asked
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let a function handle signals within a `with` block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Asked, meeting: Path, node: Node) -> int:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -69,10 +68,10 @@ class Runner:
 
     def run(self) -> None:
         """Run all trials that are left. If this process is asked to stop, the runs save, and end before it."""
-        from trlx_like.distributed.launcher import life_line
+        from trlx_like.distributed.launcher import handled, life_line
 
         self._take_up()
-        with life_line() as (handles, variables), _asked_to_stop():
+        with life_line() as (handles, variables), handled([signal.SIGTERM], _end):
             try:
                 while self._fill(handles, variables) or self.running:
                     time.sleep(POLL)
@@ -219,15 +218,6 @@ class Runner:
                 job.process.wait()
 
 
-@contextmanager
-def _asked_to_stop() -> Iterator[None]:
-    """Turn SIGTERM into the exception that ends the program with its exit code, within a `with` block."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int, frame: Any) -> None:
+    """End the program with the exit code of a signal."""
+    raise SystemExit(128 + number)

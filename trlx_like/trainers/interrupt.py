@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from trlx_like.distributed.launcher import STOPPING, handled
+
 logger = logging.getLogger(__name__)
-
-
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class Interrupted(SystemExit):
@@ -54,11 +53,5 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    known = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-    wanted = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, request.receive) for number in wanted}
-    try:
+    with handled([n for n in STOPPING if signal.getsignal(n) is not signal.SIG_IGN], request.receive):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
