@@ -38,16 +38,17 @@ from trlx_like.sweep.command import sweep
 PROGRAM = "trlx-like"
 
 REGISTRIES = {
-    "trainers": "trlx_like.config:TRAINERS",
-    "methods": "trlx_like.config:METHODS",
-    "optimizers": "trlx_like.optim:OPTIMIZERS",
-    "schedulers": "trlx_like.optim:SCHEDULERS",
-    "pipelines": "trlx_like.pipelines.prompts:DATAPIPELINES",
-    "engines": "trlx_like.samplers.engines:ENGINES",
-    "backends": "trlx_like.distributed:BACKENDS",
-    "trackers": "trlx_like.tracking:TRACKERS",
-    "judges": "trlx_like.rewards.judges:JUDGES",
+    "trainers": ("train.trainer", "trlx_like.config:TRAINERS"),
+    "methods": ("method.name", "trlx_like.config:METHODS"),
+    "optimizers": ("optimizer.name", "trlx_like.optim:OPTIMIZERS"),
+    "schedulers": ("scheduler.name", "trlx_like.optim:SCHEDULERS"),
+    "pipelines": ("train.pipeline", "trlx_like.pipelines.prompts:DATAPIPELINES"),
+    "engines": ("sampler.engine", "trlx_like.samplers.engines:ENGINES"),
+    "backends": ("backend.kind", "trlx_like.distributed:BACKENDS"),
+    "trackers": ("train.tracker", "trlx_like.tracking:TRACKERS"),
+    "judges": ("", "trlx_like.rewards.judges:JUDGES"),
 }
+"""By the kinds of names: the option that is one of them, if it can be nothing else, and the registry."""
 KINDS = [*REGISTRIES, "presets"]
 
 
@@ -189,7 +190,7 @@ def list_(
     for plugin in plugins or []:
         load_plugin(plugin)
     for wanted in [kind] if kind else KINDS:
-        names = sorted(PRESETS) if wanted == "presets" else resolve_name(REGISTRIES[wanted]).names()
+        names = sorted(PRESETS) if wanted == "presets" else resolve_name(REGISTRIES[wanted][1]).names()
         typer.echo("\n".join(names) if kind else f"{wanted}: {', '.join(names)}")
 
 
@@ -235,14 +236,7 @@ def schema() -> None:
     Editors then complete and check such files. Name the schema in the first line of a file: # yaml-language-server:
     $schema=trlx_like.schema.json
     """
-    kinds = {
-        "optimizer.name": "optimizers",
-        "scheduler.name": "schedulers",
-        "sampler.engine": "engines",
-        "train.pipeline": "pipelines",
-        "train.tracker": "trackers",
-    }
-    made = configuration_schema({option: resolve_name(REGISTRIES[kind]) for option, kind in kinds.items()})
+    made = configuration_schema({option: resolve_name(place) for option, place in REGISTRIES.values() if option})
     typer.echo(json.dumps(made, indent=1, ensure_ascii=False))
 
 

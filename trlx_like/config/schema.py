@@ -15,7 +15,7 @@ from typing import Any
 
 from trlx_like.config.generation import ANYWHERE, FORBIDDING, LIST_VALUED, NEUTRAL, TYPES, option_type
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig, TextMethodConfig
-from trlx_like.config.registries import METHODS, TRAINERS
+from trlx_like.config.registries import METHODS
 from trlx_like.config.section import Section
 from trlx_like.config.trl import TRLConfig
 from trlx_like.registry import Registry
@@ -27,8 +27,7 @@ def configuration_schema(registries: Mapping[str, Registry[Any]]) -> Schema:
     """Make the JSON Schema (draft 7) of a whole configuration.
 
     Args:
-        registries: For a dotted option such as "optimizer.name", the registry that it chooses from. Those of methods
-            and trainers are known here.
+        registries: For a dotted option such as "optimizer.name", the registry that it chooses from.
 
     Returns:
         The schema as plain mappings and lists.
@@ -52,7 +51,7 @@ def configuration_schema(registries: Mapping[str, Registry[Any]]) -> Schema:
         ],
     }
     fixed: Schema = {}  # checks that do not apply if a plugin may have registered the name
-    for option, registry in {"method.name": METHODS, "train.trainer": TRAINERS, **registries}.items():
+    for option, registry in registries.items():
         section, name = option.split(".")
         one = {"enum": [*registry.names(), *registry.aliases()]}
         many = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
