@@ -175,7 +175,7 @@ def check_points(file: Path, spec: SweepConfig, overrides: Sequence[str], plugin
         path = ("options", name) if "options" in source.values else (name,)  # the second in a file of trlX
         for value in space if isinstance(space, list) else (space.low, space.high):
             try:
-                api.read_config(spec.config, plugins=plugins, overrides=[*overrides, setting(name, value)])
+                api.check(api.read_config(spec.config, plugins=plugins, overrides=[*overrides, setting(name, value)]))
             except ConfigError as error:
                 why = str(error).replace(f"--set: {name}: ", "").replace("--set: ", "")
                 problems.append(Problem(path, f"({shown(value)}) {why}"))

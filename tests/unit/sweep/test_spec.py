@@ -82,6 +82,8 @@ def test_options_are_checked_before_anything_runs(tmp_path: Path) -> None:
         "3: options.method.gamma: (1.5) must be a number from 0 to 1, got 1.5.",
         "4: options.train.seed_: (1) unknown key. Did you mean train.seed?",
     ]
+    with pytest.raises(ConfigError, match=r"sweep\.yml:2: options\.optimizer\.kwargs\.lrr: \(0\.1\) .* argument 'lrr'"):
+        checked("options:\n  optimizer.kwargs.lrr: [0.1]")
     with pytest.raises(ConfigError, match=r"sweep\.yml:2: lr_init: \(0\.1\) unknown section"):
         checked("tune_config: {}\nlr_init: {strategy: uniform, values: [0.1, 0.2]}")
     with pytest.raises(ConfigError, match=r"^--set: train\.sede: unknown key"):
