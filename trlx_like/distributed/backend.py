@@ -19,7 +19,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.distributed.world import World
 from trlx_like.registry import Registry
 
-BACKENDS: Registry[Any] = Registry(
+BACKENDS: Registry[Callable[[World, TRLConfig], Backend]] = Registry(
     "backend",
     lazy={
         "ddp": "trlx_like.distributed.replicated:ReplicatedBackend",
@@ -193,8 +193,7 @@ def make_backend(world: World, config: TRLConfig) -> Backend:
         RegistryError: If there is no backend of that name.
         ConfigError: If the backend cannot do what the configuration asks for.
     """
-    backend: Backend = BACKENDS.get(config.backend.kind)(world, config)
-    return backend
+    return BACKENDS.get(config.backend.kind)(world, config)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -87,12 +87,7 @@ class DividedBackend(Backend):
             gradient = self.gradient(parameter)
             own.grad = None if gradient is None else gradient.reshape(-1)
         gradients = [own.grad for own in self._own if own.grad is not None]
-        device = self.world.accelerator.device
-        square = (
-            torch.nn.utils.get_total_norm(gradients).square().to(device)
-            if gradients
-            else torch.zeros((), device=device)
-        )
+        square = torch.nn.utils.get_total_norm(gradients).square().to(self.world.accelerator.device)
         with self.world.meeting():
             dist.all_reduce(square, group=self.group)
         norm = square.sqrt()

@@ -52,7 +52,7 @@ class ShardedBackend(DividedBackend):
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Divide the model, and the modules beside it as part of it, block by block."""
         refuse_replacing(self.config, others)
-        self._before = torch_fsdp.attributes([part for module in (model, *others) for part in module.modules()])
+        self._before = {part: set(vars(part)) for module in (model, *others) for part in module.modules()}
         names = [f"_beside_{number}" for number in range(len(others))]
         for name, other in zip(names, others, strict=True):
             model.add_module(name, other)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 Attributes = Mapping[nn.Module, set[str]]
-"""Attributes that FSDP has given to modules."""
+"""The names of the attributes of modules."""
 
 
 def start(model: nn.Module) -> None:
@@ -57,11 +57,6 @@ def divide(unit: FSDPModule) -> None:
         group.reshard()
 
 
-def attributes(modules: Sequence[nn.Module]) -> dict[nn.Module, set[str]]:
-    """Return the attributes of each module, to find out later which ones FSDP has added."""
-    return {module: set(vars(module)) for module in modules}
-
-
 @contextmanager
 def plain(units: Sequence[FSDPModule], before: Attributes) -> Iterator[None]:
     """Give modules their own classes and attributes back for a `with` block, without hooks.
@@ -70,7 +65,7 @@ def plain(units: Sequence[FSDPModule], before: Attributes) -> Iterator[None]:
 
     Args:
         units: The modules that were divided, with their weights gathered.
-        before: What `attributes` returned for all modules before they were divided.
+        before: The attributes of all modules before they were divided. FSDP has added the others.
     """
     hooks = []
     for unit in units:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -113,20 +113,15 @@ class World:
 
     def gather(self, items: list[T]) -> list[T]:
         """Return the items of all processes on every process, concatenated in the order of ranks."""
-        if self.size == 1:
-            return items
         with self.meeting():
             return list(gather_object(items))
 
     def broadcast(self, item: T) -> T:
         """Return the item of rank 0 on every process."""
-        if self.size == 1:
-            return item
-        held: list[Any] = [item]
+        held = [item]
         with self.meeting():
             broadcast_object_list(held, from_process=0)
-        result: T = held[0]
-        return result
+        return held[0]
 
     def on_main(self, action: Callable[[], T]) -> T:
         """Call a function on rank 0 and return its result on every process.
@@ -147,8 +142,7 @@ class World:
             raise error
         if code is not None:
             raise SystemExit(code)
-        given: T = result
-        return given
+        return cast(T, result)
 
     def all_or_none(self, action: Callable[[], None], place: Path) -> None:
         """Run an action on every process, and raise on all of them if it fails on one.
@@ -187,8 +181,7 @@ class World:
         for rank, found in enumerate(self.gather([own])):
             if found is not None:
                 raise failure or elsewhere(kinds[found[0]](f"On process {rank}: {found[1]}"))
-        given: T = result
-        return given
+        return cast(T, result)
 
     def share(self, items: list[T]) -> list[T]:
         """Return this process's part of a list that every process holds: each `size`-th item from `rank` on."""
@@ -196,8 +189,6 @@ class World:
 
     def join(self, parts: list[T]) -> list[T]:
         """Invert `share`: return the whole list in its original order on every process."""
-        if self.size == 1:
-            return parts
         shares = self.gather([parts])
         longest = max(len(part) for part in shares)
         return [part[row] for row in range(longest) for part in shares if row < len(part)]
