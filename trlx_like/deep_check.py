@@ -8,7 +8,6 @@ is found. The run folder is not touched, and no tracker is opened. Left out on p
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import resource
@@ -16,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from trlx_like import api
 from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
+from trlx_like.tracking.folder import read_rows
 from trlx_like.trainers.callbacks import Callback
 
 FEW = 0.001
@@ -119,13 +120,12 @@ def deep_check(config: TRLConfig, **given: Any) -> list[str]:
     return [*lines, plan.words(), _disk(plan, watch.bytes, disk)]
 
 
-def _phases(folder: Path) -> dict[str, float]:
+def _phases(folder: Path) -> Mapping[str, float]:
     """Add up the seconds of each phase of the run, such as generate and reward, from its metrics.jsonl."""
-    found: dict[str, float] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        for name, value in json.loads(line).items():
-            if name.startswith("time/") and name != "time/elapsed":
-                found[name.removeprefix("time/")] = found.get(name.removeprefix("time/"), 0.0) + value
+    found: Counter[str] = Counter()
+    for row in read_rows(folder / "metrics.jsonl"):
+        found.update({name.removeprefix("time/"): row[name] for name in row if name.startswith("time/")})
+    del found["elapsed"]
     return found
 
 

@@ -48,14 +48,11 @@ def import_file(path: Path) -> ModuleType:
 def import_module(name: str) -> ModuleType:
     """Import a module by its dotted name, also from the current folder, as a script there would."""
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     finally:
-        if added:
-            sys.path.remove(here)
+        sys.path.remove(here)
 
 
 def import_name(name: str, option: str) -> Any:

@@ -150,7 +150,9 @@ def load_plugin(name: str) -> None:
         raise RegistryError(f"a plugin is a module, a .py file or an entry point name, got {name!r}.")
     try:
         if name.endswith(".py"):
-            _load_file(name)
+            if not Path(os.path.expanduser(name)).is_file():
+                raise RegistryError(f"no such file: {Path(os.path.expanduser(name)).resolve()}.")
+            import_file(Path(name))
             return
         for entry_point in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=name):
             entry_point.load()
@@ -171,10 +173,3 @@ def _load_module(name: str) -> None:
         raise RegistryError(
             f"no module or installed entry point {error.name!r}; for a file give its path, ending in .py."
         ) from error
-
-
-def _load_file(name: str) -> None:
-    file = Path(os.path.expanduser(name)).resolve()
-    if not file.is_file():
-        raise RegistryError(f"no such file: {file}.")
-    import_file(file)

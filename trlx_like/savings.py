@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import or_
 from typing import Any
 
 from trlx_like.config import TRLConfig
@@ -24,10 +26,8 @@ def smallest_change(config: TRLConfig, gpus: int, memory: float) -> dict[str, An
         Options with their new values; None if even all changes together do not suffice.
     """
     changes = list(_changes(config, gpus))
-    together: list[dict[str, Any]] = [{}]
-    for change in changes:
-        together.append({**together[-1], **change})
-    for options in (*changes, *together[2:]):
+    together: list[dict[str, Any]] = list(accumulate(changes, or_))
+    for options in (*changes, *together[1:]):
         try:
             if estimate(TRLConfig.update(config.to_dict(), options), gpus, memory).fits:
                 return options

@@ -146,7 +146,9 @@ class RunFiles:
         """
         names = list(names)
         self._refuse_taken(names, self._made)
-        self._note_made([name for name in names if name not in self._made])
+        if new := [name for name in names if name not in self._made]:
+            self._write({"made": new})
+            self._made.update(dict.fromkeys(new))
 
     @contextmanager
     def claimed(self, names: Iterable[str]) -> Iterator[None]:
@@ -197,11 +199,6 @@ class RunFiles:
         with writing(self.path, len(content)):
             self._file.write(content)
             os.fsync(self._file.fileno())
-
-    def _note_made(self, names: list[str]) -> None:
-        if names:
-            self._write({"made": names})
-            self._made.update(dict.fromkeys(names))
 
     def _forget_missing(self) -> None:
         """Take names off the list whose files are gone: what gets such a name later is not the run's."""

@@ -93,10 +93,5 @@ def isolated_rng(seed: int) -> Iterator[None]:
 class RngState:
     """Save and restore all random number generators of this process, as an item for `TrainState.register`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of all generators, see `rng_state`."""
-        return rng_state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of all generators, see `set_rng_state`."""
-        set_rng_state(state)
+    state_dict = staticmethod(rng_state)
+    load_state_dict = staticmethod(set_rng_state)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint.ranges import SavedRanges, save_ranges
 from trlx_like.errors import CheckpointError, raised_as
 from trlx_like.functional.parts import Part, Saved
+from trlx_like.reading import unwritable
 from trlx_like.redact import leaves
 
 FORMAT = "trlx_like.tree"
@@ -156,7 +157,7 @@ class _Writer:
                 raise _refusal(place, f"has the key {key!r} of type {type(key).__qualname__}, not str or int")
         items = {key: self.encode(item, (*place, str(key))) for key, item in value.items()}
         # A plain JSON object is enough if all keys are text that JSON preserves.
-        if type(value) is dict and all(type(key) is str and key != _TAG and _plain(key) for key in items):
+        if type(value) is dict and all(type(key) is str and key != _TAG and not unwritable(key) for key in items):
             return items
         pairs = [[_encode_scalar(key), item] for key, item in items.items()]
         return {_TAG: _MAPPING_NAMES[type(value)], "items": pairs}
@@ -216,19 +217,10 @@ def _refusal(place: Place, what: str) -> CheckpointError:
     )
 
 
-def _plain(text: str) -> bool:
-    """Return True for text that JSON preserves. Two lone surrogates, for one, would be read as one character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _encode_scalar(value: float | str) -> Any:
     """Convert a number or text to JSON, in a tagged form if JSON would not preserve it."""
-    if isinstance(value, str):
-        return value if _plain(value) else {_TAG: "str", "utf8": value.encode("utf-8", "surrogatepass").hex()}
+    if isinstance(value, str):  # two lone surrogates, for one, would be read as one character
+        return value if not unwritable(value) else {_TAG: "str", "utf8": value.encode("utf-8", "surrogatepass").hex()}
     if isinstance(value, int):
         # Many JSON readers round integers beyond 64 bits, and Python's refuses more than 4300 digits.
         return value if -(2**63) <= value < 2**63 else {_TAG: "int", "hex": hex(value)}

@@ -6,7 +6,7 @@ A configuration of a run, a configuration of accelerate, a sweep of Ray, or a ch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,15 @@ def migrate(file: str | Path, processes: int | None = None) -> Migration:
         ConfigError: If it is none of these, or `processes` is given for a file that is no configuration of a run.
     """
     values = _read(file)
-    kinds: dict[str, Callable[[dict[str, Any]], Migration]] = {
-        "tune_config": _sweep,
-        "distributed_type": _accelerate,
-        "method": lambda run: _run(run, processes),
-    }
-    for key, translate in kinds.items():
-        if key in values:
-            if processes is not None and key != "method":
-                raise ConfigError(f"--num-processes ({processes}) is for the configuration of a run, unlike {file}.")
-            return translate(values)
+    if "method" in values:
+        return _run(values, processes)
+    if processes is not None:
+        raise ConfigError(f"--num-processes ({processes}) is for the configuration of a run, unlike {file}.")
+    if "tune_config" in values:
+        made, notes = sweep_of(values)
+        return as_yaml(made), [*notes, "run it with: trlx-like sweep FILE --config CONFIG"]
+    if "distributed_type" in values:
+        return _accelerate(values)
     raise ConfigError(
         f"{file}: this is no configuration of trlX (method, train, ...), of accelerate (distributed_type) or of a "
         "sweep (tune_config)."
@@ -203,10 +202,9 @@ def _accelerate(values: dict[str, Any]) -> Migration:
     elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         notes.append(f"dropped distributed_type: {kind} (there is ddp, fsdp and deepspeed)")
     precision = str(values.get("mixed_precision", "no")).lower()
-    precision = "no" if precision in ("false", "none") else precision  # YAML 1.1 reads a bare no as false
     if precision in ("fp16", "bf16"):
         backend["mixed_precision"] = precision
-    elif precision != "no":
+    elif precision not in ("no", "false", "none"):  # YAML 1.1 reads a bare no as false
         notes.append(f"dropped mixed_precision: {precision} (there is fp16 and bf16)")
     if values.get("use_cpu"):
         backend["device"] = "cpu"
@@ -269,12 +267,6 @@ def _command(values: Mapping[str, Any]) -> str:
 # A sweep.
 
 _SEARCHES = {None: "random", "random": "random", "bayesopt": "tpe", "bohb": "tpe"}
-
-
-def _sweep(values: dict[str, Any]) -> Migration:
-    """Translate a sweep to one of `trlx-like sweep`."""
-    made, notes = sweep_of(values)
-    return as_yaml(made), [*notes, "run it with: trlx-like sweep FILE --config CONFIG"]
 
 
 def sweep_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,16 +142,6 @@ class LengthSampler:
         return random.choice(self.values)
 
 
-class _Waiting:
-    """Stand for a schedule while it makes no step."""
-
-    def __init__(self, schedule: Any) -> None:
-        self.get_last_lr = schedule.get_last_lr
-
-    def step(self) -> None:
-        """Leave the learning rate as it is."""
-
-
 class PPOTrainer(ppo.PPOTrainer):
     """PPO with TRL's constructor, `dataloader` and `generate`.
 
@@ -215,7 +206,8 @@ class PPOTrainer(ppo.PPOTrainer):
         schedule = self.optimisation.scheduler
         if not self.by_rounds or self.progress.position + 1 == self.round_steps:
             return super().optimize(batch)
-        self.optimisation.scheduler = _Waiting(schedule)  # type: ignore[assignment]
+        waiting: Any = SimpleNamespace(step=lambda: None, get_last_lr=schedule.get_last_lr)
+        self.optimisation.scheduler = waiting
         try:
             metrics = super().optimize(batch)
         finally:

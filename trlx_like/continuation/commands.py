@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 
 Model = Annotated[
     str,
@@ -116,10 +116,8 @@ def _options(temperature: float, top_k: int, beta: float | None) -> dict[str, An
 
 def _messages(text: str) -> Any:
     """Read a dialogue that is given as JSON. Its form is checked with that of all prompts."""
-    try:
+    with raised_as(ConfigError, ValueError, f"--messages ({text!r:.60}) must be JSON"):
         return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--messages ({text!r:.60}) must be JSON: {error}.") from error
 
 
 def _score(rewards: Mapping[str, float | None]) -> str:

@@ -18,23 +18,22 @@ from trlx_like.trainers.interrupt import Interrupted
 
 
 class StopAfter(Callback):
-    """Send the process a signal in its `step`-th step, as `kill` would."""
+    """Send the process SIGTERM in its `step`-th step, as `kill` would."""
 
-    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+    def __init__(self, step: int) -> None:
         self.step = step
-        self.number = number
 
     def on_step(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         if trainer.progress.step == self.step:
-            os.kill(os.getpid(), self.number)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run_until_stopped(trainer: Any, code: int = 143) -> None:
-    """Train until a signal ends the run, which leaves a checkpoint of its last step."""
+def run_until_stopped(trainer: Any) -> None:
+    """Train until SIGTERM ends the run, which leaves a checkpoint of its last step."""
     try:
         trainer.learn()
     except Interrupted as stopped:
-        must(stopped.code == code, f"the run ended with the exit code {stopped.code}, not {code}")
+        must(stopped.code == 143, f"the run ended with the exit code {stopped.code}, not 143")
     else:
         raise AssertionError("no signal ended the run")
 

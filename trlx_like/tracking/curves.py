@@ -221,16 +221,11 @@ def phases(curves: dict[str, Curve]) -> list[dict[str, Any]]:
         for name, curve in curves.items()
         if name.startswith("time/") and name != ELAPSED
     }
-    total = duration(curves)
+    total = last(curves, ELAPSED)
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
     if seconds and total is not None and total > sum(seconds.values()):
         ordered.append(("other", total - sum(seconds.values())))
     return [{"name": name, "seconds": round(value, 3)} for name, value in ordered if math.isfinite(value)]
-
-
-def duration(curves: dict[str, Curve]) -> float | None:
-    """Return the seconds that the run took without pauses; None if it was not logged."""
-    return last(curves, ELAPSED)
 
 
 def last(curves: dict[str, Curve], metric: str) -> float | None:

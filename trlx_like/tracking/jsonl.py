@@ -100,7 +100,7 @@ def _keep_until(path: Path, step: int) -> dict[str, Any] | None:
     """
     if not path.is_file():
         return None
-    last, later, torn, whole = None, 0, 0, True
+    last, later, torn = None, 0, 0
     rewritten = path.with_suffix(".jsonl.tmp")
     with path.open("rb") as source, rewritten.open("wb") as target:
         for line in source:
@@ -111,13 +111,10 @@ def _keep_until(path: Path, step: int) -> dict[str, Any] | None:
                 later += 1
             else:
                 last = row
-                whole = line.endswith(b"\n")
-                target.write(line if whole else line + b"\n")
+                target.write(line.removesuffix(b"\n") + b"\n")  # a killed process may have left it without an end
         target.flush()
         os.fsync(target.fileno())
-    if later or torn or not whole:
-        os.replace(rewritten, path)
+    os.replace(rewritten, path)
+    if later or torn:
         logger.info("%s: dropped %d rows after step %d and %d torn lines.", path, later, step, torn)
-    else:
-        rewritten.unlink()
     return last

@@ -20,7 +20,7 @@ from trlx_like.errors import DataError, DiskError, writing
 from trlx_like.reading import packaged_text
 from trlx_like.tracking.audit import findings
 from trlx_like.tracking.base import RunInfo, Tracker
-from trlx_like.tracking.curves import Curve, charts, duration, frontier, goals, phases, read_curves
+from trlx_like.tracking.curves import ELAPSED, Curve, charts, frontier, goals, last, phases, read_curves
 from trlx_like.tracking.folder import read_config
 from trlx_like.tracking.tables import read_tables
 from trlx_like.tracking.values import plain
@@ -85,7 +85,7 @@ def _run_facts(run_dir: Path, config: dict[str, Any], curves: dict[str, Curve]) 
         "batch_size": option("train", "batch_size"),
         "total_steps": option("train", "total_steps"),
         "last_step": max(steps, default=None),
-        "seconds": duration(curves),
+        "seconds": last(curves, ELAPSED),
     }
 
 
