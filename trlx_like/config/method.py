@@ -70,6 +70,13 @@ class TextMethodConfig(MethodConfig):
         yield from generation_problems(self.gen_kwargs, "gen_kwargs", self.generation_options)
 
 
+class DropoutMethodConfig(MethodConfig):
+    """Hold the option of a method that may train without dropout."""
+
+    disable_dropout: Applied[bool] = True
+    """Switch dropout off in training."""
+
+
 class OnlineTextMethodConfig(TextMethodConfig):
     """Hold the options of a method that learns from text it generates itself."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -131,13 +131,11 @@ class ShardedBackend(DividedBackend):
         with self.world.meeting():
             self.world.accelerator.backward(loss)
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         """Gather all weights, and make the modules plain ones, for a `with` block."""
         if self._divided_now:
             raise RuntimeError("backend.rollout (layers): weights are divided while a round is sampled or evaluated.")
-        with self._plain(self._units):
-            yield
+        return self._plain(self._units)
 
     @contextmanager
     def gathered_to_sample(self) -> Iterator[None]:

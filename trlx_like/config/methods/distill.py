@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trlx_like.config.method import OnlineTextMethodConfig, Sections
+from trlx_like.config.method import DropoutMethodConfig, OnlineTextMethodConfig, Sections
 from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfRound
 
 
-class DistillConfig(OnlineTextMethodConfig):
+class DistillConfig(DropoutMethodConfig, OnlineTextMethodConfig):
     """Distil a teacher into the policy on the policy's own responses (GKD with lambda 1, Agarwal et al. 2024)."""
 
     exact_sampling: ClassVar[bool] = False
@@ -27,8 +27,6 @@ class DistillConfig(OnlineTextMethodConfig):
     """Number of responses in each round, over all processes; null: `train.batch_size`, so that a round is one step."""
     chunk_size: Applied[int] = Field(default=64, ge=1)
     """Number of responses to generate at once, per process."""
-    disable_dropout: Applied[bool] = True
-    """Switch dropout off in training."""
 
     def acting(self) -> dict[str, bool]:
         return {**super().acting(), "beta": self.divergence == "jsd"}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from trlx_like.config.method import Sections, TextMethodConfig
+from trlx_like.config.method import DropoutMethodConfig, Sections, TextMethodConfig
 from trlx_like.config.problems import Accepts, Problem, at, listed, only
 from trlx_like.config.resume import Applied, OfData, OfReference
 
@@ -38,7 +38,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class DPOConfig(TextMethodConfig):
+class DPOConfig(DropoutMethodConfig, TextMethodConfig):
     """Direct preference optimisation (Rafailov et al. 2023), and the losses that have followed it."""
 
     beta: Applied[float] = Field(default=0.1, gt=0)
@@ -82,8 +82,6 @@ class DPOConfig(TextMethodConfig):
     """Weight of the policy in each update of the reference; 1: the reference becomes the policy."""
     ref_model_sync_steps: Applied[int] = Field(default=512, ge=1)
     """Number of optimizer steps between two updates of the reference."""
-    disable_dropout: Applied[bool] = True
-    """Switch dropout off in training."""
 
     max_prompt_length: OfData[int | None] = Field(default=None, ge=1)
     """Maximum number of tokens of a prompt; null: limited by `train.seq_length` alone."""

@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from trlx_like.config.method import TextMethodConfig
+from trlx_like.config.method import DropoutMethodConfig, TextMethodConfig
 from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference
 
 
-class KTOConfig(TextMethodConfig):
+class KTOConfig(DropoutMethodConfig, TextMethodConfig):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024): learn from completions that were liked or disliked."""
 
     beta: Applied[float] = Field(default=0.1, gt=0)
@@ -25,8 +25,6 @@ class KTOConfig(TextMethodConfig):
     """Weight of the completions that were disliked."""
     precompute_ref_log_probs: OfReference[bool] = False
     """Compute reference log-probabilities once, before training, and keep no reference in memory."""
-    disable_dropout: Applied[bool] = True
-    """Switch dropout off in training."""
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trlx_like.config.method import OnlineTextMethodConfig, Sections
+from trlx_like.config.method import DropoutMethodConfig, OnlineTextMethodConfig, Sections
 from trlx_like.config.problems import Accepts, Problem, only
 from trlx_like.config.resume import Applied, OfRollouts, OfRound
 
@@ -15,7 +15,7 @@ GEN_KWARGS = {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0
 """The defaults of TRL."""
 
 
-class OnlineDPOConfig(OnlineTextMethodConfig):
+class OnlineDPOConfig(DropoutMethodConfig, OnlineTextMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
     gen_kwargs: OfRollouts[dict[str, Any]] = GEN_KWARGS
@@ -38,8 +38,6 @@ class OnlineDPOConfig(OnlineTextMethodConfig):
     """Number of prompts to generate and judge responses for at once, per process."""
     missing_eos_penalty: Applied[float | None] = Field(default=None, ge=0)
     """Penalty subtracted from the score of a response that was cut at max_new_tokens; null: none."""
-    disable_dropout: Applied[bool] = True
-    """Switch dropout off in training."""
 
     @field_validator("gen_kwargs", "gen_experience_kwargs")
     @classmethod

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from trlx_like.config.method import MethodConfig
+from trlx_like.config.method import DropoutMethodConfig
 from trlx_like.config.resume import Applied, OfData
 
 
-class RewardConfig(MethodConfig):
+class RewardConfig(DropoutMethodConfig):
     """Train a reward model on pairs of answers, of which one is preferred."""
 
     center_rewards_coefficient: Applied[float] = Field(default=0.0, ge=0)
@@ -21,5 +21,3 @@ class RewardConfig(MethodConfig):
     """What to do with a pair that is longer than `train.seq_length`."""
     truncation_mode: OfData[Literal["keep_start", "keep_end"]] = "keep_end"
     """What to keep of a pair that is cut: the end, where the reward is read, or the start."""
-    disable_dropout: Applied[bool] = True
-    """Switch dropout off in training."""
