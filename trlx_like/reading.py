@@ -41,6 +41,14 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     return path.read_bytes()
 
 
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Return in words why the text of a file cannot be read."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 text (byte {error.start})"
+    words = {FileNotFoundError: f"there is no such file in {Path.cwd()}", IsADirectoryError: "is a folder"}
+    return words.get(type(error), f"cannot be read ({error.strerror or error})")
+
+
 def check_regular(path: Path) -> None:
     """Raise OSError for a pipe, a device, a socket or a file of the kernel, a NUL character, or without such a file."""
     if "\0" in str(path):

@@ -136,7 +136,7 @@ def test_a_mistake_is_a_sentence_and_with_traceback_its_place(here: Path, monkey
     # Of two processes that find the same mistake, one says it.
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TRLX_LIKE_MEETING", str(here))
-    assert [said(2, "check", "no.yml") for _ in range(2)] == ["no.yml: no such file.\n", ""]
+    assert [said(2, "check", "no.yml") for _ in range(2)] == [f"no.yml: there is no such file in {Path.cwd()}.\n", ""]
 
 
 def test_a_mistake_of_ours_is_not_hidden(here: Path, plugin: Path) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from trlx_like.config.problems import Problem, shown
 from trlx_like.errors import ConfigError
-from trlx_like.reading import packaged_text, read_bytes, unwritable
+from trlx_like.reading import packaged_text, read_bytes, unwritable, why_unreadable
 from trlx_like.redact import HIDDEN, leaves
 
 LARGEST = 250_000
@@ -246,14 +246,8 @@ def plain(value: Any) -> Any:
 def _text(file: Path, name: str) -> str:
     try:
         return read_bytes(file, LARGEST).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{name}: no such file.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{name}: is a folder, not a YAML file.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start}).") from None
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read ({error.strerror}).") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: {why_unreadable(error)}.") from None
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:

@@ -43,6 +43,7 @@ from trlx_like.pipelines.lines import FEWEST, JsonLines, compact
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages, unusable_text
 from trlx_like.pipelines.tables import OPTIONS, datasets_for, load_table, mixed, renamed, without_column
+from trlx_like.reading import why_unreadable
 
 Kind = Literal["file", "function", "dataset"]
 
@@ -223,14 +224,9 @@ def _readable(spec: str, option: str) -> Iterator[None]:
     """Turn the failure to read a file into an error that names the option."""
     try:
         yield
-    except FileNotFoundError:
-        raise ConfigError(f"{option} ({spec!r}): there is no such file in {Path.cwd()}.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{option} ({spec!r}) is a folder.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{option}: {spec} is not UTF-8 text (byte {error.start}).") from None
-    except OSError as error:
-        raise ConfigError(f"{option} ({spec!r}) cannot be read: {error.strerror or error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        kind = ConfigError if isinstance(error, OSError) else DataError
+        raise kind(f"{option} ({spec!r}): {why_unreadable(error)}.") from error
 
 
 # Functions and datasets.

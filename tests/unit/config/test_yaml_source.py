@@ -32,8 +32,8 @@ def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, sentenc
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     for path, sentence in (
-        (tmp_path / "none.yml", "no such file."),
-        (tmp_path, "is a folder, not a YAML file."),
+        (tmp_path / "none.yml", f"there is no such file in {Path.cwd()}."),
+        (tmp_path, "is a folder."),
     ):
         with pytest.raises(ConfigError) as error:
             TRLConfig.load_yaml(path)

@@ -186,7 +186,7 @@ def test_the_cells_of_the_only_column(tmp_path: Path) -> None:
     [
         (b'{"prompt": 1}', r"data.preferences: .*rows.jsonl:3 must be an object with chosen and rejected"),
         (b"{", r"data.preferences: .*rows.jsonl:3 is not JSON"),
-        (b'{"chosen": "\xff"}', r"data.preferences: .*rows.jsonl is not UTF-8 text \(byte 62\)"),
+        (b'{"chosen": "\xff"}', r"data.preferences .*rows.jsonl'\): is not UTF-8 text \(byte 62\)"),
         (b'{"chosen": "\\ud800", "rejected": ""}', r"data.preferences: .*rows.jsonl:3: "),
     ],
 )

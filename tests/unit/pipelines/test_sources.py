@@ -166,7 +166,6 @@ def test_a_sample_may_have_several_rewards() -> None:
         ("prompts", "a.csv", "prompt,level\na,1,2\n", "a.csv:2 has 3 cells for 2 columns."),
         ("prompts", "a.csv", "prompt,prompt\na,1\n", "a.csv:1 must name every column once, not 'prompt', 'prompt'."),
         ("prompts", "a.csv", 'prompt,level\n"a,1\nb,2\n', "a.csv:3 is not CSV: unexpected end of data."),
-        ("prompts", "a.txt", b"good\nb\xe9d\n", "a.txt is not UTF-8 text (byte 6)."),
         ("prompts", "a.txt", " \n\n", "a.txt has no rows."),
         ("prompts", "a.csv", "", "a.csv has no rows."),
         ("prompts", "a.json", "[]", "a.json has no rows."),
@@ -220,7 +219,13 @@ def test_a_file_that_is_not_there(here: Path) -> None:
         f"data.prompts ('a.txt'): there is no such file in {here}."
     )
     Path("b.txt").mkdir()
-    assert message(ConfigError, load_rows, "b.txt", "data.prompts") == "data.prompts ('b.txt') is a folder."
+    assert message(ConfigError, load_rows, "b.txt", "data.prompts") == "data.prompts ('b.txt'): is a folder."
+
+
+def test_a_file_that_is_no_text(here: Path) -> None:
+    Path("a.txt").write_bytes(b"good\nb\xe9d\n")
+    sentence = "data.prompts ('a.txt'): is not UTF-8 text (byte 6)."
+    assert message(DataError, load_rows, "a.txt", "data.prompts") == sentence
 
 
 def test_a_file_of_another_kind() -> None:
