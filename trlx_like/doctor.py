@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -74,7 +73,8 @@ def _devices() -> Iterator[str]:
     except (ImportError, OSError) as error:  # OSError: a library that it links to is missing
         yield f"Devices        unknown: torch cannot be imported ({error})"
         return
-    gpus = [_gpu(torch, number) for number in range(torch.cuda.device_count())]
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    gpus = [f"cuda:{number} {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for number, gpu in enumerate(found)]
     if torch.backends.mps.is_available():
         gpus.append("Apple GPU (mps)")
     yield f"Devices        {'; '.join(gpus) or 'CPU only'}"
@@ -84,11 +84,6 @@ def _devices() -> Iterator[str]:
         + (f", OMP_NUM_THREADS={threads}" if threads else "")
         + "; backend.num_threads sets them"
     )
-
-
-def _gpu(torch: Any, number: int) -> str:
-    properties = torch.cuda.get_device_properties(number)
-    return f"cuda:{number} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
 def _place() -> Iterator[str]:

@@ -40,8 +40,6 @@ COLUMNS = (
 of a vLLM in this process counts as KV cache."""
 QUANTIZED = {"nf4": 0.5 + 1 / 64 + 4 / 64 / 256, "int8": 1.0}
 """Bytes of a weight: 4 bits, a byte for each block of 64, 4 bytes for 256 of these; or 8 bits."""
-BNB_STATES = {"lion": 1}
-"""Moments of an 8-bit optimizer of bitsandbytes by the beginning of its name; others have two."""
 
 
 @dataclass
@@ -183,7 +181,7 @@ def _optimizer_bytes(trainer: Any, trained: list[nn.Parameter]) -> int:
     if type(optimizer).__module__.startswith("bitsandbytes"):
         name = trainer.config.optimizer.name
         size = 4 if "32bit" in name else 1 + 4 / 256  # a byte for each number and a scale for 256 of them
-        moments = next((count for start, count in BNB_STATES.items() if name.startswith(start)), 2)
+        moments = 1 if name.startswith("lion") else 2
         return round(moments * size * sum(parameter.numel() for parameter in trained))
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)

@@ -53,26 +53,21 @@ def set_rng_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        _set_cuda(state["cuda"])
+        devices, saved = torch.cuda.device_count(), len(state["cuda"])
+        if devices != saved:
+            logger.warning(
+                "The random states of %d CUDA devices were saved and this machine has %d: the run continues, but "
+                "not with the numbers that it would have drawn there.",
+                saved,
+                devices,
+            )
+        for device, of_device in enumerate(state["cuda"][:devices]):
+            torch.cuda.set_rng_state(of_device, device)
     elif torch.cuda.is_available():
         # If CUDA is initialised later, its generators start from the seed that the CPU state contains.
         torch.cuda.manual_seed_all(torch.initial_seed())
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
-
-
-def _set_cuda(states: list[torch.Tensor]) -> None:
-    """Restore the CUDA generators, with a warning if there are more or fewer devices than states."""
-    devices = torch.cuda.device_count()
-    if devices != len(states):
-        logger.warning(
-            "The random states of %d CUDA devices were saved and this machine has %d: the run continues, but "
-            "not with the numbers that it would have drawn there.",
-            len(states),
-            devices,
-        )
-    for device, state in enumerate(states[:devices]):
-        torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager

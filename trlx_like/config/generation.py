@@ -124,7 +124,9 @@ def option_problems(gen_kwargs: Mapping[str, Any], name: str, also: Collection[s
             yield Problem(path, "an empty list has no value to try.")
         elif option in TYPES:
             for one in value if option in sweeps else [value]:
-                if not _fits(option, one):
+                try:
+                    option_type(option).validate_python(one)
+                except ValidationError:
                     yield Problem(path, f"must be {expected(TYPES[option])}, got {shown(one)}.")
 
 
@@ -173,11 +175,3 @@ def _is_off(option: str, value: Any) -> bool:
 def option_type(option: str) -> TypeAdapter[Any]:
     """Return the pydantic adapter that validates and describes one value of an option."""
     return TypeAdapter(TYPES[option], config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-def _fits(option: str, value: Any) -> bool:
-    try:
-        option_type(option).validate_python(value)
-    except ValidationError:
-        return False
-    return True

@@ -102,9 +102,9 @@ def _followed(config: TRLConfig, given: Mapping[str, str]) -> Iterator[tuple[str
     shard, offload = (f"backend.{name} is {getattr(backend, name)}. {SAME}" for name in ("shard", "offload"))
     if given.get("ACCELERATE_USE_FSDP", "").lower() not in OFF:
         yield "FSDP_VERSION", ("2",), "the backend is FSDP2. Leave it out, or set it to 2."
-        yield "FSDP_RESHARD_AFTER_FORWARD", (_text(backend.shard != "gradients"),), shard
-        yield "FSDP_OFFLOAD_PARAMS", (_text(backend.offload == "all"),), offload
-        recomputed = _text(backend.gradient_checkpointing)
+        yield "FSDP_RESHARD_AFTER_FORWARD", (str(backend.shard != "gradients").lower(),), shard
+        yield "FSDP_OFFLOAD_PARAMS", (str(backend.offload == "all").lower(),), offload
+        recomputed = str(backend.gradient_checkpointing).lower()
         because = f"backend.gradient_checkpointing is {recomputed}. {SAME}"
         yield "FSDP_ACTIVATION_CHECKPOINTING", (recomputed,), because
         blocks = "backend.kind: fsdp divides all weights, block by block as the model names its blocks. Leave it out."
@@ -122,10 +122,6 @@ def _followed(config: TRLConfig, given: Mapping[str, str]) -> Iterator[tuple[str
         for name in ("CONFIG_FILE", "MOE_LAYER_CLS_NAMES"):
             unread = "that is not read. Leave it out, and set options of zero_optimization in backend.deepspeed_config."
             yield f"ACCELERATE_DEEPSPEED_{name}", ("none",), unread
-
-
-def _text(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _processes(given: Mapping[str, str]) -> int:

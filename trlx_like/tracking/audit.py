@@ -69,11 +69,6 @@ class Audit:
         self.verdicts = {name: Verdict(name, advice(name, config)) for name in JUDGED}
 
     @property
-    def rounds(self) -> int:
-        """Return the number of rounds seen."""
-        return self.history.count
-
-    @property
     def measured(self) -> bool:
         """Return whether any signal could be measured."""
         return any(verdict.reading is not None for verdict in self.verdicts.values())
@@ -95,7 +90,7 @@ class Audit:
             return []
         self.history.add(metrics)
         new = []
-        for name, measure in JUDGED.items() if self.rounds >= ROUNDS else ():
+        for name, measure in JUDGED.items() if self.history.count >= ROUNDS else ():
             verdict, reading = self.verdicts[name], measure(self.history)
             if math.isnan(reading.value):  # the last rounds did not log it: keep the last reading
                 continue
@@ -138,7 +133,7 @@ def findings(run_dir: Path, last_step: int | None = None) -> dict[str, Any] | No
         {"name": one.name, "state": one.state, "found": one in audit.found, "words": one.words, "advice": one.advice}
         for one in audit.verdicts.values()
     ]
-    return {"rounds": audit.rounds, "found": len(audit.found), "verdicts": verdicts}
+    return {"rounds": audit.history.count, "found": len(audit.found), "verdicts": verdicts}
 
 
 def show_audit(run_dir: Path) -> bool:
@@ -151,9 +146,10 @@ def show_audit(run_dir: Path) -> bool:
     from rich.table import Table
 
     audit = audit_run(run_dir)
-    if audit.rounds < ROUNDS:
+    rounds = audit.history.count
+    if rounds < ROUNDS:
         raise DataError(
-            f"{run_dir} has {audit.rounds} rounds of sampling; the audit needs {ROUNDS}. Offline trainers have none."
+            f"{run_dir} has {rounds} rounds of sampling; the audit needs {ROUNDS}. Offline trainers have none."
         )
     if not audit.measured:
         raise DataError(f"{run_dir} has rounds, but none of the metrics that the audit needs (docs/audit.md).")
@@ -169,7 +165,7 @@ def show_audit(run_dir: Path) -> bool:
         print(f"{verdict.name}: {verdict.advice}")
     names = ", ".join(verdict.name for verdict in audit.found)
     unknown = ", ".join(name for name in SIGNALS if audit.verdicts[name].reading is None)
-    print(f"Found: {names}." if names else f"Nothing found in {audit.rounds} rounds.")
+    print(f"Found: {names}." if names else f"Nothing found in {rounds} rounds.")
     if unknown:
         print(f"Not measured, so that nothing is known of: {unknown}.")
     return bool(names)

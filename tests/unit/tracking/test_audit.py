@@ -240,7 +240,7 @@ def test_numbers_that_are_none_break_nothing(tmp_path: Path) -> None:
     assert set(states(rows).values()) == {"not measured"}
     odd = run_of({"policy/entropy": float("inf")}) + [{"step": 99, "rollout/score_mean": "NaN", "x": None, "y": "text"}]
     found = audit_run(folder_of(odd, tmp_path))
-    assert found.rounds == 7 and found.verdicts["truncated outputs"].state == "clean"
+    assert found.history.count == 7 and found.verdicts["truncated outputs"].state == "clean"
     assert not Audit().add({}, 1)
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_pays_for_length_is_warned_of_once(tmp_path: Path, caplog: py
     caplog.clear()
     again = {**HACKED, "train.epochs": 12, "train.resume_from_checkpoint": "auto"}
     make("PPOTrainer", tmp_path, reward_fn=longest, **again).learn()
-    assert audit_run(tmp_path).rounds == 12
+    assert audit_run(tmp_path).history.count == 12
     repeated = [
         line for line in caplog.messages if line.startswith("Audit, ") and line.split(", ")[2].split(":")[0] in names
     ]
