@@ -81,12 +81,14 @@ def run(name: str, trainer: str, seed: int, model: Path, folder: Path, given: ar
     spent = time.process_time() - started
     start, end = measured.seen[0], measured.seen[-1]
     error = math.sqrt((statistics.variance(start) + statistics.variance(end)) / HELD_OUT)
+    end_error = math.sqrt(statistics.variance(end) / HELD_OUT)
     kl, perplexity = drift(made, model, task.prompts(KEPT, seed + 10**6))
     audit = audit_run(folder)
     return {
         "start": statistics.fmean(start),
         "end": statistics.fmean(end),
         "error": error,
+        "end_error": end_error,
         "kl": kl,
         "perplexity": perplexity,
         "cpu": spent,
@@ -145,26 +147,34 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    lines = given.results.read_text(encoding="utf-8").splitlines() if given.results.is_file() else []
-    known = {json.dumps(row["run"]): row for row in map(json.loads, lines)}
-    wanted = []
+    made, wanted = known(given.results), []
     for name in given.tasks:
         for trainer in given.trainers:
             for seed in range(given.seed, given.seed + given.seeds):
                 key = [name, trainer, seed, given.steps, given.seconds, dict(given.set)]
-                if json.dumps(key) not in known:
-                    known[json.dumps(key)] = done(key, given)
-                wanted.append(known[json.dumps(key)])
-    text = table(wanted)
-    print(text)
+                wanted.append(result(key, made, given))
+    print(table(wanted))
     if given.write is not None:
         page = given.write.read_text(encoding="utf-8")
         before, rest = page.split(MARKS[0])
         after = rest.split(MARKS[1])[1]
-        rows = [row for row in known.values() if row["run"][-1] == dict(given.set)]
+        rows = [row for row in made.values() if row["run"][-1] == dict(given.set)]
         rows.sort(key=lambda row: (list(TASKS).index(row["task"]), TRAINERS.index(row["trainer"])))
         given.write.write_text(f"{before}{MARKS[0]}\n{table(rows)}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+def known(results: Path) -> dict[str, dict[str, Any]]:
+    """Return the results in a file, each by its run as JSON."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
+    return {json.dumps(row["run"]): row for row in map(json.loads, lines)}
+
+
+def result(key: list[Any], made: dict[str, dict[str, Any]], given: argparse.Namespace) -> dict[str, Any]:
+    """Return the result of a run. If it is not among those that were made, make it and add it to them."""
+    name = json.dumps(key)
+    if name not in made:
+        made[name] = done(key, given)
+    return made[name]
 
 
 def done(key: list[Any], given: argparse.Namespace) -> dict[str, Any]:
@@ -174,6 +184,7 @@ def done(key: list[Any], given: argparse.Namespace) -> dict[str, Any]:
         model = (given.model or stories8m()) if TASKS[name].stories else random_model(Path(folder) / "start", seed)
         result = {"run": key, "task": name, "trainer": trainer, "seed": seed}
         result |= run(name, trainer, seed, model, Path(folder) / "run", given)
+    given.results.parent.mkdir(parents=True, exist_ok=True)
     with given.results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
     return result
