@@ -89,9 +89,8 @@ def _compare(tokenizer: PreTrainedTokenizerBase, model_path: str) -> None:
         )
     if other:
         logger.warning(
-            "%s: %d tokens have other ids than in the tokenizer of model.model_path (%r), such as %r: %d in place of "
-            "%d.",
-            *(place, len(other), model_path, other[0], given[other[0]], own[other[0]]),
+            f"{place}: {len(other)} tokens have other ids than in the tokenizer of model.model_path ({model_path!r}), "
+            f"such as {other[0]!r}: {given[other[0]]} in place of {own[other[0]]}."
         )
 
 

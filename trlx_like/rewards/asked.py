@@ -86,10 +86,8 @@ class AskedModel:
         unparsed = [answers[question] for question, place in zip(questions, found, strict=True) if place is None]
         if unparsed:
             self.counts["unparsed"] += len(unparsed)
-            logger.warning(
-                "%d answers of %s are neither %s nor %s, as is %.80r",
-                *(len(unparsed), self.transport.option, *words, unparsed[0]),
-            )
+            what = f"{len(unparsed)} answers of {self.transport.option} are neither {words[0]} nor {words[1]}"
+            logger.warning(f"{what}, as is {unparsed[0]!r:.80}")
         return found
 
     def _ask_all(self, questions: Sequence[str]) -> dict[str, str]:

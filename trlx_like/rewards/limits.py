@@ -111,10 +111,6 @@ def _ring(number: int, frame: FrameType | None) -> None:
 
 def _say_stuck(limit: Limit, name: str | None) -> None:
     logger.warning(
-        "%s has run for %g s longer than %s (%g s) and cannot be interrupted in this process. With reward.workers: 1 "
-        "it would run in a process of its own, which can be killed.",
-        name,
-        STUCK,
-        limit.option,
-        limit.granted,
+        f"{name} has run for {STUCK:g} s longer than {limit.option} ({limit.granted:g} s) and cannot be interrupted in "
+        "this process. With reward.workers: 1 it would run in a process of its own, which can be killed."
     )

@@ -102,11 +102,8 @@ class RewardModel:
         if too_long and not self.has_cut:
             self.has_cut = True
             logger.warning(
-                "%d of %d texts are longer than the %d tokens that the reward model reads: these, and others like "
-                "them, lose their beginning.",
-                len(too_long),
-                len(rows),
-                self.max_length,
+                f"{len(too_long)} of {len(rows)} texts are longer than the {self.max_length} tokens that the reward "
+                "model reads: these, and others like them, lose their beginning."
             )
         rows = [self.encoder.cut(row, self.max_length, side="left") for row in rows]
         device = self._placed()

@@ -116,12 +116,10 @@ class ByHand:
             if (said := self.unlike.get(_key(row))) and not self._warned:
                 self._warned = True
                 logger.warning(
-                    "step: responses[%d] was sampled with %s, and the loss takes log-probabilities at temperature %g "
-                    "without such options, so that probability ratios are not those of what was sampled. Set "
-                    "method.gen_kwargs.temperature, or generate what is trained on without the option.",
-                    len(rows) - 1,
-                    said,
-                    self.temperature,
+                    f"step: responses[{len(rows) - 1}] was sampled with {said}, and the loss takes log-probabilities "
+                    f"at temperature {self.temperature:g} without such options, so that probability ratios are not "
+                    "those of what was sampled. Set method.gen_kwargs.temperature, or generate what is trained on "
+                    "without the option."
                 )
         unknown = [at for at, row in enumerate(rows) if row.choices is None]
         if cut and unknown or 0 < len(unknown) < len(rows):

@@ -93,9 +93,8 @@ def refuse_removed_hooks(trainer_class: type) -> None:
         owner = next((cls for cls in trainer_class.__mro__ if name in vars(cls)), trainer_class)
         if not owner.__module__.startswith("trlx_like.") and any(hasattr(cls, name) for cls in owner.__mro__[1:]):
             logger.warning(
-                "%s.%s is called by your code only; rollouts and evaluation sample with what make_engine returns.",
-                owner.__name__,
-                name,
+                f"{owner.__name__}.{name} is called by your code only; rollouts and evaluation sample with what "
+                "make_engine returns."
             )
 
 

@@ -98,12 +98,8 @@ class DivergenceWatch:
         progress.rollbacks, progress.nonfinite_in_row = count, 0
         if self.run.world.main:
             logger.warning(
-                "%s Back to step %d with a learning rate of %.3g (rollback %d of at most %d).",
-                error,
-                progress.step,
-                rate,
-                count,
-                train.max_rollbacks,
+                f"{error} Back to step {progress.step} with a learning rate of {rate:.3g} (rollback {count} of at most "
+                f"{train.max_rollbacks})."
             )
         folder.note(
             {"event": "rollback", "step": step, "to_step": progress.step, "learning_rate": rate, "why": str(error)}

@@ -24,15 +24,12 @@ def note_empty(run: Run, samples: int) -> Metrics:
     found = before if samples else progress.empty_rounds
     if not samples and not before and run.world.main:
         logger.warning(
-            "Nothing of this round can be learned from, as with equal scores: it passes without a step, and so may %d "
-            "in a row (train.max_empty_rounds).",
-            limit,
+            "Nothing of this round can be learned from, as with equal scores: it passes without a step, and so may "
+            f"{limit} in a row (train.max_empty_rounds)."
         )
     if found == limit and not samples and run.world.main:
         logger.warning(
-            "Training ends at step %d, as nothing of %d rounds in a row can be learned from (train.max_empty_rounds). "
-            "Their metrics say why; `trlx-like test-reward` tries the reward on samples.",
-            progress.step,
-            found,
+            f"Training ends at step {progress.step}, as nothing of {found} rounds in a row can be learned from "
+            "(train.max_empty_rounds). Their metrics say why; `trlx-like test-reward` tries the reward on samples."
         )
     return {"rollout/empty_rounds": float(found)} if found else {}
