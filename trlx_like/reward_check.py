@@ -55,7 +55,7 @@ def check_rewards_of(score: Score, rows: Sequence[Row], group: int, encode: Call
 
     Args:
         score: Calls the reward function on samples; a failure is a `Fault` in place of a reward.
-        rows: Outputs of the model, as `seen_rows` gives them.
+        rows: Outputs of the model, as `TextSamples.rows` gives them.
         group: The number of outputs for each prompt, which follow each other.
         encode: Tokenises an output.
 
@@ -156,7 +156,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         TrlxError: What the run would raise when it is made.
         ConfigError: The run has no reward function, or does not sample text.
     """
-    from trlx_like.trainers.scoring import argument_columns, seen_rows
+    from trlx_like.trainers.scoring import argument_columns
 
     if config.data.reward_fn is None:
         raise ConfigError("test-reward needs data.reward_fn; judges and rewards of given samples are not tested.")
@@ -171,7 +171,7 @@ def reward_check(config: TRLConfig, prompts: int = 4, group: int = 4) -> list[st
         trainer.model.eval()
         with trainer.run.backend.sampling():
             trainer.sync_sampler()
-            rows = seen_rows(trainer.sampler.sample(batch, trainer.experience_kwargs, 0))
+            rows = trainer.sampler.sample(batch, trainer.experience_kwargs, 0).rows()
         function, tokenizer = trainer.reward_fn, trainer.tokenizer
 
         def score(some: Sequence[Row]) -> list[Outcome]:

@@ -26,7 +26,7 @@ from trlx_like.samplers.guided import GuidedEngine, load_ilql_heads
 from trlx_like.samplers.text import SEPARATOR, TextSampler, TextSamples
 from trlx_like.sharing.export import checkpoint_in
 from trlx_like.tracking.folder import read_config
-from trlx_like.trainers.scoring import argument_columns, reward_columns, seen_rows
+from trlx_like.trainers.scoring import argument_columns, reward_columns
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Generator:
         Returns:
             For each response "reward", and "reward/<name>" of each of several functions; None without a reward.
         """
-        rows = seen_rows(samples)
+        rows = samples.rows()
         columns, metadata = argument_columns(runner.function, rows, self.tokenizer)
         ids = [row["output_ids"] for row in rows]
         try:

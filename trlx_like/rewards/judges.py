@@ -1,7 +1,14 @@
 """Judges, which decide which of several completions of a prompt is better.
 
-There are three kinds of judges, distinguished by their method: a judge ranks several completions, compares two, or
-checks one.
+There are three kinds of judges, distinguished by their method. Each method gets the keywords that it accepts among
+those below, `tokenizer`, and the prompts' own keys; but for the tokenizer, each is a list with one entry per question.
+
+- `compare(prompts, pairs)` returns for each pair the place of the better completion, 0 or 1; None for a tie, or if the
+  judge cannot tell.
+- `rank(prompts, completions)` returns for each prompt the rank of each of its completions: smaller is better, equal is
+  a tie, None is an abstention.
+- `check(prompts, completions)` returns True or False for each completion, or None to abstain.
+
 `judged` asks a judge of any kind about groups of completions. `WinRate` makes a metric function of a judge, and
 `GroupReward` a reward function. `RewardJudge` makes a judge of any reward function or reward model.
 """
@@ -9,7 +16,7 @@ checks one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trlx_like.errors import ConfigError, RegistryError, RewardError, raised_as
 from trlx_like.imports import import_name, is_python_name
@@ -17,44 +24,7 @@ from trlx_like.registry import Registry
 from trlx_like.rewards.arguments import metadata_rows, name_of
 from trlx_like.rewards.call import call_metric, call_reward
 from trlx_like.rewards.judging import KINDS, judged, kind_of
-
-
-class PairwiseJudge(Protocol):
-    """Decide which of two completions is better.
-
-    Like every judge, it gets the keywords that it accepts among the arguments below, `tokenizer`, and the prompts' own
-    keys. Except for the tokenizer, each is a list with one entry per question.
-    """
-
-    def compare(self, *, prompts: list[str], pairs: list[tuple[str, str]], **metadata: Any) -> Sequence[int | None]:
-        """Compare the two completions of each pair.
-
-        Returns:
-            For each pair the place of the better completion, 0 or 1; None for a tie, or if the judge cannot tell.
-        """
-
-
-class RankingJudge(Protocol):
-    """Rank several completions of a prompt. It is called like a `PairwiseJudge`."""
-
-    def rank(
-        self, *, prompts: list[str], completions: list[list[str]], **metadata: Any
-    ) -> Sequence[Sequence[float | None]]:
-        """Rank the completions of each prompt.
-
-        Returns:
-            For each prompt the rank of each completion: smaller is better, equal is a tie, None is an abstention.
-        """
-
-
-class BinaryJudge(Protocol):
-    """Decide whether a completion meets all requirements. It is called like a `PairwiseJudge`."""
-
-    def check(self, *, prompts: list[str], completions: list[str], **metadata: Any) -> Sequence[bool | None]:
-        """Return True or False for each completion, or None to abstain."""
-
-
-Judge = PairwiseJudge | RankingJudge | BinaryJudge
+from trlx_like.rewards.outcome import whole
 
 JUDGES: Registry[Callable[..., Any]] = Registry(
     "judge",
@@ -91,7 +61,7 @@ class RewardJudge:
         asked = [prompts[place] for place in places]
         texts = {"prompts": asked, "outputs": outputs, "samples": [p + o for p, o in zip(asked, outputs, strict=True)]}
         rewards = iter(call_reward(self.reward_fn, texts, metadata_rows(metadata, places), tokenizer))
-        return [[_negative(next(rewards)) for _ in group] for group in completions]
+        return [[None if (reward := whole(next(rewards))) is None else -reward for _ in group] for group in completions]
 
 
 class RewardModelJudge(RewardJudge):
@@ -108,7 +78,7 @@ class RewardModelJudge(RewardJudge):
         super().__init__(RewardModel(model, **{"option": "judge.model", **options}))
 
 
-def make_judge(spec: Any, option: str = "judge") -> Judge:
+def make_judge(spec: Any, option: str = "judge") -> Any:
     """Make the judge that `spec` stands for.
 
     Args:
@@ -130,8 +100,7 @@ def make_judge(spec: Any, option: str = "judge") -> Judge:
         made = import_name(spec, option) if is_python_name(spec) else JUDGES.get(spec)
         spec = _constructed(made, options, option) if isinstance(made, type) or spec in JUDGES else made
     if kind_of(spec) is not None:
-        judge: Judge = spec
-        return judge
+        return spec
     if callable(spec) and not isinstance(spec, type):
         return RewardJudge(spec)
     of_trl = " Derive TRL's kind from a class of trlx_like.compat.trl." if hasattr(spec, "judge") else ""
@@ -224,10 +193,8 @@ class WinRate:
     """
 
     def __init__(self, judge: Any, *, key: str = "reference", also: Callable[..., Any] | None = None) -> None:
-        self.judge = make_judge(judge)
-        self.key = key
         self.also = also
-        self.scored = {"win_rate": Wins(self.judge, key)}
+        self.scored = {"win_rate": Wins(make_judge(judge), key)}
         """Metrics by reward functions, which an evaluation calls through the reward runner."""
 
     def __call__(
@@ -245,12 +212,6 @@ def _win(own: float | None, other: float | None) -> float:
     if own is None or other is None or own == other:
         return 0.5
     return float(own > other)
-
-
-def _negative(reward: Any) -> float | None:
-    if reward is None:
-        return None
-    return -float(sum(reward) if isinstance(reward, list) else reward)
 
 
 def _constructed(made: Callable[..., Any], options: dict[str, Any], option: str) -> Any:

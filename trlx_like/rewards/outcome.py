@@ -72,6 +72,11 @@ class Call:
         return self.fault("raised", f"raised {type(error).__name__}: {error}", error, note=note)
 
 
+def whole(reward: Reward) -> float | None:
+    """Return the reward of a whole response: the sum of its tokens' rewards; None if the function abstained."""
+    return sum(reward) if isinstance(reward, list) else reward
+
+
 def shortened(value: Any, longest: int = 200) -> str:
     """Return the representation of a value, cut to `longest` characters."""
     text = repr(value)

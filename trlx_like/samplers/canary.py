@@ -77,7 +77,7 @@ class Canary:
         held = engine.digests() if hasattr(engine, "digests") else None
         if held is None:
             return None
-        expected = {name: digest(_as(weight, engine.dtype)) for name, weight in plain_weights(lm)}
+        expected = {name: digest(weight.to(dtype=engine.dtype)) for name, weight in plain_weights(lm)}
         before, self.before = self.before, expected
         wrong = [name for name in expected if held.get(name) != expected[name]]
         if not wrong:
@@ -103,10 +103,6 @@ def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} (the first is {names[0]})"
 
 
-def _as(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return weight if dtype is None else weight.to(dtype)
-
-
 def _cause(held: Digest | None, expected: Digest, other: Mapping[str, Digest]) -> str:
     """Describe how a weight differs from the expected one, by comparing it with known mistakes."""
     if held is None:
@@ -126,9 +122,9 @@ def _mistakes(lm: nn.Module, dtype: torch.dtype | None, names: Collection[str]) 
     found: dict[str, dict[str, Digest]] = {name: {} for name in names}
     for name, cause, weight in mismerged_weights(lm):
         if name in found:
-            found[name][cause] = digest(_as(weight, dtype))
+            found[name][cause] = digest(weight.to(dtype=dtype))
     for name, weight in plain_weights(lm):
         for coarse in (torch.bfloat16, torch.float16) if name in found else ():
-            rounded = _as(weight.to(coarse).to(weight.dtype), dtype)
+            rounded = weight.to(coarse).to(weight.dtype).to(dtype=dtype)
             found[name][f"rounded to {str(coarse).removeprefix('torch.')}"] = digest(rounded)
     return found

@@ -74,12 +74,13 @@ class TextSamples:
     def rows(self) -> list[dict[str, Any]]:
         """Return, for each response, a dictionary of what a reward function may see.
 
-        Its keys are samples, prompts, outputs, metadata and length (the number of response tokens).
+        Its keys are samples, prompts, outputs, metadata, length (the number of response tokens), output_ids and
+        finish_reasons.
         """
-        lengths = self.completion.mask.sum(dim=1).tolist()
-        columns = zip(self.samples, self.prompts, self.outputs, self.metadata, lengths, strict=True)
-        names = ("samples", "prompts", "outputs", "metadata", "length")
-        return [dict(zip(names, row, strict=True)) for row in columns]
+        ids = [row[mask].tolist() for row, mask in zip(self.completion.response, self.completion.mask, strict=True)]
+        names = ("samples", "prompts", "outputs", "metadata", "length", "output_ids", "finish_reasons")
+        columns = (self.samples, self.prompts, self.outputs, self.metadata, map(len, ids), ids, self.finish_reasons)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Fingerprint
 from trlx_like.pipelines.captions import CaptionFunction, Captions, read_captions
 from trlx_like.pipelines.prompts import PromptStream
+from trlx_like.rewards.outcome import whole
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts, Trajectories, as_pictures
 from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
-from trlx_like.trainers.context import DENOISING_ORDER, EVALUATION, PROMPT_FUNCTION, ROLLOUTS, Row
+from trlx_like.trainers.context import DENOISING_ORDER, EVALUATION, PROMPT_FUNCTION, ROLLOUTS
 from trlx_like.trainers.ddpo_images import ShownImages, evaluation_rows, image_rows, show_evaluation
-from trlx_like.trainers.scoring import whole
 
 logger = logging.getLogger(__name__)
 
@@ -159,10 +160,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             stream = self.run.stream(ROLLOUTS, self.progress.round)
             return self.make_images(captions.repeated(method.num_generations), stream)
 
-        def rows(images: Trajectories) -> list[Row]:
-            return image_rows(images, method.image_type)
-
-        count = method.num_samples // method.num_generations
+        count, rows = method.num_samples // method.num_generations, partial(image_rows, kind=method.image_type)
         assert self.reward_fn is not None
         return self.rollouts.chunks(self.reward_fn, count, method.chunk_size, draw, rows)
 
@@ -281,11 +279,9 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         deviation, limit = metrics["policy/ratio_deviation"], self.method.cliprange
         if self.progress.fresh and deviation > limit:
             logger.warning(
-                "policy/ratio_deviation is %.2g on fresh experience, where it should be 0, and above method.cliprange "
-                "(%g): the sampler and the learner round differently. Give them batches of one size "
-                "(sampler.batch_size, train.minibatch_size), or more precise numbers (backend.mixed_precision).",
-                deviation,
-                limit,
+                f"policy/ratio_deviation is {deviation:.2g} on fresh experience, where it should be 0, and above "
+                f"method.cliprange ({limit:g}): the sampler and the learner round differently. Give them batches of "
+                "one size (sampler.batch_size, train.minibatch_size) or finer numbers (backend.mixed_precision)."
             )
         return super().accept(metrics)
 

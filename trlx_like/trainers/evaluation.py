@@ -14,32 +14,27 @@ from trlx_like.samplers.agreement import sampled_together
 from trlx_like.samplers.text import TextSampler
 from trlx_like.tracking import EVALUATION
 from trlx_like.trainers.context import EVALUATION as DRAWS, Metrics, Row, Run
-from trlx_like.trainers.scoring import Scoring, seen_rows
 
 
 def evaluate_text(
     run: Run,
-    scoring: Scoring,
+    rate: Callable[[Sequence[Row], Sequence[Row]], None],
     sampler: TextSampler,
     batches: Sequence[PromptBatch],
     gen_kwargs: Mapping[str, Any],
     *,
-    reward_fn: Callable[..., Any] | None = None,
-    metric_fn: Callable[..., Any] | None = None,
-    reference: Mapping[str, Sequence[str]] | None = None,
-    sets: Sequence[str] = (),
+    reference: Mapping[str, Sequence[str]],
+    sets: Sequence[str],
 ) -> Metrics:
     """Generate responses to the evaluation prompts, score them, and log the samples as one table.
 
     Args:
         run: The run.
-        scoring: Calls the functions.
+        rate: `Scoring.rate` with the functions of the run: scores samples, and adds the results to their table.
         sampler: Generates the responses.
         batches: This process's share of the prompts, as `World.share` returns it.
         gen_kwargs: Generation options. Each combination of list-valued options is evaluated separately.
-        reward_fn: Scores the samples; None for no rewards.
-        metric_fn: Measures the samples; None for no metrics.
-        reference: Responses of another model, as `texts` returns them, to show in the same table.
+        reference: Responses of another model, as `texts` returns them, to show in the same table; may be empty.
         sets: The name of the evaluation set that each prompt is in, if there are several.
 
     Returns:
@@ -52,8 +47,8 @@ def evaluate_text(
     for number, (suffix, options) in enumerate(combinations(gen_kwargs)):
         stream = run.stream(DRAWS, run.progress.step, number)
         seen, shown = sampled_together(run.world, partial(_sampled, run, sampler, batches, options, stream))
-        scoring.rate(reward_fn, metric_fn, seen, shown)
-        others = run.world.share(list((reference or {}).get(suffix, ())))
+        rate(seen, shown)
+        others = run.world.share(list(reference.get(suffix, ())))
         if len(others) == len(shown):  # else they are of other prompts
             pairs = zip(shown, others, strict=True)
             shown = [{"prompt": row["prompt"], "output": row["output"], "reference": o, **row} for row, o in pairs]
@@ -124,12 +119,8 @@ def _sampled(
 ) -> tuple[list[Row], list[Row]]:
     """Generate; return the arguments of a reward function for each sample, and its row in the table."""
     seen: list[Row] = []
-    shown: list[Row] = []
     for prompts in batches:
         with run.clock("generate"):
-            samples = sampler.sample(prompts, options, stream)
-        for row, reason in zip(seen_rows(samples), samples.finish_reasons, strict=True):
-            seen.append(row)
-            columns = {"prompt": row["prompts"], "output": row["outputs"]}
-            shown.append({**columns, "length": row["length"], "finish_reason": reason})
-    return seen, shown
+            seen += sampler.sample(prompts, options, stream).rows()
+    names = {"prompt": "prompts", "output": "outputs", "length": "length", "finish_reason": "finish_reasons"}
+    return seen, [{column: row[name] for column, name in names.items()} for row in seen]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -13,14 +13,13 @@ from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.masked import whiten
 from trlx_like.functional.policy_gradient import rollout_ratio
 from trlx_like.pipelines.prompts import PromptBatch
-from trlx_like.rewards.call import Reward
+from trlx_like.rewards.outcome import Reward, whole
 from trlx_like.samplers.agreement import sampled_together
 from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
-from trlx_like.trainers.scoring import seen_rows, whole
 from trlx_like.trainers.text import TextTrainer
 
 __all__ = ["OnlineTextTrainer", "dense", "whole"]
@@ -49,10 +48,6 @@ class OnlineTextTrainer(TextTrainer[E]):
     def cuts(self) -> list[str]:
         """Options of rollouts that forbid tokens, if the loss has to know which tokens could be drawn."""
         return forbidding(self.experience_kwargs) if self.method.exact_sampling else []
-
-    @property
-    def experience_kwargs(self) -> dict[str, Any]:
-        return cast(dict[str, Any], self.method.experience_kwargs)
 
     @property
     def sampling_temperature(self) -> float:
@@ -121,7 +116,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             return samples
 
         assert self.scorer is not None or "reward_fn" not in self.needs
-        for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, seen_rows):
+        for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
             samples.components = scores.components
             self.rollouts.add_text(samples, scores.rewards)
             yield samples, scores.rewards
@@ -154,7 +149,7 @@ class OnlineTextTrainer(TextTrainer[E]):
             sampled = sampled_together(self.world, lambda: [others(samples) for samples in chunks])
         assert self.scorer is not None
         with self.clock("reward"):
-            scores = self.scoring.score(self.scorer, [row for samples in sampled for row in seen_rows(samples)])
+            scores = self.scoring.score(self.scorer, [row for samples in sampled for row in samples.rows()])
         rewards = iter(scores.rewards)
         return [[next(rewards) for _ in range(len(samples))] for samples in sampled]
 

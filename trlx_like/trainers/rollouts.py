@@ -23,11 +23,11 @@ from torch import Tensor
 from trlx_like.errors import RewardError, writing
 from trlx_like.functional.reward_range import dominant
 from trlx_like.pipelines.rows import PromptColumns
-from trlx_like.rewards.call import Reward
+from trlx_like.rewards.outcome import Reward, whole
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Metrics, Row, Run
-from trlx_like.trainers.scoring import Batch, Scoring, after_faults, whole
+from trlx_like.trainers.scoring import Batch, Scoring, after_faults
 
 logger = logging.getLogger(__name__)
 
@@ -232,10 +232,8 @@ class Rollouts:
             self.warned = True
             if self.run.world.main:
                 logger.warning(
-                    "The reward %.4g of the sample %s is so far from the others that it can hide all differences "
-                    "between them. Bound what the reward function returns.",
-                    scores[place],
-                    texts[0],
+                    f"The reward {scores[place]:.4g} of the sample {texts[0]} is so far from the others that it can "
+                    "hide all differences between them. Bound what the reward function returns."
                 )
 
     def _write(self, samples: TextSamples, rewards: Sequence[Reward]) -> None:

@@ -10,10 +10,9 @@ from trlx_like.errors import RewardError
 from trlx_like.rewards import call_metric
 from trlx_like.rewards.alignment import TOKEN_COLUMNS, offsets
 from trlx_like.rewards.arguments import parameters
-from trlx_like.rewards.call import Reward
+from trlx_like.rewards.outcome import Reward, whole
 from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitted
 from trlx_like.rewards.weighted import parts_of
-from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Row, Run
 
 
@@ -179,22 +178,9 @@ def argument_columns(
     return found, [row["metadata"] for row in rows]
 
 
-def seen_rows(samples: TextSamples) -> list[Row]:
-    """Return the arguments of a reward function for each response, those about its tokens too."""
-    completion = samples.completion
-    ids = [row[mask].tolist() for row, mask in zip(completion.response, completion.mask, strict=True)]
-    rows = zip(samples.rows(), ids, samples.finish_reasons, strict=True)
-    return [{**row, "output_ids": own, "finish_reasons": reason} for row, own, reason in rows]
-
-
 def after_faults(faults: float) -> str:
     """Return the end of an error message that points to the recorded failures, or "" without any."""
     return f", after {faults:g} faults ({FAULTS_FILE})" if faults else ""
-
-
-def whole(reward: Reward) -> float | None:
-    """Return the reward of a whole response: the sum of its tokens' rewards; None if the function abstained."""
-    return sum(reward) if isinstance(reward, list) else reward
 
 
 def reward_columns(

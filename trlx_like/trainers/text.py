@@ -250,13 +250,11 @@ class TextTrainer(BaseRLTrainer[E]):
         if self.eval_pipeline is None:
             return {}
         self.sync_sampler()
-        functions = {"reward_fn": self.reward_fn, "metric_fn": self.metric_fn}
+        rate = partial(self.scoring.rate, self.reward_fn, self.metric_fn)
         options, batches = self.method.gen_kwargs, self.eval_batches()
         sets = joined_sets(self.data.get("eval_prompts"))[1]
         sets = self.world.share(sets) if len(sets) == len(self.eval_pipeline) else []
-        return evaluate_text(
-            self.run, self.scoring, self.sampler, batches, options, **functions, reference=reference, sets=sets
-        )
+        return evaluate_text(self.run, rate, self.sampler, batches, options, reference=reference or {}, sets=sets)
 
     @torch.no_grad()
     def score_batch(self, batch: C, size: int | None, **outputs: Any) -> Iterator[tuple[Tensor, C, PolicyOutput]]:
@@ -316,7 +314,7 @@ class TextTrainer(BaseRLTrainer[E]):
     @property
     def experience_kwargs(self) -> dict[str, Any]:
         """Generation options of rollouts."""
-        return dict(self.method.gen_kwargs)
+        return dict(getattr(self.method, "experience_kwargs", self.method.gen_kwargs))
 
     # Export.
 

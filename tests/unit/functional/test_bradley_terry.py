@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tests.unit.functional.properties import QUICK
-from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
+from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center, pair_loss
 
 REWARDS = st.floats(-30, 30)
 
@@ -55,3 +55,7 @@ def test_only_the_difference_counts_and_centering_fixes_the_level(first: float, 
 def test_no_reward_is_too_large() -> None:
     loss = bradley_terry_loss(torch.tensor([-1e4, 1e4]), torch.tensor([1e4, -1e4]))
     assert loss.tolist() == [2e4, 0.0]
+
+
+def test_the_loss_was_called_pair_loss() -> None:
+    assert pair_loss is bradley_terry_loss

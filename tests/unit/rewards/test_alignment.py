@@ -20,7 +20,7 @@ from trlx_like.errors import RewardError
 from trlx_like.rewards.alignment import align, offsets, say_moved
 from trlx_like.rewards.runner import RewardRunner
 from trlx_like.samplers.text import TextSamples
-from trlx_like.trainers.scoring import Scoring, seen_rows
+from trlx_like.trainers.scoring import Scoring
 
 EOS, A, B, AB, C = 0, 1, 2, 3, 4
 CUT = [5, 6]
@@ -106,7 +106,7 @@ def scored(function: Callable[..., Any], **options: Any) -> Any:
     run: Any = FakeRun(**options)
     scoring = Scoring(run, function)
     scoring.tokenizer = tokenizer()
-    return scoring.score(function, seen_rows(samples()))
+    return scoring.score(function, samples().rows())
 
 
 def test_functions_get_the_tokens_that_they_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from tests.tiny import tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import prompts, sampler, spelled, table
-from trlx_like.data import Completion
+from trlx_like.data import Completion, Sampled
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.prompts import PromptPipeline
-from trlx_like.samplers.text import TextSampler
+from trlx_like.samplers.text import TextSampler, TextSamples
 
 NO_ENGINE: Any = None  # of samplers that only decode
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
@@ -75,6 +75,8 @@ def test_rows_and_chosen_rows() -> None:
         "outputs": "bcde",
         "metadata": {"goal": 1},
         "length": 4,
+        "output_ids": out.completion.response[0].tolist(),
+        "finish_reasons": "length",
     }
     chosen = out[[2, 0]]
     assert (chosen.prompts, chosen.outputs, chosen.finished) == (["e", "a"], ["f", "bcde"], [True, False])
@@ -124,3 +126,10 @@ def test_texts_are_cut_before_the_first_stop_sequence(stop: tuple[str, ...]) -> 
     decoded = TextSampler(NO_ENGINE, words_tokenizer(), stop_sequences=stop).decode(completion)
     assert decoded == (["hello"], [" hello "], ["hello hello "])
     assert completion.response.tolist() == [[1, 2, 3]]
+
+
+def test_sampling_logprobs_were_called_drawn() -> None:
+    ids, mask, logprobs = torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.bool), torch.rand(1, 2)
+    sampled = Sampled(ids, mask, ids, mask, sampling_logprobs=logprobs)
+    samples = TextSamples(sampled, ["a"], ["b"], ["ab"], ["eos"], [{}], sampling_logprobs=logprobs)
+    assert sampled.drawn is logprobs and samples.drawn is logprobs
