@@ -29,7 +29,7 @@ from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
 from trlx_like.trainers.base import LossOutput, Metrics
-from trlx_like.trainers.dpo_losses import Pairs, pair_loss
+from trlx_like.trainers.dpo_losses import FORMULAS, Pairs
 from trlx_like.trainers.evaluation import texts
 from trlx_like.trainers.optimise import Term
 from trlx_like.trainers.precomputed import Precomputed
@@ -89,7 +89,7 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
         live = not (method.precomputes or method.reference_free)
         out = self.model(batch.completions(), reference=live, statistics=True)
         pairs = self.pairs(batch, out)
-        losses = {name: pair_loss(name, pairs, method) for name in method.weights if name != "sft"}  # each [B]
+        losses = {name: FORMULAS[name](pairs, method) for name in method.weights if name != "sft"}  # each [B]
         if method.use_weighting:
             weights = self.pair_weights(batch, out)
             losses = {name: weights * loss for name, loss in losses.items()}
@@ -139,16 +139,10 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     def metrics(self, batch: PreferenceExperience, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor | Term]:
         """Return the metrics beside the loss, as sums over pairs or over tokens."""
         assert out.statistics is not None
-        chosen, rejected = (self.method.beta * ratio for ratio in pairs.ratios)
         mean_logits = batch.sides(out.statistics.mean_logit)
         right, _ = batch.sides(out.statistics.is_likeliest.float())
         return {
-            "rewards/chosen": chosen.sum(),
-            "rewards/rejected": rejected.sum(),
-            "rewards/margins": (chosen - rejected).sum(),
-            "rewards/accuracies": (chosen > rejected).float().sum(),
-            "logps/chosen": pairs.chosen.sum(),
-            "logps/rejected": pairs.rejected.sum(),
+            **{name: column.sum() for name, column in pairs.metrics(self.method.beta).items()},
             "logits/chosen": (mean_logits[0].sum(), "chosen_tokens"),
             "logits/rejected": (mean_logits[1].sum(), "rejected_tokens"),
             "entropy": (out.statistics.entropy.sum(), "tokens"),

@@ -55,6 +55,18 @@ class Pairs:
         """Log-ratios of policy to reference, for the chosen and for the rejected completions. [B] each"""
         return self.chosen - self.ref_chosen, self.rejected - self.ref_rejected
 
+    def metrics(self, beta: float) -> dict[str, Tensor]:
+        """Return what is logged of each pair, with the implicit rewards at a beta. [B] each"""
+        chosen, rejected = (beta * ratio for ratio in self.ratios)
+        return {
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/margins": chosen - rejected,
+            "rewards/accuracies": (chosen > rejected).float(),
+            "logps/chosen": self.chosen,
+            "logps/rejected": self.rejected,
+        }
+
     def rewards(self, method: DPOConfig) -> tuple[Tensor, Tensor]:
         """Return beta times the log-ratios: the implicit rewards of chosen and rejected completions."""
         chosen, rejected = self.ratios
@@ -99,19 +111,8 @@ FORMULAS: dict[str, Callable[[Pairs, DPOConfig], Tensor]] = {
         m.beta * losses.sorted_margin(*pairs.ratios), m.label_smoothing
     ),
 }
-"""The losses on pairs by name. `config.methods.dpo.LOSSES` says which options each of them takes."""
+"""The losses [B] on pairs by name. `config.methods.dpo.LOSSES` says which options each of them takes.
 
-
-def pair_loss(name: str, pairs: Pairs, method: DPOConfig) -> Tensor:
-    """Compute a loss for each pair.
-
-    Args:
-        name: A name of `method.loss_type`, except "sft".
-        pairs: Log-probabilities of the pairs.
-        method: Options of the losses.
-
-    Returns:
-        The losses [B]. The losses "aot" and "aot_unpaired" compare sorted batches, so theirs belong to places in the
-        sorted batch and not to pairs.
-    """
-    return FORMULAS[name](pairs, method)
+The losses "aot" and "aot_unpaired" compare sorted batches, so theirs belong to places in the sorted batch and not to
+pairs.
+"""

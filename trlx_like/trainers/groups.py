@@ -16,13 +16,7 @@ from torch import Tensor
 
 from trlx_like.config.methods.groups import GroupMethodConfig
 from trlx_like.data import Completion, Sampled, padded
-from trlx_like.functional.group_advantages import (
-    group_stds,
-    group_ties,
-    overlong_punishment,
-    scaled,
-    token_weights,
-)
+from trlx_like.functional.group_advantages import group_stds, group_ties, overlong_punishment, scaled, token_weights
 from trlx_like.functional.kl import kl_k1, kl_k3
 from trlx_like.functional.masked import masked_sum, zero_padding
 from trlx_like.functional.policy_gradient import clip_sides, clipped_surrogate, ratio_metrics
@@ -158,16 +152,18 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             empty = GroupExperience.filled(0, 1, 1)
             empty.ref_logprobs = empty.old_logprobs if self.method.beta else None
             return empty
-        recorded: dict[int, GroupExperience] = {}
-        batch, size = Sampled.collate(responses), self.run.microbatch_size
+        sampled = Sampled.collate(responses)
+        zeros = torch.zeros(sampled.mask.shape)
+        given = {name: value for name, value in vars(sampled).items() if name != "version"}
+        batch = GroupExperience(**given, old_logprobs=zeros, advantages=zeros)
         if not self.observes:
-            given = {name: value for name, value in vars(batch).items() if name not in ("version", "sampling_logprobs")}
             assert batch.sampling_logprobs is not None
-            return GroupExperience(**given, **_recorded(zero_padding(batch.sampling_logprobs, batch.mask), None))
-        for rows, part, out in self.score_batch(batch, size, reference=self.method.beta > 0):
-            given = {name: value for name, value in vars(part).items() if name != "version"}
-            known = GroupExperience(**given, **_recorded(out.logprobs, out.ref_logprobs))
-            recorded.update(zip(rows.tolist(), known.to("cpu").split(), strict=True))
+            batch.old_logprobs, batch.sampling_logprobs = zero_padding(batch.sampling_logprobs, batch.mask), None
+            return batch
+        recorded: dict[int, GroupExperience] = {}
+        for rows, part, out in self.score_batch(batch, self.run.microbatch_size, reference=self.method.beta > 0):
+            part.old_logprobs, part.ref_logprobs = out.logprobs, out.ref_logprobs
+            recorded.update(zip(rows.tolist(), part.to("cpu").split(), strict=True))
         return GroupExperience.collate([recorded[row] for row in range(len(recorded))])
 
     def penalty(self, batch: GroupExperience) -> Tensor:
@@ -251,7 +247,3 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
             metrics["policy/kl"] = self.world.statistics(sequence_sums(divergence, mask), mask.any(dim=1)).mean
             metrics["policy/kl_per_token"] = self.world.statistics(divergence, mask).mean
         return metrics
-
-
-def _recorded(logprobs: Tensor, ref_logprobs: Tensor | None) -> dict[str, Any]:
-    return {"old_logprobs": logprobs, "advantages": torch.zeros_like(logprobs), "ref_logprobs": ref_logprobs}

@@ -155,12 +155,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             "objective/scores": scores,
             "objective/scores_margin": batch.scores[:, 0] - batch.scores[:, 1],
             "policy/kl": divergence / 2,
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
-            "rewards/margins": chosen - rejected,
-            "rewards/accuracies": (chosen > rejected).float(),
-            "logps/chosen": pairs.chosen,
-            "logps/rejected": pairs.rejected,
+            **pairs.metrics(self.beta),
             "val/contain_eos_token": batch.finished.mean(dim=1),
             "beta": torch.full_like(scores, self.beta),
         }
