@@ -120,7 +120,12 @@ class StableDiffusion3(Family):
         return output
 
 
-FAMILIES: Registry[type[Family]] = Registry("diffusion family")
+def _accept(family: Any, pipeline: str | None) -> None:
+    if not (isinstance(family, type) and issubclass(family, Family)):
+        raise RegistryError(f"register_diffusion_family needs a subclass of Family, got {family!r}.")
+
+
+FAMILIES: Registry[type[Family]] = Registry("diffusion family", accept=_accept)
 
 Kind = TypeVar("Kind", bound=type[Family])
 
@@ -142,13 +147,7 @@ def register_diffusion_family(pipeline: str) -> Callable[[Kind], Kind]:
     Raises:
         RegistryError: If the decorated object is not a `Family`, or the name is taken.
     """
-
-    def add(family: Kind) -> Kind:
-        if not (isinstance(family, type) and issubclass(family, Family)):
-            raise RegistryError(f"register_diffusion_family needs a subclass of Family, got {family!r}.")
-        return FAMILIES.register(pipeline)(family)
-
-    return add
+    return FAMILIES.register(pipeline)
 
 
 register_diffusion_family("StableDiffusionPipeline")(StableDiffusion)

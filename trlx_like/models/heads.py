@@ -74,12 +74,7 @@ class SummaryHead(nn.Module):
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        *,
-        init_strategy: str | None = None,
-        initializer_range: float = 0.2,
-        dropout: float | None = None,
+        self, hidden_size: int, init_strategy: str | None, initializer_range: float, dropout: float | None
     ) -> None:
         super().__init__()
         if init_strategy not in (None, "normal"):

@@ -5,7 +5,6 @@ Logits are computed at response tokens only and in chunks of rows, never as one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,14 +15,7 @@ from trlx_like.data import Completion
 from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
-from trlx_like.models.layout import (
-    BlockInputs,
-    blocks,
-    decoder_start,
-    lm_head,
-    run_base,
-    use_eager_attention_if_biased,
-)
+from trlx_like.models.layout import BlockInputs, blocks, decoder_start, lm_head, run_base, use_eager_attention_if_biased
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.shared_prompts import SharedPrompts, last_states, why_no_cache
@@ -168,10 +160,14 @@ class LanguagePolicy(nn.Module):
         """
         inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
-        wanted = self._branches()
+        lowest = None if self.trunk is None else self.trunk.lowest
+        # The blocks at which reference, heads and kept states branch off.
+        wanted = sorted({at for at in (*self.head_branch.values(), self.branch, lowest) if at is not None})
         shared = SharedPrompts.of(batch) if self.share_prompts and not wanted else None
-        if wanted:
-            hidden, branches = self._run(batch, inputs, wanted)
+        if self.trunk is not None and batch.trunk is not None:
+            hidden, branches = self.trunk(batch.trunk, inputs, wanted)
+        elif wanted:
+            hidden, branches = run_base(self.lm, inputs, wanted)
         else:
             hidden, branches = last_states(self.lm, inputs, shared), {}
         real = batch.scored
@@ -185,7 +181,7 @@ class LanguagePolicy(nn.Module):
             states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
             heads={n: self._head(n, hidden, branches, width + 1) for n in self.heads} if heads else {},
-            trunk=None if self.trunk is None else branches[self.trunk.lowest].hidden.detach(),
+            trunk=None if lowest is None else branches[lowest].hidden.detach(),
         )
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
@@ -195,10 +191,9 @@ class LanguagePolicy(nn.Module):
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
                 ref_tokens = held.hidden(inputs, hidden, branch, shared)[:, -width - 1 : -1][real]
-            if reference:
-                with torch.no_grad():
+                if reference:
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
-                output.ref_logprobs = _spread(ref_scores.logprobs, real)
+                    output.ref_logprobs = _spread(ref_scores.logprobs, real)
             if divergence is not None:
                 sides = at_tokens, ref_tokens, head, held.head
                 output.divergence = _spread(divergence_from_hidden(*sides, divergence=divergence, **sampling), real)
@@ -213,18 +208,6 @@ class LanguagePolicy(nn.Module):
             return {"temperature": self.temperature}
         previous = batch.previous(self.start)[real]
         return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
-
-    def _branches(self) -> list[int]:
-        """Return the numbers of the blocks at which reference, heads and kept states branch off."""
-        lowest = None if self.trunk is None else self.trunk.lowest
-        return sorted({at for at in (*self.head_branch.values(), self.branch, lowest) if at is not None})
-
-    def _run(
-        self, batch: Completion, inputs: Mapping[str, Tensor], wanted: Sequence[int]
-    ) -> tuple[Tensor, dict[int, BlockInputs]]:
-        """Run the base model, recording the inputs of some blocks."""
-        trunk, kept = self.trunk, batch.trunk
-        return run_base(self.lm, inputs, wanted) if trunk is None or kept is None else trunk(kept, inputs, wanted)
 
     def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:
         """Compute a head's output at the last `states` states."""

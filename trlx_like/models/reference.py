@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,7 @@ class FrozenAdapter(Reference):
         self.lm = lm
         self.weights = AdapterWeights(lm)
         self.modules = [self.weights]
-        self._head = lm_head(lm)
-        self.head = self._with_first_weights
+        self.head = self.weights.in_place()(lm_head(lm))
 
     def hidden(
         self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
@@ -136,11 +135,6 @@ class FrozenAdapter(Reference):
         """Compute the last hidden states with the adapter's first weights in place. [B, T, H]"""
         with self.weights.in_place():
             return last_states(self.lm, inputs, shared)
-
-    def _with_first_weights(self, hidden: Tensor) -> Tensor:
-        """Compute logits with the initial weights of the adapter."""
-        with self.weights.in_place():
-            return self._head(hidden)
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Raise ConfigError: a mixture of both factors of two adapters is not a mixture of their products."""
@@ -170,17 +164,6 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
 
 
-class Summing(Protocol):
-    """What `Fingerprint` needs of the processes of a run."""
-
-    rank: int
-    size: int
-
-    def sum(self, values: Iterable[float]) -> list[float]:
-        """Sum numbers over processes."""
-        ...
-
-
 class Fingerprint:
     """Two sums over frozen weights, saved in checkpoints to detect that a resumed run has loaded other weights.
 
@@ -190,16 +173,15 @@ class Fingerprint:
     Args:
         modules: The modules with the weights.
         name: What they are, for the error.
-        world: The processes of the run, which share the reading of weights that are still in files.
+        world: The processes of the run (`World`), which share the reading of weights that are still in files.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], name: str = "the reference", world: Summing | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], name: str = "the reference", world: Any = None) -> None:
         self.name = name
         own, unread = [0.0, 0.0], [0.0, 0.0]
         for parameter in (parameter for module in modules for parameter in module.parameters()):
             weight, sums = parameter.detach(), own
             if isinstance(parameter, Unread):
-                assert world is not None
                 weight, sums = parameter.saved.read(*flat_range(weight.shape, world.rank, world.size)), unread
             # One weight at a time: a float64 copy of a large model would not fit into memory.
             sums[0] += float(weight.sum(dtype=torch.float64))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
+from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
 from trlx_like.errors import ConfigError
@@ -109,10 +107,6 @@ def _shards(find: Callable[[str], str | None], name: str, prefix: str) -> list[s
 def _read(file: str, prefix: str) -> dict[str, Tensor]:
     """Read the weights whose names begin with `prefix`."""
     try:
-        if file.endswith(".bin"):
-            held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        else:
-            held = load_file(file)  # mapped to memory
-        return {name: value for name, value in held.items() if name.startswith(prefix)}
+        return {name: value for name, value in load_state_dict(file).items() if name.startswith(prefix)}
     except UNLOADABLE as error:
         raise ConfigError(f"The heads in {file} cannot be read: {reason(error)}.") from error

@@ -54,12 +54,7 @@ class _WithValueHead(PreTrainedModelWrapper):
     ) -> None:
         super().__init__(pretrained_model, **others)
         lm = self.pretrained_model
-        head = SummaryHead(
-            hidden_size(lm),
-            init_strategy=v_head_init_strategy,
-            initializer_range=v_head_initializer_range,
-            dropout=summary_dropout_prob,
-        )
+        head = SummaryHead(hidden_size(lm), v_head_init_strategy, v_head_initializer_range, summary_dropout_prob)
         self.v_head: SummaryHead | ValueHead = head.to(lm.device)
         self.reward_adapter: RewardAdapter | None = None
 
