@@ -14,6 +14,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ from trlx_like.rewards.outcome import Reward, whole
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Metrics, Row, Run
-from trlx_like.trainers.scoring import Batch, Scoring, after_faults
+from trlx_like.trainers.scoring import Scoring, after_faults
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Rollouts:
             Each chunk of this process and its scores, in order.
         """
         run, left, self.scored = self.run, count, function is not None
-        waiting: deque[tuple[T | None, Batch | Scores]] = deque()
+        waiting: deque[tuple[T | None, Callable[[], Scores]]] = deque()
         try:
             while left > 0 or waiting:
                 if left > 0:
@@ -132,14 +133,14 @@ class Rollouts:
                     made = make(count - left, taken)
                     own = [] if made is None else rows(made)
                     with run.clock("reward"):
-                        none = Scores([None] * len(own))
+                        none = partial(Scores, [None] * len(own))
                         waiting.append((made, none if function is None else self.scoring.submit(function, own)))
                     left -= taken
                 if left > 0 and len(waiting) <= run.config.reward.workers:
                     continue
-                made, batch = waiting.popleft()
+                made, result = waiting.popleft()
                 with run.clock("reward"):
-                    scores = batch if isinstance(batch, Scores) else self.scoring.result(batch)
+                    scores = result()
                 self.faults += scores.faults
                 if made is not None:
                     yield made, scores
@@ -241,10 +242,8 @@ class Rollouts:
         folder = self.run.config.train.rollout_logging_dir
         if folder is None:
             return
-        file = (
-            Path(os.path.expanduser(folder))
-            / f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
-        )
+        name = f"rollouts_{self.run.progress.round + 1:06d}_rank{self.run.world.rank}.jsonl"
+        file = Path(os.path.expanduser(folder), name)
         file.parent.mkdir(parents=True, exist_ok=True)
         first = len(self.samples) == len(rewards)  # a resumed run makes its round again
         with writing(file), file.open("w" if first else "a", encoding="utf-8") as lines:

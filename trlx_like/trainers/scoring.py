@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trlx_like.errors import RewardError
@@ -11,18 +10,9 @@ from trlx_like.rewards import call_metric
 from trlx_like.rewards.alignment import TOKEN_COLUMNS, offsets
 from trlx_like.rewards.arguments import parameters
 from trlx_like.rewards.outcome import Reward, whole
-from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores, Submitted
+from trlx_like.rewards.runner import FAULTS_FILE, RewardRunner, Scores
 from trlx_like.rewards.weighted import parts_of
 from trlx_like.trainers.context import Row, Run
-
-
-@dataclass
-class Batch:
-    """Hold samples of this process that are being scored."""
-
-    function: Callable[..., Any]
-    count: int
-    submitted: Submitted
 
 
 class Scoring:
@@ -55,7 +45,7 @@ class Scoring:
             self._runners[id(function)] = RewardRunner(function, options, directory=directory, rank=rank)
         return self._runners[id(function)]
 
-    def submit(self, function: Callable[..., Any], rows: Sequence[Row]) -> Batch:
+    def submit(self, function: Callable[..., Any], rows: Sequence[Row]) -> Callable[[], Scores]:
         """Start to score the rows of this process, without waiting for the scores.
 
         With `train.reward_on_main_process` the main process scores the rows of all processes.
@@ -65,7 +55,7 @@ class Scoring:
             rows: The samples of this process.
 
         Returns:
-            The batch, for `result`.
+            A function that waits for the scores. It raises RewardError on every process, if scoring failed on one.
         """
         world, on_main = self.run.world, self.run.config.train.reward_on_main_process
         seen = world.gather(list(rows)) if on_main else list(rows)
@@ -76,27 +66,22 @@ class Scoring:
         columns = argument_columns(function, seen, self.tokenizer)
         runner = self.runner(function)
         submitted = runner.submit(*columns, lengths=lengths, ids=ids, tokenizer=self.tokenizer, step=step)
-        return Batch(function, len(rows), submitted)
 
-    def result(self, batch: Batch) -> Scores:
-        """Wait for the scores of a batch.
+        def result() -> Scores:
+            scores = world.together(lambda: runner.result(submitted), RewardError)
+            if not on_main:
+                return scores
+            scores = world.broadcast(scores)
+            before = sum(world.gather([len(rows)])[: world.rank])
+            own = slice(before, before + len(rows))
+            components = {name: column[own] for name, column in scores.components.items()}
+            return Scores(scores.rewards[own], components, scores.faults if world.main else 0)
 
-        Raises:
-            RewardError: On every process, if scoring failed on one.
-        """
-        world = self.run.world
-        scores = world.together(lambda: self.runner(batch.function).result(batch.submitted), RewardError)
-        if not self.run.config.train.reward_on_main_process:
-            return scores
-        scores = world.broadcast(scores)
-        before = sum(world.gather([batch.count])[: world.rank])
-        own = slice(before, before + batch.count)
-        components = {name: column[own] for name, column in scores.components.items()}
-        return Scores(scores.rewards[own], components, scores.faults if world.main else 0)
+        return result
 
     def score(self, function: Callable[..., Any], rows: Sequence[Row]) -> Scores:
         """Score the rows of this process, and wait for the scores."""
-        return self.result(self.submit(function, rows))
+        return self.submit(function, rows)()
 
     def measure(self, function: Callable[..., Any], rows: Sequence[Row]) -> Mapping[str, Sequence[Reward]]:
         """Call a metric function on the rows of this process.
