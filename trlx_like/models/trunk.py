@@ -81,10 +81,7 @@ class Trunk:
 
     def agrees(self) -> bool:
         """Test whether the model computes the same from kept states: a block could read more than those."""
-        width = 8
-        ids = (
-            torch.arange(2 * width, device=self.lm.device).view(2, width) % self.lm.config.get_text_config().vocab_size
-        )
+        ids = torch.arange(16, device=self.lm.device).view(2, 8) % self.lm.config.get_text_config().vocab_size
         mask = torch.ones_like(ids)
         mask[0, :3] = 0
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}

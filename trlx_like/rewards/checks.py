@@ -30,9 +30,8 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
         fault = call.fault("wrong type", what, row=count)
     elif is_list(returned):
         values = list(plain(returned))
-        if hasattr(returned, "tolist") and tuple(returned.shape[1:]) == (
-            1,
-        ):  # a column, as models with one output return it
+        # A column, as models with one output return it.
+        if hasattr(returned, "tolist") and tuple(returned.shape[1:]) == (1,):
             values = [value for (value,) in values]
         if len(values) == count:
             return [_outcome(call, row, value) for row, value in enumerate(values)]

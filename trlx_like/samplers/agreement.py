@@ -18,7 +18,7 @@ from trlx_like.distributed import World
 from trlx_like.errors import NonFiniteError, SamplerError
 from trlx_like.functional.policy_gradient import probability_ratio
 from trlx_like.models.policy import LanguagePolicy
-from trlx_like.samplers.canary import Canary, some_of, tolerance
+from trlx_like.samplers.canary import TOLERANCE, Canary, some_of
 from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.text import TextSamples
 
@@ -46,7 +46,8 @@ class Agreement:
         """Return how far the mean ratio may be from 1, by the coarsest number format that takes part."""
         # Weights of 4 bits are stored as uint8, and computed with in the format of the other weights.
         formats = {parameter.dtype for parameter in model.parameters()} - {torch.uint8}
-        return tolerance({*formats, *(f for f in (MIXED.get(self.mixed_precision), sampler) if f is not None)})
+        formats |= {dtype for dtype in (MIXED.get(self.mixed_precision), sampler) if dtype is not None}
+        return max(TOLERANCE.get(dtype, 0.1) for dtype in formats - {torch.float64})
 
     @torch.no_grad()
     def check_round(

@@ -10,7 +10,7 @@ are used wrongly, and mistakes in the weights that the checksum expects.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,9 @@ TOKENS, ENOUGH = 256, 64
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far the ratio of a token may be from 1 on average, by the coarsest number format in its computation.
 
+A format that is not listed, but for float64, counts as bfloat16.
 Rounding alone makes 6e-6 in float32 and .05 in bfloat16 (docs/audit.md has the measurements).
 """
-
-
-def tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the `TOLERANCE` of the coarsest format; a format that is not listed counts as bfloat16."""
-    return max(TOLERANCE.get(dtype, 0.1) for dtype in dtypes if dtype != torch.float64)
 
 
 def some_of(samples: Completion, drawn: Tensor | None) -> Sampled:

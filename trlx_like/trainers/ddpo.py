@@ -36,6 +36,7 @@ from trlx_like.pipelines.captions import CaptionFunction, Captions, read_caption
 from trlx_like.pipelines.prompts import PromptStream
 from trlx_like.rewards.outcome import whole
 from trlx_like.rewards.runner import Scores
+from trlx_like.samplers.agreement import MIXED
 from trlx_like.samplers.diffusion import DiffusionSampler, EncodedPrompts, Trajectories, as_pictures
 from trlx_like.samplers.schedules import DDIMSchedule, FlowSchedule, Schedule
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
@@ -43,8 +44,6 @@ from trlx_like.trainers.context import DENOISING_ORDER, EVALUATION, PROMPT_FUNCT
 from trlx_like.trainers.ddpo_images import ShownImages, evaluation_rows, image_rows, show_evaluation
 
 logger = logging.getLogger(__name__)
-
-FORMATS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
@@ -98,7 +97,7 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         model, config = self.model, self.config
         if config.model.peft_config is not None:
             model.add_adapter(config.model.peft_config)
-        model.place(self.device, FORMATS[config.backend.mixed_precision])
+        model.place(self.device, MIXED.get(config.backend.mixed_precision))
         if has_adapter(model.denoiser):  # the weights beside it are not in checkpoints
             self.world.same_weights([*model.parameters(), *model.buffers()])
             self.state.register("base", Fingerprint([model.denoiser], "what the adapter is for"))
