@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -211,8 +211,7 @@ class DiffusionModel(nn.Module):
             The guided output, and the output for the prompt alone. Each [B, *x]
         """
         with torch.no_grad(), self._reference[0].in_place():
-            found: tuple[Tensor, Tensor] = self(x, times, prompts, guidance_scale)
-            return found
+            return cast("tuple[Tensor, Tensor]", self(x, times, prompts, guidance_scale))
 
     def _predict(self, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the denoising model in its own number format."""

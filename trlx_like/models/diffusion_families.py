@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,7 @@ class StableDiffusion(Family):
 
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the UNet, see `Family.predict`."""
-        output: Tensor = model(x, times, encoder_hidden_states=embeds, return_dict=False)[0]
-        return output
+        return cast(Tensor, model(x, times, encoder_hidden_states=embeds, return_dict=False)[0])
 
 
 class StableDiffusionXL(Family):
@@ -116,8 +115,7 @@ class StableDiffusion3(Family):
     def predict(self, model: nn.Module, x: Tensor, times: Tensor, embeds: Tensor, pooled: Tensor | None) -> Tensor:
         """Call the transformer, see `Family.predict`."""
         conditions = {"encoder_hidden_states": embeds, "pooled_projections": pooled}
-        output: Tensor = model(hidden_states=x, timestep=times, **conditions, return_dict=False)[0]
-        return output
+        return cast(Tensor, model(hidden_states=x, timestep=times, **conditions, return_dict=False)[0])
 
 
 def _accept(family: Any, pipeline: str | None) -> None:

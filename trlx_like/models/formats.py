@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -179,8 +179,7 @@ def plain_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
         plain: Any = Conv1D(*weight.shape) if transposed else nn.Linear(*weight.T.shape)
     plain.weight = nn.Parameter(weight.T.contiguous() if transposed else weight)
     plain.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().to(dtype, copy=True))
-    done: nn.Module = plain.requires_grad_(False)
-    return done
+    return cast(nn.Module, plain.requires_grad_(False))
 
 
 def forget_quantization(lm: PreTrainedModel) -> None:

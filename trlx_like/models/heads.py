@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,7 @@ from trlx_like.errors import ConfigError
 def _in_float32(layers: nn.Module, hidden: Tensor) -> Tensor:
     """Apply layers without autocast."""
     with torch.autocast(hidden.device.type, enabled=False):
-        values: Tensor = layers(hidden.float())
-    return values
+        return cast(Tensor, layers(hidden.float()))
 
 
 class QHead(nn.Module):
@@ -49,8 +49,7 @@ class ValueHead(QHead):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 1)
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
+        last = cast(nn.Linear, self.layers[-1])
         with torch.no_grad():
             last.weight.mul_(0.1)
             last.bias.zero_()

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +88,7 @@ def hidden_size(lm: PreTrainedModel) -> int:
 
 def vocabulary_size(lm: PreTrainedModel) -> int:
     """Return the number of logits of the language model head, V, which may exceed the size of the tokenizer."""
-    weight = lm.get_output_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight.shape[0]
+    return cast(Tensor, lm.get_output_embeddings().weight).shape[0]
 
 
 @contextmanager
@@ -177,8 +175,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
         given: dict[str, Any] = {"inputs_embeds": states}
         if is_encoder_decoder(lm):
             given = {"decoder_inputs_embeds": states, "encoder_outputs": _FixedOutput(last_hidden_state=states)}
-        logits: Tensor = shell(**given, use_cache=False).logits[0]
-        return logits
+        return cast(Tensor, shell(**given, use_cache=False).logits[0])
 
     return head
 
@@ -220,8 +217,7 @@ class BlockInputs:
     @property
     def hidden(self) -> Tensor:
         """Return the hidden states that enter the block. [B, T, H]"""
-        states: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
-        return states
+        return cast(Tensor, self.args[0] if self.args else self.kwargs["hidden_states"])
 
 
 @contextmanager
@@ -254,25 +250,18 @@ def run_base(
     Returns:
         The last hidden states [B, T, H], and the recorded inputs by the number of the block.
     """
-    inputs = _base_inputs(lm, inputs)
+    if is_encoder_decoder(lm):
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        inputs = {
+            "input_ids": inputs["decoder_input_ids"],
+            "attention_mask": inputs["decoder_attention_mask"],
+            "encoder_hidden_states": cast(Any, lm.get_encoder())(input_ids=ids, attention_mask=mask).last_hidden_state,
+            "encoder_attention_mask": mask,
+        }
     with ExitStack() as stack:
         records = {at: stack.enter_context(recorded(blocks(lm)[at])) for at in branches}
         hidden: Tensor = (base or base_model(lm))(**inputs, use_cache=False).last_hidden_state
     return hidden, {at: BlockInputs(record["args"], record["kwargs"], inputs) for at, record in records.items()}
-
-
-def _base_inputs(lm: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Make the inputs of the base model; for a decoder, run the encoder."""
-    if not is_encoder_decoder(lm):
-        return inputs
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    encoder: Any = lm.get_encoder()
-    return {
-        "input_ids": inputs["decoder_input_ids"],
-        "attention_mask": inputs["decoder_attention_mask"],
-        "encoder_hidden_states": encoder(input_ids=ids, attention_mask=mask).last_hidden_state,
-        "encoder_attention_mask": mask,
-    }
 
 
 def use_eager_attention_if_biased(lm: PreTrainedModel) -> None:
@@ -318,6 +307,4 @@ def probe(lm: PreTrainedModel) -> dict[str, Tensor]:
 
 def embedding_width(embeddings: nn.Module) -> int:
     """Return the width of an embedding matrix."""
-    weight = embeddings.weight
-    assert isinstance(weight, Tensor)
-    return weight.shape[1]
+    return cast(Tensor, embeddings.weight).shape[1]

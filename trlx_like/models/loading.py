@@ -5,16 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from trlx_like.config import ModelConfig
@@ -23,13 +17,7 @@ from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, log_trained, read_adapter, train_adapter, unwrapped
 from trlx_like.models.causality import require_causal
 from trlx_like.models.finite import require_finite
-from trlx_like.models.formats import (
-    check_formats,
-    check_in_memory,
-    load_options,
-    prepare_quantized,
-    require_adapter,
-)
+from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.layout import check_has_lm_head
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.sources import UNLOADABLE, UNTRUSTED, check_place, loadable, no_progress_bars, shown
@@ -156,16 +144,14 @@ def read_model(
     Raises:
         ConfigError: If the files do not have all weights.
     """
-    lm: PreTrainedModel
     if isinstance(path, PretrainedConfig):
-        lm = kind.from_config(path, **extra)
-        return lm
+        return cast(PreTrainedModel, kind.from_config(path, **extra))
     with no_progress_bars():
         lm, found = kind.from_pretrained(
             str(path), output_loading_info=True, **{"ignore_mismatched_sizes": True, **extra}
         )
     check_complete(found, f"{option} ({shown(path)})", extra.get("ignore_mismatched_sizes", False), new)
-    return lm
+    return cast(PreTrainedModel, lm)
 
 
 def _read_config(path: str, extra: Mapping[str, Any], option: str) -> PretrainedConfig:
@@ -173,8 +159,7 @@ def _read_config(path: str, extra: Mapping[str, Any], option: str) -> Pretrained
     base = base_of(path)
     if base is not None:
         check_place(base, f"{option} ({path!r}): the model of the adapter")
-    config: PretrainedConfig = AutoConfig.from_pretrained(base or path, **extra)
-    return config
+    return cast(PretrainedConfig, AutoConfig.from_pretrained(base or path, **extra))
 
 
 def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> PretrainedConfig | None:

@@ -6,6 +6,7 @@ Logits are computed at response tokens only and in chunks of rows, never as one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -213,8 +214,7 @@ class LanguagePolicy(nn.Module):
         """Compute a head's output at the last `states` states."""
         if name in self.head_branch:
             hidden = self.head_tops[name](branches[self.head_branch[name]])
-        values: Tensor = self.heads[name](hidden[:, -states:])
-        return values
+        return cast(Tensor, self.heads[name](hidden[:, -states:]))
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

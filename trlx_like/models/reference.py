@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,7 @@ class FrozenTop(Reference):
         self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
     ) -> Tensor:
         """Compute the last hidden states with the copied blocks. [B, T, H]"""
-        assert branch is not None
-        hidden: Tensor = self.top(branch)
-        return hidden
+        return cast(Tensor, self.top(branch))
 
     def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair the copied parameters with the policy's by name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,7 @@ class RewardAdapter(nn.Module):
             The scores, one per label of the head. [B, L]
         """
         with self._active(lm):
-            scores: Tensor = self.score(states_at_end(lm, inputs, mask).to(self.score.weight.dtype))
-        return scores
+            return cast(Tensor, self.score(states_at_end(lm, inputs, mask).to(self.score.weight.dtype)))
 
     @contextmanager
     def _active(self, lm: PreTrainedModel) -> Iterator[None]:
@@ -84,8 +83,7 @@ def _policy_adapters(lm: PreTrainedModel, name: str) -> list[str]:
         )
     if name in known:
         raise ConfigError(f"adapter_name ({name!r}): the policy has an adapter of that name already.")
-    active: list[str] = lm.active_adapters()
-    return active
+    return lm.active_adapters()
 
 
 def _add(lm: PreTrainedModel, path: str, name: str, where: Mapping[str, Any]) -> dict[str, Tensor]:

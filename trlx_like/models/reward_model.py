@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,7 @@ from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, log_trained, read_adapter
 from trlx_like.models.finite import require_finite
-from trlx_like.models.formats import (
-    check_formats,
-    check_in_memory,
-    load_options,
-    prepare_quantized,
-    require_adapter,
-)
+from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import MODEL, fuse_gelu, read_model, within_reach
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
@@ -72,13 +66,11 @@ class RewardNetwork(nn.Module):
         """
         score = getattr(self.lm, "score", None)
         if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
-            logits: Tensor = self.lm(input_ids=ids, attention_mask=mask.long()).logits
-            return logits[:, 0].float()
+            return cast(Tensor, self.lm(input_ids=ids, attention_mask=mask.long()).logits)[:, 0].float()
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
         states = states_at_end(self.lm, inputs, mask)
-        rewards: Tensor = score(states.to(next(score.parameters()).dtype))[:, 0].float()
-        return rewards
+        return cast(Tensor, score(states.to(next(score.parameters()).dtype)))[:, 0].float()
 
 
 def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:

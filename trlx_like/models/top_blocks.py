@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,5 +96,4 @@ class TopBlocks(nn.Module):
         self._entering = entering
         ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)
         given = {name: value for name, value in entering.inputs.items() if name != "input_ids"}
-        hidden: Tensor = self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state
-        return hidden
+        return cast(Tensor, self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -150,8 +150,7 @@ class _Entry:
         shape = tuple(self.saved.get_shape())
         sample = self.saved[:0] if shape else self.saved[...]
         if not shape or not sample.is_floating_point():
-            values: Tensor = self.saved[...].to(device=device, dtype=dtype)
-            return values
+            return cast(Tensor, self.saved[...].to(device=device, dtype=dtype))
         dtype = dtype or sample.dtype
         return unread(Saved(shape, partial(_read, self.path, self.name, shape, dtype)), dtype)
 

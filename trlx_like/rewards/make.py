@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trlx_like.errors import ConfigError
 from trlx_like.imports import is_python_name
@@ -69,8 +69,7 @@ def _one(spec: Any, option: str) -> Callable[..., Any]:
             f"{option} must be a function, a reward model, its folder, module:function, file.py:function, a mapping "
             f"with a name, or a list of these, not {spec!r}."
         )
-    function: Callable[..., Any] = spec
-    return function
+    return cast("Callable[..., Any]", spec)
 
 
 def check_reward(spec: Any, option: str, weights: Sequence[float] | None = None) -> str:

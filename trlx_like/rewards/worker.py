@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trlx_like.errors import ConfigError, RewardError, TrlxError, raised_as
 from trlx_like.imports import file_modules, import_file
@@ -99,8 +99,7 @@ class Worker:
         if kind == "failed":
             raise RewardError(answer)
         if kind == "outcomes":
-            outcomes: list[list[Outcome]] = answer
-            return outcomes
+            return cast("list[list[Outcome]]", answer)
         ended = self.close(at_once=kind != "died")
         return [
             [self._fault(call, kind, limit, ended)] * len(call) for (_, call), limit in zip(job, limits, strict=True)
@@ -185,8 +184,7 @@ class Worker:
             if time.monotonic() >= ends:
                 return "time limit", None
         try:
-            answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
-            return answer
+            return cast("tuple[str, Any]", pickle.loads(self._connection.recv_bytes()))
         except (EOFError, OSError):
             return "died", None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -175,8 +175,7 @@ class Decoding:
         given: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         given |= self.last_only
         out = self.lm(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given)
-        logits: Tensor = out.logits
-        return logits
+        return cast(Tensor, out.logits)
 
     def _scores(self, ids: Tensor, logits: Tensor, made: Tensor) -> Tensor:
         """Apply options and processors to the last logits of rows that have so many tokens; ids [n, T] -> [n, V]."""

@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 
 from trlx_like.config.generation import NEUTRAL

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from accelerate import PartialState
@@ -252,8 +252,7 @@ class VLLMEngine(VLLMBase):
             for ids, seed in zip(prompts, seeds, strict=True)
         ]
         self.transport.max_bytes = 2**16 + 2**10 * params["max_tokens"]
-        answers: list[Answer] = run_async(lambda: self._ask_all(bodies))
-        return answers
+        return cast("list[Answer]", run_async(lambda: self._ask_all(bodies)))
 
     async def _ask_all(self, bodies: list[str]) -> list[Answer]:
         """Return ids, log-probabilities and version of each completion. Servers with other weights load them again."""

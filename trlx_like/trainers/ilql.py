@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,9 +76,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
     @property
     def values(self) -> ILQLHeads:
         """The V head, the Q heads and their target networks."""
-        heads = self.model.heads["ilql"]
-        assert isinstance(heads, ILQLHeads)
-        return heads
+        return cast(ILQLHeads, self.model.heads["ilql"])
 
     def make_engine(self) -> Engine:
         return GuidedEngine(self.model.lm, self.tokenizer, self.model.allowed, heads=self.values)
