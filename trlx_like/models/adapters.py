@@ -258,7 +258,7 @@ class AdapterWeights(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
-        held = [(place, module._parameters[place.name]) for module, place in _places(lm)]
+        held = [(place, place.module._parameters[place.name]) for place in _places(lm)]
         trained = [(place, value) for place, value in held if value is not None and value.requires_grad]
         # In a list, so that the model does not become a submodule.
         self._places = [[place for place, _ in trained]]
@@ -282,10 +282,7 @@ class AdapterWeights(nn.Module):
             by_layer.setdefault(place.layer, []).append((place, value))
         with ExitStack() as stack:
             for layer, values in by_layer.items():
-                if layer is None:
-                    stack.enter_context(_swapped(values))
-                else:
-                    stack.enter_context(_swapped_while_running(layer, values))
+                stack.enter_context(_swapped(values) if layer is None else _swapped_while_running(layer, values))
             yield
 
 
@@ -298,7 +295,7 @@ class _Place:
     name: str
 
 
-def _places(lm: nn.Module) -> Iterator[tuple[nn.Module, _Place]]:
+def _places(lm: nn.Module) -> Iterator[_Place]:
     """Iterate over all parameters of a model, in the order of `modules`."""
     adapted = has_adapter(lm)
     layer, inside = None, ""
@@ -306,7 +303,7 @@ def _places(lm: nn.Module) -> Iterator[tuple[nn.Module, _Place]]:
         if not (layer is not None and path.startswith(inside)):
             layer = module if adapted and adapts(module) else None
             inside = f"{path}."
-        yield from ((module, _Place(layer, module, name)) for name in module._parameters)
+        yield from (_Place(layer, module, name) for name in module._parameters)
 
 
 @contextmanager

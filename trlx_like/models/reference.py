@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,85 +22,68 @@ from trlx_like.models.shared_prompts import SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
+@dataclass
 class Reference:
-    """Compute hidden states and logits of the frozen model.
+    """The frozen model, as functions of what the policy has computed.
 
-    This class uses the language model of the policy itself, if only heads are trained. Others derive from it.
+    Attributes:
+        hidden: Computes the last hidden states [B, T, H], or [B, 1 + R, H] with shared prompts. Its arguments are the
+            keyword arguments of the language model, see `Completion.inputs`; the policy's own last hidden states
+            [B, T, H]; the inputs of the policy's lowest trained block, or None if all blocks are trained; and the
+            prompts to read once, or None if every row is read whole.
+        head: The language model head.
+        modules: The modules with the reference's own parameters, without those that it shares with the policy.
+        weight_pairs: Iterates over these parameters, each with the parameter of the policy's language model that it was
+            copied from. It raises ConfigError for a reference that cannot follow the policy.
     """
 
+    hidden: Callable[[Mapping[str, Tensor], Tensor, BlockInputs | None, SharedPrompts | None], Tensor]
     head: Head
-    """The reference's language model head."""
     modules: Sequence[nn.Module] = ()
-    """The modules with the reference's own parameters, without those that it shares with the policy."""
-
-    def __init__(self, lm: PreTrainedModel) -> None:
-        self.head = lm_head(lm)
-
-    def hidden(
-        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
-    ) -> Tensor:
-        """Compute the reference's last hidden states.
-
-        Args:
-            inputs: Keyword arguments of the language model, see `Completion.inputs`.
-            last: The policy's own last hidden states. [B, T, H]
-            branch: The inputs of the policy's lowest trained block; None if all blocks are trained.
-            shared: The prompts to read once; None: every row is read whole.
-
-        Returns:
-            The hidden states. [B, T, H], or [B, 1 + R, H] with shared prompts
-        """
-        return last
-
-    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over the reference's own parameters, each with the policy's parameter that it was copied from."""
-        yield from ()
+    weight_pairs: Callable[[PreTrainedModel], Iterable[tuple[Tensor, Tensor]]] = lambda lm: ()
 
 
-class FrozenCopy(Reference):
+def frozen_copy(lm: PreTrainedModel) -> Reference:
     """Use a complete second model as the reference, if all layers are trained or it is another checkpoint."""
-
-    def __init__(self, lm: PreTrainedModel) -> None:
-        self.lm = lm.eval().requires_grad_(False)
-        super().__init__(self.lm)
-        self.modules = [self.lm]
-
-    def hidden(
-        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
-    ) -> Tensor:
-        """Compute the last hidden states with the second model. [B, T, H]"""
-        return last_states(self.lm, inputs, shared)
-
-    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair its parameters with the policy's by name."""
-        return _by_name(self.lm, lm)
+    lm.eval().requires_grad_(False)
+    return Reference(
+        lambda inputs, last, branch, shared: last_states(lm, inputs, shared), lm_head(lm), [lm], partial(_by_name, lm)
+    )
 
 
-class FrozenTop(Reference):
+def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
     """Use a frozen copy of only the trained top blocks as the reference (hydra).
 
     The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output.
     """
+    top = TopBlocks(lm, branch).eval().requires_grad_(False)
+    head = lm.get_output_embeddings()
+    trained = any(parameter.requires_grad for parameter in head.parameters())
+    own = copy.deepcopy(head).requires_grad_(False) if trained else None
 
-    def __init__(self, lm: PreTrainedModel, branch: int) -> None:
-        self.top = TopBlocks(lm, branch).eval().requires_grad_(False)
-        output = lm.get_output_embeddings()
-        trained = any(parameter.requires_grad for parameter in output.parameters())
-        self.output = copy.deepcopy(output).requires_grad_(False) if trained else None
-        self.head = lm_head(lm, self.output)
-        self.modules = [self.top] if self.output is None else [self.top, self.output]
+    def pairs(policy: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from _by_name(top.base, base_model(policy))
+        if own is not None:
+            yield from _by_name(own, policy.get_output_embeddings())
 
-    def hidden(
-        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
-    ) -> Tensor:
-        """Compute the last hidden states with the copied blocks. [B, T, H]"""
-        return cast(Tensor, self.top(branch))
+    modules = [top] if own is None else [top, own]
+    return Reference(lambda inputs, last, branch, shared: top(branch), lm_head(lm, own), modules, pairs)
 
-    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair the copied parameters with the policy's by name."""
-        yield from _by_name(self.top.base, base_model(lm))
-        if self.output is not None:
-            yield from _by_name(self.output, lm.get_output_embeddings())
+
+def frozen_adapter(lm: PreTrainedModel) -> Reference:
+    """Use the policy with the initial weights of its adapter as the reference, without a second copy of the model.
+
+    For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
+    start, so it cannot simply be switched off.
+    """
+    weights = AdapterWeights(lm)
+
+    def refuse(policy: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        # (a + b) / 2 and (c + d) / 2 multiplied are not the mean of ac and bd.
+        raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
+
+    hidden = weights.in_place()(lambda inputs, last, branch, shared: last_states(lm, inputs, shared))
+    return Reference(hidden, weights.in_place()(lm_head(lm)), [weights], refuse)
 
 
 def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
@@ -114,32 +99,6 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
         yield parameter, twin
 
 
-class FrozenAdapter(Reference):
-    """Use the policy with the initial weights of its adapter as the reference, without a second copy of the model.
-
-    For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
-    start, so it cannot simply be switched off.
-    """
-
-    def __init__(self, lm: PreTrainedModel) -> None:
-        self.lm = lm
-        self.weights = AdapterWeights(lm)
-        self.modules = [self.weights]
-        self.head = self.weights.in_place()(lm_head(lm))
-
-    def hidden(
-        self, inputs: Mapping[str, Tensor], last: Tensor, branch: BlockInputs | None, shared: SharedPrompts | None
-    ) -> Tensor:
-        """Compute the last hidden states with the adapter's first weights in place. [B, T, H]"""
-        with self.weights.in_place():
-            return last_states(self.lm, inputs, shared)
-
-    def weight_pairs(self, lm: PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Raise ConfigError: a mixture of both factors of two adapters is not a mixture of their products."""
-        # (a + b) / 2 and (c + d) / 2 multiplied are not the mean of ac and bd.
-        raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
-
-
 def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:
     """Make the cheapest reference that is exact. Call it after freezing and before the first update.
 
@@ -152,14 +111,14 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
         The reference.
     """
     if other is not None:
-        return FrozenCopy(other)
+        return frozen_copy(other)
     if has_adapter(lm):
-        return FrozenAdapter(lm)
-    if num_layers_unfrozen == 0:
-        return Reference(lm)
+        return frozen_adapter(lm)
+    if num_layers_unfrozen == 0:  # only heads are trained
+        return Reference(lambda inputs, last, branch, shared: last, lm_head(lm))
     if num_layers_unfrozen < 0:
-        return FrozenCopy(create_reference_model(lm))
-    return FrozenTop(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+        return frozen_copy(create_reference_model(lm))
+    return frozen_top(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
 
 
 class Fingerprint:
