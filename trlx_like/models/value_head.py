@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 from trlx_like.models.heads import SummaryHead, ValueHead
 from trlx_like.models.layout import hidden_size, last_hidden
 from trlx_like.models.reward_adapter import RewardAdapter
@@ -76,12 +76,9 @@ class _WithValueHead(PreTrainedModelWrapper):
             if isinstance(self.v_head, SummaryHead) and self.v_head.dropout.p:
                 raise ConfigError(f"summary_dropout_prob: the head in {file} has two layers and no dropout.")
             self.v_head = ValueHead(hidden_size(self.pretrained_model)).to(self.pretrained_model.device)
-        try:
+        model = type(self.pretrained_model).__name__
+        with raised_as(ConfigError, RuntimeError, f"{file} has a value head that does not fit {model}"):
             self.v_head.load_state_dict(value)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"{file} has a value head that does not fit {type(self.pretrained_model).__name__}: {error}"
-            ) from error
 
     def add_and_load_reward_modeling_adapter(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trlx_like.errors import ConfigError, RewardError, writing
+from trlx_like.errors import ConfigError, RewardError, raised_as, writing
 from trlx_like.reading import read_bytes, unusable
 from trlx_like.rewards.awaiting import run_async
 from trlx_like.rewards.transport import Post, Transport, check_url
@@ -62,10 +62,8 @@ class AskedModel:
         self.body = {"temperature": 0, **(body or {})}
         self.counts = self.transport.counts
         self._file = None if cache is None else Path(os.path.expanduser(cache))
-        try:
+        with raised_as(ConfigError, (OSError, UnicodeDecodeError), f"{option}.cache ({str(cache)!r}) cannot be used"):
             self._answers: dict[str, str] = {} if self._file is None else _read(self._file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{option}.cache ({str(cache)!r}) cannot be used: {error}") from error
 
     def choices(self, texts: Sequence[str], words: tuple[str, str]) -> list[int | None]:
         """Ask questions, and return the place of each answer among two words.

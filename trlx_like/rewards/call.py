@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trlx_like.errors import RewardError
+from trlx_like.errors import RewardError, raised_as
 from trlx_like.rewards.arguments import Columns, accepted, copied, keywords_of, name_of
 from trlx_like.rewards.awaiting import awaited, needs_await
 from trlx_like.rewards.checks import is_list, number_of, outcomes_of, plain
@@ -41,12 +41,9 @@ def call_reward(
         RewardError: The call failed, or a value cannot be used. It names the function and shows the sample.
     """
     (outcomes,) = run_calls([Call(function, columns, metadata, lengths)], tokenizer)
-    rewards: list[Reward] = []
-    for outcome in outcomes:
-        if isinstance(outcome, Fault):
-            raise outcome.error()
-        rewards.append(outcome)
-    return rewards
+    if faults := [outcome for outcome in outcomes if isinstance(outcome, Fault)]:
+        raise faults[0].error()
+    return [outcome for outcome in outcomes if not isinstance(outcome, Fault)]
 
 
 def call_metric(
@@ -77,10 +74,9 @@ def call_metric(
                 f"{name_of(function)}: metric {name!r} has {len(values)} values for {len(call)} samples; give one "
                 "per sample or a single number."
             )
-        try:
+        what = f"{name_of(function)}: metric {name!r} is not made of numbers"
+        with raised_as(RewardError, (TypeError, ValueError, OverflowError), what):
             metrics[str(name)] = [number_of(v) for v in values]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RewardError(f"{name_of(function)}: metric {name!r} is not made of numbers: {error}") from error
     return metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, SupportsIndex
 
-from trlx_like.errors import RewardError
+from trlx_like.errors import RewardError, raised_as
 from trlx_like.rewards.arguments import accepted, metadata_columns, name_of
 
 KINDS = ("rank", "compare", "check")
@@ -112,10 +112,9 @@ def _ask(
 
 def _ranks(judge: Any, row: Any, count: int) -> list[float | None]:
     """Check the ranks of one group."""
-    try:
+    what = f"{name_of(judge)}.rank returned {row!r}, which is no list of places"
+    with raised_as(RewardError, (TypeError, ValueError), what):
         places = [None if place is None else float(place) for place in row]
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"{name_of(judge)}.rank returned {row!r}, which is no list of places: {error}") from error
     if len(places) != count or any(place is not None and math.isnan(place) for place in places):
         raise RewardError(f"{name_of(judge)}.rank returned {row!r} for {count} completions; give each a place or None.")
     return places

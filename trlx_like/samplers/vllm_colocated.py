@@ -22,7 +22,7 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, raised_as
 from trlx_like.samplers.engines import register_engine
 from trlx_like.samplers.vllm import OPTION, UNKNOWN, Answer, VLLMBase
 
@@ -60,11 +60,9 @@ class ColocatedVLLM(VLLMBase):
     ) -> None:
         super().__init__(lm, tokenizer, allowed, dtype)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vLLM is imported and when it starts
-        try:
+        with raised_as(ConfigError, ImportError, "sampler.engine (vllm_colocated) needs vLLM in this environment"):
             from vllm import LLM
             from vllm.platforms import current_platform
-        except ImportError as error:
-            raise ConfigError(f"sampler.engine (vllm_colocated) needs vLLM in this environment: {error}") from error
         self.sleeps = bool(current_platform.is_sleep_mode_available())
         if not self.sleeps:
             logger.warning("vLLM cannot sleep on %s: it keeps its memory while the policy learns.", lm.device)
@@ -73,7 +71,7 @@ class ColocatedVLLM(VLLMBase):
         executor = "external_launcher" if PartialState().num_processes > 1 else "uni"
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():  # vLLM seeds torch's generators
             config.save_pretrained(folder)
-            try:
+            with raised_as(ConfigError, (ValueError, RuntimeError), f"{OPTION} ({options}): vLLM does not start"):
                 self.llm = LLM(
                     model=folder,
                     skip_tokenizer_init=True,
@@ -85,8 +83,6 @@ class ColocatedVLLM(VLLMBase):
                     distributed_executor_backend=executor,
                     **options,
                 )
-            except (ValueError, RuntimeError) as error:
-                raise ConfigError(f"{OPTION} ({options}): vLLM does not start: {error}") from error
         self.sleep()
 
     def sleep(self) -> None:

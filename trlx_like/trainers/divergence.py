@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 
-from trlx_like.errors import CheckpointError, DivergenceError
+from trlx_like.errors import CheckpointError, DivergenceError, raised_as
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.optimise import Optimisation
 
@@ -90,10 +90,8 @@ class DivergenceWatch:
             raise error
         if count > train.max_rollbacks:
             raise DivergenceError(f"{error} The run was rolled back {train.max_rollbacks} times before.") from error
-        try:
+        with raised_as(DivergenceError, CheckpointError, f"{error} It cannot be rolled back"):
             folder.load(self.run.directory, self.run.state)
-        except CheckpointError as missing:
-            raise DivergenceError(f"{error} It cannot be rolled back: {missing}") from error
         rate = self.optimisation.scale_learning_rate(train.rollback_lr_factor ** (count - progress.rollbacks))
         progress.rollbacks, progress.nonfinite_in_row = count, 0
         if self.run.world.main:

@@ -7,6 +7,7 @@ import inspect
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that numbers depend on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

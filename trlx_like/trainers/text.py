@@ -14,9 +14,9 @@ from transformers import PretrainedConfig
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Completion, Experience
-from trlx_like.errors import ConfigError, DataError
+from trlx_like.errors import ConfigError, DataError, raised_as
 from trlx_like.models.dropout import disable_dropout
-from trlx_like.models.export import check_folder, save_policy
+from trlx_like.models.export import save_policy
 from trlx_like.models.layout import hidden_size, vocabulary_size
 from trlx_like.models.loading import checkpoint_activations, inspect_model, load_model, load_trained_model
 from trlx_like.models.merging import has_adapter, plain_weights
@@ -135,10 +135,8 @@ class TextTrainer(BaseRLTrainer[E]):
             ConfigError: If the engine does not take the options `sampler.kwargs`.
         """
         name, options = self.config.sampler.engine, self.config.sampler.kwargs
-        try:
+        with raised_as(ConfigError, TypeError, f"sampler.kwargs ({options}): {name}"):
             engine: Engine = ENGINES.get(name)(self.model.lm, self.tokenizer, self.model.allowed, **options)
-        except TypeError as error:
-            raise ConfigError(f"sampler.kwargs ({options}): {name}: {error}") from error
         check_engine(name, engine)
         return engine
 
@@ -323,7 +321,6 @@ class TextTrainer(BaseRLTrainer[E]):
 
         Heads are written to a file of their own in it. An adapter is written alone, unless `merged`.
         """
-        check_folder(self.model.lm, directory, bool(merged))
         save_policy(self.model, self.tokenizer, directory, merged=bool(merged), heads_class=self.heads_kind)
 
     # Checks.
