@@ -149,7 +149,6 @@ def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedToken
             "must be named, or passed as train(tokenizer=...)."
         )
     check_place(str(path), option)
-    place = f"{option} ({str(path)!r})"
     # The library below it raises its own kinds, which have no base class.
     loads = loadable(path, option, "tokenizer.tokenizer_extra_configs", " as a tokenizer", (Exception,))
     with loads, no_progress_bars():
@@ -157,6 +156,7 @@ def _read_tokenizer(config: TokenizerConfig, model_path: Any) -> PreTrainedToken
         tokenizer = AutoTokenizer.from_pretrained(str(path), **{**UNTRUSTED, **config.tokenizer_extra_configs})
     if not _knows_tokens(tokenizer):
         raise ConfigError(
-            f"{place}: the tokenizer knows no tokens; the folder lacks its files, such as tokenizer.json."
+            f"{option} ({str(path)!r}): the tokenizer knows no tokens; the folder lacks its files, such as "
+            "tokenizer.json."
         )
     return tokenizer

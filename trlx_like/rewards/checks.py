@@ -35,10 +35,8 @@ def outcomes_of(call: Call, returned: Any) -> list[Outcome]:
             values = [value for (value,) in values]
         if len(values) == count:
             return [_outcome(call, row, value) for row, value in enumerate(values)]
-        what = (
-            f"returned {len(values)} rewards for {count} samples, {shortened(values)}; it must return one per sample."
-        )
-        fault = call.fault("wrong length", what)
+        what = f"returned {len(values)} rewards for {count} samples, {shortened(values)}"
+        fault = call.fault("wrong length", f"{what}; it must return one per sample.")
     else:
         what = f"returned a {type(returned).__name__}, {shortened(returned)}"
         fault = call.fault("wrong type", f"{what}; it must return a list with one entry a sample.", row=count)

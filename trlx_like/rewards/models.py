@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -144,7 +144,6 @@ def _own_tokenizer(path: str, option: str) -> PreTrainedTokenizerBase:
     if not path or (Path(path).is_dir() and not (Path(path) / "tokenizer_config.json").is_file()):
         raise error  # transformers would make an empty one
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, **UNTRUSTED)
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path, **UNTRUSTED))
     except (OSError, ValueError) as missing:
         raise error from missing
-    return tokenizer

@@ -116,14 +116,12 @@ class Agreement:
             )
 
     def _refuse(self, what: str, round_: int) -> None:
-        advice = (
-            "sampler.engine: transformers generates with the trained model itself"
-            if self.engine != "transformers"
-            else "something has changed the model between sampling and scoring"
-        )
+        advice = "Something has changed the model between sampling and scoring"
+        if self.engine != "transformers":
+            advice = "Sampler.engine: transformers generates with the trained model itself"
         raise SamplerError(
             f"sampler.engine ({self.engine}) {what}. Nothing of round {round_} was learned from. "
-            f"{advice[0].upper()}{advice[1:]}; see docs/audit.md."
+            f"{advice}; see docs/audit.md."
         )
 
 
