@@ -149,7 +149,9 @@ class RewardRunner:
             components[name][rows.start : rows.stop] = of_call
         faults = self._record(batch, outcomes)
         if faults and self.options.on_error == "raise":
-            raise faults[0].error(self._see_also(faults[0]))
+            # An exception that carries its traceback may have stayed in a worker.
+            elsewhere = faults[0].traceback and faults[0].cause is None and self.directory is not None
+            raise faults[0].error(f"\n  traceback: in {self.directory}/{FAULTS_FILE}" if elsewhere else "")
         rewards = {name: [self._reward(outcome) for outcome in column] for name, column in components.items()}
         if isinstance(self.function, WeightedRewards):
             return Scores(self.function.combined(list(rewards.values())), rewards, len(faults))
@@ -178,11 +180,6 @@ class RewardRunner:
         for places in [*alone, together] if together else alone:
             job = [(names.index(batch.places[place][0]), batch.calls[place]) for place in places]
             batch.answers.append((self._pool.submit(job), places))
-
-    def _see_also(self, fault: Fault) -> str:
-        """Say where the traceback is recorded, if the exception that carries it stayed in a worker."""
-        elsewhere = fault.traceback and fault.cause is None and self.directory is not None
-        return f"\n  traceback: in {self.directory}/{FAULTS_FILE}" if elsewhere else ""
 
     def _reward(self, outcome: Outcome) -> Reward:
         """Return the reward, or for a fault the replacement that `reward.on_error` asks for."""

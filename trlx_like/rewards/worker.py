@@ -107,7 +107,8 @@ class Worker:
 
     def _hand_over(self, job: Job) -> None:
         """Send the calls, which are not made yet. A process that ended while it was idle is replaced by a new one."""
-        message = _pickled([(place, call.columns, call.metadata, call.lengths) for place, call in job])
+        with raised_as(RewardError, Exception, "A prompt has a key whose value cannot be sent to reward.workers"):
+            message = pickle.dumps([(place, call.columns, call.metadata, call.lengths) for place, call in job])
         ended = ""
         for _ in range(2):
             if self._stopped:
@@ -224,11 +225,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):  # macOS says so of a process that has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _pickled(message: Any) -> bytes:
-    with raised_as(RewardError, Exception, "A prompt has a key whose value cannot be sent to reward.workers"):
-        return pickle.dumps(message)
 
 
 def _modules() -> dict[str, Any]:

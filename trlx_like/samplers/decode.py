@@ -23,10 +23,9 @@ from trlx_like.functional.counter import uniforms
 from trlx_like.models.shared_prompts import why_no_cache
 from trlx_like.samplers.cache import RowCache
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
-from trlx_like.samplers.generation import eos_ids
+from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids
 
-_KNOWN = {"do_sample", "min_new_tokens"} | {"top_k", "top_p", "min_p", "top_h", "typical_p"}
-_KNOWN |= {"epsilon_cutoff", "eta_cutoff"}
+_KNOWN = {"do_sample", "min_new_tokens", *SAMPLING_ONLY}
 _ROOM = 4
 """New prompts are read when a part 1 / _ROOM of the rows is free, because a prompt alone is slow to read."""
 

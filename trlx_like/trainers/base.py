@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trlx_like.checkpoint import RngState, isolated_rng
 from trlx_like.config import TRLConfig
-from trlx_like.data import Experience, RolloutStore
+from trlx_like.data import RolloutStore
 from trlx_like.errors import DivergenceError, NonFiniteError, RewardError, SamplerError, TrlxError
 from trlx_like.models.finite import first_nonfinite
 from trlx_like.models.merging import weights_for_rate
@@ -37,14 +37,13 @@ from trlx_like.trainers.probe import ProbeMemory
 from trlx_like.trainers.pushing import PushToHub
 from trlx_like.trainers.rollouts import Rollouts
 from trlx_like.trainers.scoring import Scoring
-from trlx_like.trainers.verbs import Verbs
+from trlx_like.trainers.verbs import E, Verbs
 
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
 
 logger = logging.getLogger(__name__)
 
 BEST = "best_checkpoint"
-E = TypeVar("E", bound=Experience)
 
 
 class BaseRLTrainer(Verbs[E]):

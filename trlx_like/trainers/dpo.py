@@ -50,7 +50,12 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
     method: DPOConfig
 
     def build(self, tokenizer: Any = None) -> None:
-        self._check_sorting()
+        names = [name for name in self.method.losses if name in SORTED]
+        if names and self.world.size > 1:
+            raise ConfigError(
+                f"method.loss_type ({names[0]}) sorts the whole batch, which {self.world.size} processes do not have "
+                "in one place; run it on one."
+            )
         super().build(tokenizer)
         self.precomputed: Precomputed[PreferenceExperience] | None = None
         if self.method.precomputes:
@@ -171,15 +176,6 @@ class DPOTrainer(TextTrainer[PreferenceExperience]):
             return self.sampler
         lm = load_model(path, self.config.model).to(self.device).eval()  # type: ignore[arg-type]
         return self.sampler_of(TransformersEngine(lm, self.tokenizer, self.model.allowed))  # engines hold the policy
-
-    def _check_sorting(self) -> None:
-        """Raise ConfigError for a loss that sorts the whole batch if there are several processes."""
-        names = [name for name in self.method.losses if name in SORTED]
-        if names and self.world.size > 1:
-            raise ConfigError(
-                f"method.loss_type ({names[0]}) sorts the whole batch, which {self.world.size} processes do not have "
-                "in one place; run it on one."
-            )
 
 
 def _rows(pairs: FlatRows[Preference]) -> ColumnRows[PreferenceExperience]:

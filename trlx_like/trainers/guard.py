@@ -186,10 +186,13 @@ class Guard:
         samples = [found for found in self.run.world.gather([own]) if found is not None]
         sample = samples[0] if samples else {}
         record = {"step": step, "round": progress.round, "not_finite": list(names), "parameter": parameter, **sample}
-        self._write({**record, **metrics})
         where = f"the first such parameter is {parameter}, " if parameter else ""
         about = f"{where}the first sample {_words(sample)}" if sample else where.removesuffix(", ")
         if self.run.world.main:
+            self.run.folder.directory.mkdir(parents=True, exist_ok=True)
+            file = self.run.folder.directory / NONFINITE_FILE
+            with writing(file), file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(plain({**record, **metrics})) + "\n")
             verb = "is" if len(names) == 1 and UPDATE not in names else "are"
             what = f"{' and '.join(names)} {verb} not finite"
             about_it = f" ({about})" if about else ""
@@ -239,13 +242,6 @@ class Guard:
             if bad:  # no single sample is bad, as after an overflow in the sum
                 return {"micro_batch": place, "rank": self.run.world.rank, "bad_sample": None, "samples": samples}
         return None
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        if self.run.world.main:
-            self.run.folder.directory.mkdir(parents=True, exist_ok=True)
-            file = self.run.folder.directory / NONFINITE_FILE
-            with writing(file), file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(plain(record)) + "\n")
 
 
 @torch.no_grad()

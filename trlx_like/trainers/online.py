@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from trlx_like.config.generation import forbidding
-from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.masked import whiten
 from trlx_like.functional.policy_gradient import rollout_ratio
@@ -20,11 +19,9 @@ from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.rollouts import dense
-from trlx_like.trainers.text import TextTrainer
+from trlx_like.trainers.text import E, TextTrainer
 
 __all__ = ["OnlineTextTrainer", "dense", "whole"]
-
-E = TypeVar("E", bound=Experience)
 
 
 class OnlineTextTrainer(TextTrainer[E]):
@@ -73,8 +70,7 @@ class OnlineTextTrainer(TextTrainer[E]):
     ) -> Iterator[tuple[TextSamples, list[Reward]]]:
         """Yield the chunks of `all_samples`, without the samples whose reward is None."""
         for samples, rewards in self.all_samples(count, chunk_size, given):
-            kept = [row for row, reward in enumerate(rewards) if reward is not None]
-            if kept:
+            if kept := [row for row, reward in enumerate(rewards) if reward is not None]:
                 yield samples[kept], [rewards[row] for row in kept]
 
     def all_samples(

@@ -87,7 +87,8 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
                 roles += [{best: "chosen", worst: "rejected"}.get(row) for row in rows]
         self.rollouts.keep([role is not None for role in roles])
         shown.log(pair=roles, kl=self.divergence(shown.completions))
-        return self.pair_metrics(without)
+        pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
+        return {"rollout/pairs": pairs, "rollout/ties": ties, "rollout/unjudged": unjudged}
 
     def divergence(self, completions: Sequence[Completion]) -> list[float]:
         """Estimate KL(policy || reference) of each response in nats, with the k3 estimator."""
@@ -100,15 +101,6 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             assert out.ref_logprobs is not None
             found[rows] = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).cpu()
         return found.tolist()
-
-    def pair_metrics(self, without: Mapping[str, int]) -> Metrics:
-        """Count pairs, and prompts without a pair, over all processes.
-
-        Args:
-            without: Number of this process's prompts under "ties" and under "unjudged".
-        """
-        pairs, ties, unjudged = self.world.sum([len(self.store), without["ties"], without["unjudged"]])
-        return {"rollout/pairs": pairs, "rollout/ties": ties, "rollout/unjudged": unjudged}
 
     def take_prompts(self, count: int) -> PromptBatch:
         """Return this process's share of the next `count` prompts, each repeated `n_generations_per_prompt` times."""

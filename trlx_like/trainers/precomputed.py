@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor
 
-from trlx_like.data import Completion, Experience, RolloutStore
+from trlx_like.data import Completion, RolloutStore
 from trlx_like.data.flat import FlatRows
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.prepared import SameRows
 from trlx_like.trainers.context import Run
-from trlx_like.trainers.trunk import TrunkStates, filled
-
-E = TypeVar("E", bound=Experience)
+from trlx_like.trainers.trunk import E, TrunkStates, filled
 
 
 class Precomputed(Generic[E]):

@@ -10,20 +10,17 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from trlx_like.data import Experience
 from trlx_like.errors import ConfigError, TrlxError
 from trlx_like.rewards.arguments import metadata_columns
 from trlx_like.tracking import TRAINING
 from trlx_like.trainers.base import Metrics
-from trlx_like.trainers.text import TextTrainer
+from trlx_like.trainers.text import E, TextTrainer
 
 logger = logging.getLogger(__name__)
-
-E = TypeVar("E", bound=Experience)
 
 
 class RoundsByHand(TextTrainer[E]):
