@@ -37,8 +37,7 @@ def require_finite(model: nn.Module, option: str) -> None:
     Raises:
         ConfigError: If a weight is NaN or infinite. It names the first such parameter.
     """
-    name = first_nonfinite(model)
-    if name is not None:
+    if name := first_nonfinite(model):
         raise ConfigError(
             f"{option}: the weight {name} has NaN or infinite values. The files are damaged, or come from a run that "
             "diverged: take an earlier checkpoint of it."

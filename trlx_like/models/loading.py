@@ -243,8 +243,7 @@ def check_complete(found: Mapping[str, Any], place: str, may_differ: bool = Fals
         ConfigError: If the files lack weights, such as the language model head if they hold a classifier, or have
             weights of other shapes than the configuration says.
     """
-    missing = [name for name in found["missing_keys"] if not name.startswith(new)]
-    if missing:
+    if missing := [name for name in found["missing_keys"] if not name.startswith(new)]:
         why = "it is another kind of model, and what it lacks would be random."
         if any(name.startswith("base_model.") for name in found.get("unexpected_keys", ())):
             why = "its weights have trlX's names; `trlx-like migrate FOLDER --to NEW_FOLDER` gives them transformers'."

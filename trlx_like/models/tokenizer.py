@@ -75,8 +75,7 @@ def _compare(tokenizer: PreTrainedTokenizerBase, model_path: str) -> None:
     place = f"tokenizer.tokenizer_path ({tokenizer.name_or_path or type(tokenizer).__name__})"
     given, own = tokenizer.get_vocab(), _vocabulary(model_path)
     if not own:
-        signs = _signs(tokenizer, model_path)
-        if signs:
+        if signs := _signs(tokenizer, model_path):
             logger.warning("%s may be the tokenizer of another model: %s.", place, ", and ".join(signs))
         return
     other = sorted(token for token in given if own.get(token, given[token]) != given[token])

@@ -36,8 +36,7 @@ def accepted(function: Callable[..., Any], keywords: Mapping[str, Any], own: Seq
         ]
         prompts = [text if one is None else one for text, one in zip(keywords["prompts"], asked, strict=True)]
         keywords = {"completions": completions, **keywords, "prompts": prompts}  # a key of the prompts goes first
-    missing = required - set(keywords)
-    if missing:
+    if missing := required - set(keywords):
         name = getattr(function, "label", None) or name_of(function)
         raise RewardError(
             f"{name} wants {', '.join(sorted(missing))}, which is neither {', '.join(own[:-1])} or "

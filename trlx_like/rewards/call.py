@@ -95,8 +95,7 @@ def run_calls(calls: Sequence[Call], tokenizer: Any = None, *, killable: bool = 
         RewardError: A function requires an argument that is not provided.
     """
     returned = [_returned(call, tokenizer, killable) for call in calls]
-    waiting = [place for place, value in enumerate(returned) if needs_await(value)]
-    if waiting:
+    if waiting := [place for place, value in enumerate(returned) if needs_await(value)]:
         for place, value in zip(waiting, awaited([(calls[p], returned[p]) for p in waiting]), strict=True):
             returned[place] = value
     return [outcomes_of(call, value) for call, value in zip(calls, returned, strict=True)]

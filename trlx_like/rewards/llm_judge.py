@@ -39,8 +39,7 @@ class LLMJudge(AskedModel):
 
     def __init__(self, url: str, model: str, *, template: str = TEMPLATE, swap: bool = True, **options: Any) -> None:
         super().__init__("judge", url, model, **options)
-        missing = [field for field in ("{prompt}", "{a}", "{b}") if field not in template]
-        if missing:
+        if missing := [field for field in ("{prompt}", "{a}", "{b}") if field not in template]:
             raise ConfigError(f"judge.template lacks {', '.join(missing)}.")
         self.template, self.swap = template, swap
 

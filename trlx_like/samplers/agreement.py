@@ -142,8 +142,7 @@ def _stale(samples: TextSamples | None, version: int) -> str | None:
     """Describe completions of other versions than the present one; None if there are none."""
     if samples is None or samples.version is None:
         return None
-    others = [held for held in samples.version.tolist() if held != version]
-    if not others:
+    if not (others := [held for held in samples.version.tolist() if held != version]):
         return None
     return (
         f"{len(others)} of {len(samples)} completions were sampled with version {others[0]} of the weights and the "

@@ -103,8 +103,7 @@ def _cause(held: Digest | None, expected: Digest, other: Mapping[str, Digest]) -
     """Describe how a weight differs from the expected one, by comparing it with known mistakes."""
     if held is None:
         return "missing"
-    found = [cause for cause, digested in other.items() if digested == held]
-    if found:
+    if found := [cause for cause, digested in other.items() if digested == held]:
         return " and ".join(found)
     if held.kind != expected.kind:
         return f"{held.kind}, not {expected.kind}"

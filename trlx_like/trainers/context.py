@@ -117,8 +117,7 @@ class Run:
 
     def check_stop(self) -> None:
         """Raise Interrupted if any process was asked to stop by a signal. Every process must call it."""
-        code = int(self.world.max(self.stop_request.code))
-        if code:
+        if code := int(self.world.max(self.stop_request.code)):
             raise Interrupted(code)
 
     @contextmanager
