@@ -280,7 +280,8 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
             logger.warning(
                 f"policy/ratio_deviation is {deviation:.2g} on fresh experience, where it should be 0, and above "
                 f"method.cliprange ({limit:g}): the sampler and the learner round differently. Give them batches of "
-                "one size (sampler.batch_size, train.minibatch_size) or finer numbers (backend.mixed_precision)."
+                "one size (sampler.batch_size, train.minibatch_size), or more precise numbers "
+                "(backend.mixed_precision)."
             )
         return super().accept(metrics)
 
