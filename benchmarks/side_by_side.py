@@ -90,6 +90,15 @@ CASES: dict[str, list[tuple[str, int, int, int, int, bool, int]]] = {
     ],
     "124M": [("8 prompts", 8, 1, 16, 16, False, 8), ("32 prompts", 32, 1, 16, 16, False, 32)],
 }
+CALM = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+"""The environment variables of each side."""
 NOTABLE = 0.03
 """The least difference of a count, as a part of the larger one, that is printed."""
 
@@ -173,12 +182,6 @@ class Side:
     def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
         read, write = os.pipe()
-        calm = {
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": str(ROOT),
-        }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, str(folder / "task.json"), str(write)],
@@ -186,7 +189,7 @@ class Side:
                 stdout=log,
                 stderr=log,
                 pass_fds=[write],
-                env={**os.environ, **calm, "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+                env={**os.environ, **CALM},
                 cwd=folder,
                 text=True,
             )

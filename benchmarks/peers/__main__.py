@@ -24,6 +24,9 @@ ENVIRONMENTS = {
         "accelerate==1.0.1",
         "datasets==3.0.2",
         "numpy<2",
+        "pandas<3",
+        "pyarrow<19",
+        "rich",
         "setuptools",
     ],
     # The last TRL with a DDPOTrainer, and libraries of its month.

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -47,34 +47,30 @@ def tokens(states: torch.Tensor) -> int:
     return states.shape[0] * (states.shape[1] if states.dim() == 3 else 1)
 
 
-class Counts(TorchDispatchMode):
-    """Count what the blocks of GPT-2, or a UNet, compute while the mode is on, whoever calls them.
+class Work:
+    """Count the passes, tokens and optimizer steps of GPT-2, or a UNet, while it is on, whoever makes them.
 
     Tokens are those of whole passes: a pass through 2 of 12 blocks counts a sixth of them. A UNet has one block, whose
-    tokens are the latents of images. Operations are those of matrix products, convolutions and attention, by the
-    formulas of `torch.utils.flop_counter`.
+    tokens are the latents of images.
 
     Args:
         layers: Blocks of the model.
     """
 
     def __init__(self, layers: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.layers, self.found = layers, Counter[str]()
         self.trained = 0
 
-    def begin(self) -> Counts:
-        """Switch the mode on."""
+    def begin(self) -> Self:
+        """Switch the counting on."""
         self.hooks = [
             torch.nn.modules.module.register_module_forward_hook(self._forward),
             register_optimizer_step_post_hook(self._step),
         ]
-        self.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def end(self) -> dict[str, float]:
-        """Switch the mode off, and return what was found by name."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """Switch the counting off, and return what was found by name."""
         for hook in self.hooks:
             hook.remove()
         return {
@@ -82,21 +78,8 @@ class Counts(TorchDispatchMode):
             "tokens forward": round(self.found["block tokens"] / self.layers, 1),
             "tokens backward": round(self.found["block tokens back"] / self.layers, 1),
             "optimizer steps": self.found["optimizer steps"],
-            "GFLOP": round(self.found["operations"] / 1e9, 3),
             "trained weights": self.trained,
         }
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is None:
-            with self:  # a composite operation arrives whole in inference mode
-                if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return parts
-        result = func(*args, **kwargs)
-        if formula is not None:
-            self.found["operations"] += formula(*args, **kwargs, out_val=result)
-        return result
 
     def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         name = type(module).__name__
@@ -115,6 +98,45 @@ class Counts(TorchDispatchMode):
         self.found["optimizer steps"] += 1
         groups = optimizer.param_groups
         self.trained = sum(p.numel() for group in groups for p in group["params"] if p.grad is not None)
+
+
+class Counts(TorchDispatchMode):
+    """Count `Work` and the operations of matrix products, convolutions and attention.
+
+    Operations are by the formulas of `torch.utils.flop_counter`.
+
+    Args:
+        layers: Blocks of the model.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work, self.operations = Work(layers), 0
+
+    def begin(self) -> Counts:
+        """Switch the mode on."""
+        self.work.begin()
+        self.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def end(self) -> dict[str, float]:
+        """Switch the mode off, and return what was found by name."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        found = self.work.end()
+        trained = found.pop("trained weights")
+        return {**found, "GFLOP": round(self.operations / 1e9, 3), "trained weights": trained}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:  # a composite operation arrives whole in inference mode
+                if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return parts
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.operations += formula(*args, **kwargs, out_val=result)
+        return result
 
 
 class Laps:

@@ -44,7 +44,7 @@ def test_passes_tokens_and_steps_are_counted() -> None:
         "trained weights": 872,
     }
     model(ids)
-    assert counts.found["forward passes"] == 2, "nothing is counted after the end"
+    assert counts.work.found["forward passes"] == 2, "nothing is counted after the end"
 
 
 @pytest.mark.parametrize("learns", [False, True])
