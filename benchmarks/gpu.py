@@ -31,7 +31,6 @@ from benchmarks.ddpo_memory import stable_diffusion
 from tests.contract.recipes import ingredients, make
 from tests.contract.runs import StopAfter, assert_same, run_until_stopped, state_of
 from tests.tiny import tiny_config
-from tests.tiny_pipelines import clip_tokenizer
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
 
@@ -147,9 +146,7 @@ def lora(folder: Path, gpu: bool) -> str:
     adapter = {"peft_type": "LORA", "r": 4, "target_modules": ["to_q", "to_k", "to_v", "to_out.0"]}
     options = {**options_of("DDPOTrainer", gpu), "model.peft_config": adapter, "train.minibatch_size": 1}
     if gpu:
-        pipeline = stable_diffusion()
-        pipeline.register_modules(tokenizer=clip_tokenizer())
-        options |= {"model.model_path": pipeline, "backend.mixed_precision": "bf16"}
+        options |= {"model.model_path": stable_diffusion(), "backend.mixed_precision": "bf16"}
         options |= {"backend.gradient_checkpointing": True}
     trained(make("DDPOTrainer", folder, **options))
     return f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if gpu else "tiny pipeline"

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
+from trlx_like.data.diffusion import DenoisingExperience
 from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, tensors_of
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.optim import bounded
@@ -95,7 +96,7 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     silence = quiet(logging.CRITICAL, "transformers", "torch._subclasses.fake_tensor")
     with tempfile.TemporaryDirectory() as folder, silence, warnings.catch_warnings(action="ignore"), imagined():
         trainer = make_rehearsal(config, folder, gpus)
-        table = _table(trainer, gpus, config.model.quantization)
+        table = _table(trainer, gpus, config)
         if "generate" in table and config.sampler.engine.lower() in ("vllm", "vllm_colocated"):
             table["generate"] = table["rest"].copy()  # vLLM has memory of its own, on other GPUs or on these
         if config.sampler.engine.lower() == "vllm_colocated" and memory < math.inf:
@@ -110,15 +111,15 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
         return Estimate(table, memory * 2**30, copied)
 
 
-def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
+def _table(trainer: Any, gpus: int, config: TRLConfig) -> Table:
     """Measure every phase of a trainer that has no memory."""
     # Quantized layers compute in the format that the others have, so only their weights differ.
     model, several = trainer.model, trainer.run.local_batch_size > trainer.run.microbatch_size
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = bytes_of(trained)
     held = _states(trainer)
-    if quantization is not None:
-        held["weights"] -= _saved(model.lm, QUANTIZED[quantization])
+    if config.model.quantization is not None:
+        held["weights"] -= _saved(model.lm, QUANTIZED[config.model.quantization])
     held["optimizer"] = _optimizer_bytes(trainer, trained)
     if trainer.config.train.undo_nonfinite_updates and not bounded(trainer.optimizer.optimizer):
         held["copies"] = gradients + held["optimizer"]
@@ -139,11 +140,27 @@ def _table(trainer: Any, gpus: int, quantization: str | None) -> Table:
             parameter.grad = torch.empty_like(parameter)
     with LiveBytes(kind) as live:
         trainer.optimisation.probe(batch, trainer.loss)
-    table["forward/backward"] = held + live.peak + Counter(gradients=gradients * several)
+    data = Counter(activations=_step_bytes(trainer, batch, config), gradients=gradients * several)
+    table["forward/backward"] = held + live.peak + data
     exchange = gradients if gpus > 1 else 0
     table["step"] = held + Counter(gradients=gradients, copies=exchange)
     table["rest"] = held
     return table
+
+
+def _step_bytes(trainer: Any, batch: Any, config: TRLConfig) -> int:
+    """Count the bytes of all micro-batches of a step, which are moved to the device together.
+
+    Those of images are denoising steps, which share the images' encoded prompts.
+    """
+    given = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    size = bytes_of(given.values())
+    if isinstance(batch, DenoisingExperience):
+        method: Any = config.method
+        taken = max(1, int(method.num_inference_steps * method.timestep_fraction))
+        size += (taken - 1) * bytes_of([batch.latents, batch.old_logprobs, batch.order])
+    count: int = math.ceil(trainer.run.local_batch_size / trainer.run.microbatch_size)
+    return count * size
 
 
 def _copied(trainer: Any, held: Counter[str], config: TRLConfig, gpus: int) -> int:

@@ -45,6 +45,8 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     if (images := getattr(config.method, "num_samples", None)) is not None:
         group: int = config.method.num_generations  # type: ignore[attr-defined]
         changes["method"]["num_samples"] = group * max(1, images // group // gpus)
+        steps: int = config.method.num_inference_steps  # type: ignore[attr-defined]
+        changes["method"]["num_inference_steps"] = min(2, steps)  # one after the other they take no more memory
     if getattr(config.method, "formatting_func", None) is not None:
         changes["method"]["formatting_func"] = None
     changed = config.elsewhere(folder).evolve(**changes)

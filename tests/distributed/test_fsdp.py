@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,18 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import RECIPES, ingredients, make
 from tests.contract.runs import StopAfter, assert_same, rows
 from tests.distributed import matrix
 from tests.distributed.ranks import on_ranks, whole
 from tests.tiny import tiny_config
+from tests.tiny_pipelines import sd, unet
+from tests.unit import test_estimate
 from trlx_like.errors import ConfigError
+from trlx_like.estimate import estimate
 from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
+from trlx_like.trainers.probe import generate_longest
 
 CASES = {label: (name, changes) for label, name, changes in matrix.cases()}
 ROUND = {"train.batch_size": 6, "optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}, "backend.kind": "fsdp"}
@@ -232,3 +237,55 @@ def test_a_state_of_two_processes_is_that_of_four(tmp_path: Path) -> None:
     of_two = on_ranks(carried, tmp_path / "two", None)[0]
     of_four = on_ranks(carried, tmp_path / "four", of_two, processes=4)[0]
     assert_same(of_four, of_two)
+
+
+IMAGES: dict[str, dict[str, Any]] = {
+    "all weights": {"method.height": 32, "method.width": 48},
+    # In smaller batches, what the CPU's attention and the exchange work with is more than a tenth: 0.3 MB.
+    "sd3": {**test_estimate.IMAGES["sd3"], "train.batch_size": 16, "train.minibatch_size": 8},
+}
+
+
+def allocated(rank: int, folder: Path, changes: Mapping[str, Any]) -> dict[str, int]:
+    """The most bytes that the allocator gives out while images are made, and in steps; live bytes at rest."""
+    gc.collect()
+    gc.freeze()
+    before = live_bytes()
+    with test_estimate.measured() as made:
+        trainer = make("DDPOTrainer", folder, **changes)
+        gc.collect()
+        began = time.time_ns()
+        with trainer.run.backend.sampling(), torch.no_grad():
+            trainer.model.eval()
+            generate_longest(trainer)
+        generated, beside = time.time_ns(), test_estimate.remembered(trainer)
+        parts = test_estimate.denoising_steps(trainer)
+        gc.collect()
+        stepped = time.time_ns()
+        test_estimate.learn(trainer, parts)
+    del parts
+    gc.collect()
+    return {
+        "generate": test_estimate.most(made, began, generated) - beside,
+        "train": test_estimate.most(made, stepped) - beside,
+        "rest": live_bytes() - before - beside,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_take_what_the_estimate_says(name: str, tmp_path: Path) -> None:
+    pipeline = sd()
+    pipeline.register_modules(unet=unet(block_out_channels=(32,)))
+    pipeline.save_pretrained(tmp_path / "pipeline")
+    changes = {"model.model_path": str(tmp_path / "pipeline"), "backend.kind": "fsdp"}
+    changes |= {"train.batch_size": 8, "train.minibatch_size": 2, **IMAGES[name]}
+    table = estimate(ingredients("DDPOTrainer", tmp_path, **changes)[0], gpus=2).table
+    expected = {
+        "generate": table["generate"].total() - sum(table["rest"][kind] for kind in ("optimizer", "copies")),
+        "train": max(table[phase].total() for phase in ("forward/backward", "step")),
+        "rest": table["rest"].total(),
+    }
+    for found in on_ranks(allocated, tmp_path / "run", changes, timeout=400):
+        print(name, {kind: (expected[kind], found[kind]) for kind in found})
+        assert found == {kind: pytest.approx(value, rel=0.1) for kind, value in expected.items()}

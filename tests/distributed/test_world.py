@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
+from tests.contract.recipes import make
+from tests.distributed.ranks import on_ranks
 from trlx_like.distributed import Statistics, World
 
 
@@ -25,3 +28,12 @@ def test_statistics_by_hand(values: Sequence[float], mask: Sequence[int], expect
     assert found == Statistics(*expected[:3])
     assert found.var == expected[3]
     assert found.std == pytest.approx(expected[3] ** 0.5)
+
+
+def moved(rank: int, folder: Path) -> bool:
+    batch = torch.ones(3)
+    return batch.to(make("SFTTrainer", folder).device).data_ptr() == batch.data_ptr()
+
+
+def test_what_is_on_the_cpu_is_not_copied_to_it(tmp_path: Path) -> None:
+    assert on_ranks(moved, tmp_path) == [True, True]

@@ -48,6 +48,8 @@ def make_accelerator(config: TRLConfig) -> Accelerator:
             cpu=on_cpu, mixed_precision=backend.mixed_precision, kwargs_handlers=_process_group(backend.timeout)
         )
     check_state(config, accelerator.state)
+    if on_cpu:  # several processes call it "cpu:0", to which `Tensor.to` copies what is on "cpu" already
+        accelerator.state.device = torch.device("cpu")
     if on_cpu and accelerator.mixed_precision == "fp16":
         # accelerate would silently train in the number format of the weights.
         logger.warning(
