@@ -278,7 +278,7 @@ def test_images_take_what_the_estimate_says(name: str, tmp_path: Path) -> None:
     pipeline = sd()
     pipeline.register_modules(unet=unet(block_out_channels=(32,)))
     pipeline.save_pretrained(tmp_path / "pipeline")
-    changes = {"model.model_path": str(tmp_path / "pipeline"), "backend.kind": "fsdp"}
+    changes: dict[str, Any] = {"model.model_path": str(tmp_path / "pipeline"), "backend.kind": "fsdp"}
     changes |= {"train.batch_size": 8, "train.minibatch_size": 2, **IMAGES[name]}
     table = estimate(ingredients("DDPOTrainer", tmp_path, **changes)[0], gpus=2).table
     expected = {

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.contract.recipes import ingredients, make
 from tests.contract.runs import assert_same
-from tests.distributed import matrix, test_async_save
+from tests.distributed import matrix, test_async_save, test_own_reading
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_any_ranks import state_at
 from tests.distributed.test_fsdp import CASES, interrupted
+from tests.tiny import save_tiny
 from tests.unit.test_estimate import COMMON, at_end, measured, most, padded
+from trlx_like.distributed import zero_engine
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
 
@@ -151,6 +156,75 @@ def test_a_run_of_zero_3_is_that_with_whole_weights() -> None:
 def test_checkpoints_that_are_written_beside_training_are_the_same(stage: str, tmp_path: Path) -> None:
     matrix.import_deepspeed()
     test_async_save.same(stage, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["PPOTrainer", pytest.param("ILQLTrainer", marks=pytest.mark.slow)])
+def test_weights_are_those_of_a_whole_load(name: str, tmp_path: Path) -> None:
+    """With ZeRO-3 the main process reads one weight at a time."""
+    matrix.import_deepspeed()
+    path = save_tiny(tmp_path / "model", "llama")
+    cases: dict[str, dict[str, Any]] = {
+        "all": {"model.model_path": path},
+        "adapter": {"model.model_path": path, "model.peft_config": {"peft_type": "LORA", "r": 2}},
+    }
+    alone = test_own_reading.loaded(
+        0, name, tmp_path, {case: {**c, "backend.kind": "ddp"} for case, c in cases.items()}
+    )
+    divided = {case: {**changes, **matrix.KINDS["zero3"]} for case, changes in cases.items()}
+    for found in on_ranks(test_own_reading.loaded, name, tmp_path, divided):
+        for case in cases:
+            assert_same(found[case], alone[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [-1, 1])
+def test_a_run_whose_weights_were_read_one_by_one(layers: int, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    changes = {"model.model_path": save_tiny(tmp_path / "model"), "model.num_layers_unfrozen": layers}
+    found = matrix.differences("PPOTrainer", {**matrix.SIX_STEPS, **changes}, kind="zero3")
+    assert matrix.too_large("PPOTrainer", found) == [], found
+
+
+def loading(rank: int, name: str, folder: Path, path: str) -> dict[str, int]:
+    """The most bytes of live tensors until DeepSpeed makes its own buffers, and what they may be."""
+    start, found = zero_engine.start, {}
+    with test_own_reading.Storages() as storages, pytest.MonkeyPatch.context() as patch:
+
+        def look(*arguments: Any) -> Any:
+            found["peak"] = storages.peak.total()
+            return start(*arguments)
+
+        patch.setattr(zero_engine, "start", look)
+        trainer = make(name, folder, **{**matrix.SIX_STEPS, **matrix.KINDS["zero3"], "model.model_path": path})
+    modules = [trainer.model, *trainer.model.reference_modules()]
+    sizes = [4 * math.prod(zero_engine.shape(weight)) for module in modules for weight in module.parameters()]
+    return {**found, "state": sum(sizes), "largest": max(sizes)}
+
+
+@pytest.mark.parametrize("name", ["PPOTrainer", pytest.param("DPOTrainer", marks=pytest.mark.slow)])
+def test_loading_with_zero_3_takes_a_share_and_two_weights(name: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    path = save_tiny(tmp_path / "model", n_embd=96, n_head=4, layers=12)
+    for found in on_ranks(loading, name, tmp_path / "run", path):
+        print(name, found)
+        assert found["state"] / 2 < found["peak"] <= 1.1 * (found["state"] / 2 + 2 * found["largest"]), found
+
+
+def unreadable(rank: int, folder: Path, path: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        make("SFTTrainer", folder, **{**matrix.SIX_STEPS, **matrix.KINDS["zero3"], "model.model_path": path})
+    return str(error.value)
+
+
+def test_what_the_main_process_cannot_read_ends_all(tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    path = Path(save_tiny(tmp_path / "model", layers=2))
+    weights = load_file(path / "model.safetensors")
+    weights["transformer.h.1.mlp.c_fc.weight"][-1] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    said = on_ranks(unreadable, tmp_path / "run", str(path))
+    assert "the weight transformer.h.1.mlp.c_fc.weight has NaN" in said[0]
+    assert "another process cannot read it" in said[1]
 
 
 def allocated(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[int, int]:

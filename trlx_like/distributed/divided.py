@@ -46,6 +46,12 @@ class DividedBackend(Backend):
         self._parts: dict[Tensor, Part] = {}  # of each trained weight what this process updates, in the model's order
         self._own: list[nn.Parameter] = []  # the values of these parts, with gradients
         self._whole = False
+        self._unreadable: Exception | None = None  # why this process could not read a weight from its file
+
+    def _check_reading(self) -> None:
+        """Raise ConfigError on all processes if one could not read a weight, which the others have waited for."""
+        if any(self.world.gather([self._unreadable is not None])):
+            raise self._unreadable or ConfigError("model.model_path: another process cannot read it, and says why.")
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return this process's part of each trained weight, as flat tensors."""

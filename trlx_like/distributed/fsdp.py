@@ -46,7 +46,6 @@ class ShardedBackend(DividedBackend):
         self.model: nn.Module | None = None
         self._units: list[FSDPModule] = []
         self._before: torch_fsdp.Attributes = {}
-        self._unreadable: Exception | None = None
         self._divided_now = False  # in `sampling`, with all weights but those that run
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
@@ -60,8 +59,7 @@ class ShardedBackend(DividedBackend):
         for block in blocks(model):
             self._divide(block, again)
         self._divide(model, False)
-        if any(self.world.gather([self._unreadable is not None])):
-            raise self._unreadable or ConfigError("model.model_path: another process cannot read it, and says why.")
+        self._check_reading()
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         for part in self._units:
             # Losses are divided by the units of the global batch, so gradients are sums.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trlx_like.config import TRLConfig
@@ -25,7 +26,7 @@ from trlx_like.distributed.backend import Backend, Value
 from trlx_like.distributed.divided import DividedBackend, divided_over, refuse_replacing, refuse_undividable
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
-from trlx_like.functional.parts import Part, row_range
+from trlx_like.functional.parts import Part, Unread, row_range
 from trlx_like.imports import install_hint
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class ZeroBackend(DividedBackend):
     def __init__(self, world: World, config: TRLConfig) -> None:
         super().__init__(world, config)
         self._engine: Any = None
-        self._full = config.backend.shard == "full"
+        self._full = self.reads_files = config.backend.shard == "full"
         self._weights: list[nn.Parameter] = []  # all that are divided
         self._added: zero_engine.Hooks = {}
         self._left = 0  # micro-batches of this step that have not been run
@@ -95,8 +96,10 @@ class ZeroBackend(DividedBackend):
         self.world.same_weights(list(model.buffers()))
         before = zero_engine.hooks(list(model.modules()))
         self._weights = list(model.parameters()) if self._full else []
+        options = _options(self.world, self.config, wanted)
         try:
-            self._engine = zero_engine.start(model, wanted, _options(self.world, self.config, wanted), device)
+            self._divide_unread(options)
+            self._engine = zero_engine.start(model, wanted, options, device)
         except ValidationError as error:
             wrong = error.errors()[0]
             where = ".".join(map(str, wrong["loc"]))
@@ -109,6 +112,23 @@ class ZeroBackend(DividedBackend):
             delattr(model, name)
         for parameter in wanted:
             parameter.register_post_accumulate_grad_hook(self._used.add)
+
+    def _divide_unread(self, options: dict[str, Any]) -> None:
+        """Divide the weights that are still in files, each before the next one is read by the main process."""
+        unread = [weight for weight in self._weights if isinstance(weight, Unread)]
+        if unread:
+            zero_engine.divide(unread, self._read, options, self.world.accelerator.device)
+            self._check_reading()
+
+    def _read(self, weight: nn.Parameter) -> Tensor:
+        """Return the whole weight, or memory for it, to which DeepSpeed sends the numbers of the main process."""
+        assert isinstance(weight, Unread)
+        if self.world.rank == 0:
+            try:
+                return weight.saved.read(0, weight.numel()).view(weight.shape).to(weight.dtype)
+            except (ConfigError, OSError, SafetensorError) as error:  # raised later, as the others wait for the numbers
+                self._unreadable = error
+        return torch.empty(weight.shape, dtype=weight.dtype)
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return this process's part of a weight."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,15 +20,8 @@ Part = tuple[Tensor, int]
 """This process's numbers of a weight, and the place of the first of them in the flattened weight. [N]"""
 
 
-def start(model: nn.Module, trained: Sequence[nn.Parameter], options: dict[str, Any], device: torch.device) -> Any:
-    """Make an engine of DeepSpeed, which brings the model to the device with the same weights on all processes.
-
-    Args:
-        model: The model.
-        trained: Its weights that are trained.
-        options: The configuration of DeepSpeed.
-        device: The device of this process.
-    """
+def _deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed for a device."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -39,6 +32,42 @@ def start(model: nn.Module, trained: Sequence[nn.Parameter], options: dict[str, 
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls it
     if device.type == "cpu":
         compiled["deepspeed_shm_comm"] = False  # it would be compiled at the start of every run, for a minute
+    return deepspeed
+
+
+def divide(
+    weights: Iterable[nn.Parameter],
+    read: Callable[[nn.Parameter], Tensor],
+    options: dict[str, Any],
+    device: torch.device,
+) -> None:
+    """Divide weights before an engine is made: one is whole at a time, and has the numbers of the first process.
+
+    Args:
+        weights: The weights, whose memory is not used. They become plain parameters.
+        read: Returns a weight with its numbers; those of other processes than the first are not looked at.
+        options: The configuration of DeepSpeed.
+        device: The device of this process.
+    """
+    moved = options["zero_optimization"].get("offload_param", {})
+    where = {"remote_device": moved.get("device"), "pin_memory": moved.get("pin_memory", False)}
+    init = _deepspeed(device).zero.Init(module=nn.Module(), config_dict_or_path=options, **where)
+    for weight in weights:
+        weight.data = read(weight)
+        weight.__class__ = nn.Parameter
+        init._convert_to_zero_parameters([weight])
+
+
+def start(model: nn.Module, trained: Sequence[nn.Parameter], options: dict[str, Any], device: torch.device) -> Any:
+    """Make an engine of DeepSpeed, which brings the model to the device with the same weights on all processes.
+
+    Args:
+        model: The model.
+        trained: Its weights that are trained.
+        options: The configuration of DeepSpeed.
+        device: The device of this process.
+    """
+    deepspeed = _deepspeed(device)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=_Nothing(trained), config=options, dist_init_required=False
     )
