@@ -24,8 +24,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO, adapter": ("PPOTrainer", ADAPTER),
     "GRPO": ("GRPOTrainer", TOP),
     "RLOO": ("RLOOTrainer", TOP),
-    "DPO": ("DPOTrainer", {**TOP, **STEADY}),
-    "DPO, live reference": ("DPOTrainer", {**TOP, **STEADY, "method.precompute_ref_log_probs": False}),
+    "DPO": ("DPOTrainer", TOP),
+    "DPO, live reference": ("DPOTrainer", {**TOP, "method.precompute_ref_log_probs": False}),
     "SFT": ("SFTTrainer", TOP),
     "SFT, packed": ("SFTTrainer", {**TOP, "method.packing": True}),
     "ILQL": ("ILQLTrainer", TOP),
@@ -39,21 +39,37 @@ def without_trunk(value: Any) -> Any:
     return value
 
 
+def rows_are_alone(trainer: Any) -> bool:
+    """Whether rows have the same bits in any batch. On some processors they depend on its rows and its padding."""
+    mask = torch.arange(13) >= torch.arange(0, 12, 2)[:, None]  # [6, 13]: from no padding to ten columns
+    ids, places = torch.arange(6 * 13).reshape(6, 13) % 13, (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def logits(first: int, last: int) -> torch.Tensor:
+        at = slice(first, last), slice(2 * first, None)
+        return trainer.model.lm(ids[at], attention_mask=mask[at].long(), position_ids=places[at]).logits[mask[at]]
+
+    with torch.no_grad():
+        whole = torch.split(logits(0, 6), mask.sum(dim=1).tolist())
+        parts = [(first, last) for last in range(1, 7) for first in range(last)]
+        return all(torch.equal(logits(first, last), torch.cat(whole[first:last])) for first, last in parts)
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_ends_with_the_same_bits(run: str, tmp_path: Path) -> None:
     name, changes = RUNS[run]
     kept, plain = (
-        make(name, tmp_path / word, **changes, **{"train.keep_trunk": word == "kept"}) for word in ("kept", "plain")
+        make(name, tmp_path / word, **STEADY, **changes, **{"train.keep_trunk": word == "kept"})
+        for word in ("kept", "plain")
     )
+    exact = rows_are_alone(plain) and not run.startswith("DPO")  # whose states come from batches of other lengths
     assert plain.model.trunk is None and kept.model.trunk is not None
     ran = [count_blocks(trainer) for trainer in (kept, plain)]
     kept.learn()
     plain.learn()
-    if run.startswith("DPO"):  # its states come from batches that are padded to other lengths: rounding
-        for got, expected in zip(kept.model.parameters(), plain.model.parameters(), strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
-    else:
+    if exact:
         assert_same(without_trunk(state_of(kept)), without_trunk(state_of(plain)), "state")
+    for got, expected in zip(kept.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
     assert 0 < ran[0].total() < ran[1].total()
 
 
