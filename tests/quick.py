@@ -19,7 +19,7 @@ import pytest
 
 DURATIONS = Path(__file__).with_name("durations.json")
 CHEAP = 0.05
-LIMIT = 0.15
+LIMIT = 0.08
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
