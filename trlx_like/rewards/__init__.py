@@ -1,5 +1,5 @@
 """Calling the user's reward and metric functions, and checking what they return."""
 
-from trlx_like.rewards.call import call_metric, call_reward
+from trlx_like.rewards.call import RewardFn, call_metric, call_reward
 
-__all__ = ["call_metric", "call_reward"]
+__all__ = ["RewardFn", "call_metric", "call_reward"]

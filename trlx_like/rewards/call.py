@@ -6,7 +6,7 @@ A failure is a `Fault`; `rewards/runner.py` decides what happens to its samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from trlx_like.errors import RewardError, raised_as
 from trlx_like.rewards.arguments import Columns, accepted, copied, keywords_of, name_of
@@ -15,7 +15,23 @@ from trlx_like.rewards.checks import is_list, number_of, outcomes_of, plain
 from trlx_like.rewards.limits import TimeUp, alarm
 from trlx_like.rewards.outcome import Call, Fault, Outcome, Reward
 
-__all__ = ["Reward", "call_metric", "call_reward", "run_calls"]
+__all__ = ["Reward", "RewardFn", "call_metric", "call_reward", "run_calls"]
+
+
+class RewardFn(Protocol):
+    """Score a batch of samples. The function gets only the keywords that it accepts."""
+
+    def __call__(
+        self, *, samples: list[str], prompts: list[str], outputs: list[str], **metadata: Any
+    ) -> Sequence[float] | Sequence[Sequence[float]]:
+        """Return one reward per sample.
+
+        Args:
+            samples: Prompt and output of each sample.
+            prompts: The prompts as text.
+            outputs: The outputs as text.
+            **metadata: `tokenizer`, and a list for each further key of the prompts.
+        """
 
 
 def call_reward(

@@ -1,14 +1,7 @@
 """Judges, which decide which of several completions of a prompt is better.
 
-There are three kinds of judges, distinguished by their method. Each method gets the keywords that it accepts among
-those below, `tokenizer`, and the prompts' own keys; but for the tokenizer, each is a list with one entry per question.
-
-- `compare(prompts, pairs)` returns for each pair the place of the better completion, 0 or 1; None for a tie, or if the
-  judge cannot tell.
-- `rank(prompts, completions)` returns for each prompt the rank of each of its completions: smaller is better, equal is
-  a tie, None is an abstention.
-- `check(prompts, completions)` returns True or False for each completion, or None to abstain.
-
+There are three kinds of judges, distinguished by their method: a judge ranks several completions, compares two, or
+checks one.
 `judged` asks a judge of any kind about groups of completions. `WinRate` makes a metric function of a judge, and
 `GroupReward` a reward function. `RewardJudge` makes a judge of any reward function or reward model.
 """
@@ -16,7 +9,7 @@ those below, `tokenizer`, and the prompts' own keys; but for the tokenizer, each
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from trlx_like.errors import ConfigError, RegistryError, RewardError, raised_as
 from trlx_like.imports import import_name, is_python_name
@@ -25,6 +18,44 @@ from trlx_like.rewards.arguments import metadata_rows, name_of
 from trlx_like.rewards.call import call_metric, call_reward
 from trlx_like.rewards.judging import KINDS, judged, kind_of
 from trlx_like.rewards.outcome import whole
+
+
+class PairwiseJudge(Protocol):
+    """Decide which of two completions is better.
+
+    Like every judge, it gets the keywords that it accepts among the arguments below, `tokenizer`, and the prompts' own
+    keys. Except for the tokenizer, each is a list with one entry per question.
+    """
+
+    def compare(self, *, prompts: list[str], pairs: list[tuple[str, str]], **metadata: Any) -> Sequence[int | None]:
+        """Compare the two completions of each pair.
+
+        Returns:
+            For each pair the place of the better completion, 0 or 1; None for a tie, or if the judge cannot tell.
+        """
+
+
+class RankingJudge(Protocol):
+    """Rank several completions of a prompt. It is called like a `PairwiseJudge`."""
+
+    def rank(
+        self, *, prompts: list[str], completions: list[list[str]], **metadata: Any
+    ) -> Sequence[Sequence[float | None]]:
+        """Rank the completions of each prompt.
+
+        Returns:
+            For each prompt the rank of each completion: smaller is better, equal is a tie, None is an abstention.
+        """
+
+
+class BinaryJudge(Protocol):
+    """Decide whether a completion meets all requirements. It is called like a `PairwiseJudge`."""
+
+    def check(self, *, prompts: list[str], completions: list[str], **metadata: Any) -> Sequence[bool | None]:
+        """Return True or False for each completion, or None to abstain."""
+
+
+Judge = PairwiseJudge | RankingJudge | BinaryJudge
 
 JUDGES: Registry[Callable[..., Any]] = Registry(
     "judge",
@@ -78,7 +109,7 @@ class RewardModelJudge(RewardJudge):
         super().__init__(RewardModel(model, **{"option": "judge.model", **options}))
 
 
-def make_judge(spec: Any, option: str = "judge") -> Any:
+def make_judge(spec: Any, option: str = "judge") -> Judge:
     """Make the judge that `spec` stands for.
 
     Args:
@@ -100,7 +131,8 @@ def make_judge(spec: Any, option: str = "judge") -> Any:
         made = import_name(spec, option) if is_python_name(spec) else JUDGES.get(spec)
         spec = _constructed(made, options, option) if isinstance(made, type) or spec in JUDGES else made
     if kind_of(spec) is not None:
-        return spec
+        judge: Judge = spec
+        return judge
     if callable(spec) and not isinstance(spec, type):
         return RewardJudge(spec)
     of_trl = " Derive TRL's kind from a class of trlx_like.compat.trl." if hasattr(spec, "judge") else ""
