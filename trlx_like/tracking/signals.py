@@ -107,7 +107,8 @@ class History:
 def reward_against_kl(history: History) -> Reading:
     """Measure how surprising the outputs are to the reference: -log p = KL + entropy, relative to the first round."""
     kl, entropy, scale = "policy/kl_per_token", "policy/entropy", 1.0
-    if math.isnan(history.start(kl)):  # Online DPO logs both for whole responses
+    if not math.isnan(history.start("objective/kl")):
+        # k3 explodes on responses that the policy hardly writes any more, as the rejected ones of Online DPO become.
         kl, entropy = "objective/kl", "objective/entropy"
         length = "rollout/length_mean"
         scale = history.start(length) / (history.now(length) or math.nan)

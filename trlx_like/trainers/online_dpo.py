@@ -26,6 +26,7 @@ from trlx_like.rewards.judges import GroupReward, WinRate, make_judge
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs
 from trlx_like.trainers.online import OnlineTextTrainer, whole
+from trlx_like.trainers.optimise import Term
 from trlx_like.trainers.samples import ShownSamples
 
 REFERENCE_KEY = "reference"
@@ -131,17 +132,21 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
         losses = sigmoid_loss(self.beta * margin) if sigmoid else ipo_loss(margin, self.beta)
         return LossOutput(losses.sum(), self.metrics(batch, out, pairs))
 
+    def units(self, batch: JudgedPair) -> dict[str, float]:
+        return {"pairs": float(len(batch)), "tokens": float(sum(mask.sum() for mask in batch.scored))}
+
     @torch.no_grad()
-    def metrics(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor]:
-        """Return metrics as sums over pairs. A metric of responses is averaged over each pair first."""
+    def metrics(self, batch: JudgedPair, out: PolicyOutput, pairs: Pairs) -> dict[str, Tensor | Term]:
+        """Return metrics as sums over pairs, or over tokens. A metric of responses is averaged over each pair first."""
         assert out.ref_logprobs is not None and batch.scores is not None and batch.finished is not None
         chosen, rejected = (self.beta * ratio for ratio in pairs.ratios)
         kl = (chosen + rejected) / (2 * self.beta)  # [B]
         scores = batch.scores.mean(dim=1)
-        divergence = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), batch.completions().mask)  # [2B]
+        divergence = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), batch.completions().mask).sum()
+        entropy = -(pairs.chosen + pairs.rejected)
         columns = {
             "objective/kl": kl,
-            "objective/entropy": -(pairs.chosen + pairs.rejected) / 2,
+            "objective/entropy": entropy / 2,
             "objective/non_score_reward": -self.beta * kl,
             "objective/rlhf_reward": scores - self.beta * kl,
             "objective/scores": scores,
@@ -151,7 +156,8 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             "val/contain_eos_token": batch.finished.mean(dim=1),
             "beta": torch.full_like(scores, self.beta),
         }
-        return {name: column.sum() for name, column in columns.items()}
+        of_tokens = {"policy/kl_per_token": (divergence, "tokens"), "policy/entropy": (entropy.sum(), "tokens")}
+        return {name: column.sum() for name, column in columns.items()} | of_tokens
 
     # Evaluation.
 

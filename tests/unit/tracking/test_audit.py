@@ -224,7 +224,10 @@ def test_weights_of_components() -> None:
 def test_online_dpo_has_kl_and_entropy_of_whole_responses() -> None:
     """-log p of the reference: 5 nats for 5 tokens at the start, 12.4 or 12.6 at the end: 2.48 and 2.52 a token."""
     first = {"rollout/score_mean": 0.0, "rollout/length_mean": 5.0, "objective/kl": 0.0, "objective/entropy": 5.0}
-    assert states(run_of({"objective/kl": 7.4}, first=first))["reward against KL"] == "clean"
+    first |= {"policy/kl_per_token": 0.0, "policy/entropy": 1.0}
+    assert (
+        states(run_of({"objective/kl": 7.4, "policy/kl_per_token": 100.0}, first=first))["reward against KL"] == "clean"
+    )
     assert states(run_of({"objective/kl": 7.6}, first=first))["reward against KL"] == "found at step 9"
     longer = {"objective/kl": 7.6, "rollout/length_mean": 6.0}  # over more tokens it is less
     assert states(run_of(longer, first=first))["reward against KL"] == "clean"

@@ -196,7 +196,10 @@ def expected(trainer: Any, elements: Sequence[JudgedPair], reference: Any, beta:
         add("logps/rejected", sum(lp[1]))
         add("sigmoid", math.log1p(math.exp(-beta * (chosen - rejected))))
         add("ipo", (chosen - rejected - 1 / (2 * beta)) ** 2)
-    return {name: sum(values) / len(values) for name, values in sums.items()} | {"beta": beta}
+    tokens = sum(len(e.chosen) + len(e.rejected) for e in elements)
+    means = {name: sum(values) / len(values) for name, values in sums.items()} | {"beta": beta}
+    per_token = {"policy/kl_per_token": "policy/kl", "policy/entropy": "objective/entropy"}
+    return means | {name: sum(sums[of_responses]) / tokens for name, of_responses in per_token.items()}
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
@@ -246,7 +249,9 @@ def test_numbers_worked_by_hand(tmp_path: Path) -> None:
 
     output = trainer.loss_of(batch, PolicyOutput(logprobs=policy, states=policy, ref_logprobs=reference))
     assert float(output.loss) == pytest.approx(0.554355 + 1.313262, abs=1e-5)
-    means = {name: float(value) / 2 for name, value in output.metrics.items()}
+    assert trainer.units(batch) == {"pairs": 2, "tokens": 6}
+    terms = {name: value for name, value in output.metrics.items() if isinstance(value, tuple)}
+    means = {name: float(value) / 2 for name, value in output.metrics.items() if not isinstance(value, tuple)}
     k3 = [math.exp(-0.4) - 0.6, math.exp(0.2) - 1.2, math.e - 2, math.exp(-1)]
     assert means == pytest.approx(
         {
@@ -268,6 +273,9 @@ def test_numbers_worked_by_hand(tmp_path: Path) -> None:
         },
         abs=1e-6,
     )
+    assert {unit for _, unit in terms.values()} == {"tokens"}
+    sums = {"policy/kl_per_token": sum(k3), "policy/entropy": 1.6 + 2 + 2.2 + 1}
+    assert {name: float(value) for name, (value, _) in terms.items()} == pytest.approx(sums, abs=1e-6)
 
 
 @pytest.mark.parametrize(
