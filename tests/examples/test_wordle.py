@@ -11,6 +11,7 @@ import pytest
 
 from examples.play import Score, play
 from examples.wordle import task
+from examples.wordle.gap import fitting, guesses_fit, perfect_reader
 from examples.wordle.task import LETTERS, OPENING, TRIES, WORDS, Data, Game, Wordle, default_wordle
 
 
@@ -166,3 +167,38 @@ def test_the_first_weights_can_spell() -> None:
 def test_the_data_needs_no_torch() -> None:
     code = "import sys; from examples.wordle.task import *; record(Wordle(), 9); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_which_words_fit_is_read_from_the_text_of_a_game() -> None:
+    wordle = Wordle(["about", "actor", "apple", "awful"])
+    assert fitting(wordle, OPENING).all()
+    clue = "apple\na1! p- p- l- e-\n"  # an a in front, and no p, l or e
+    assert fitting(wordle, f"{OPENING}{clue}").tolist() == [True, True, False, False]
+    assert fitting(wordle, f"{OPENING}{clue}appl\nnone\n\nnone\nactor\na1! c- t3? o4? r-\n").tolist() == [
+        *(True, False, False, False)
+    ]
+
+
+def test_the_guesses_that_fit_are_counted_from_the_second() -> None:
+    game = Game(Wordle(["about", "actor", "apple", "awful"]), 0)
+    for said in ("apple", "actor", "xyz", "awful", "about"):  # "awful" has the l that "apple" ruled out
+        game.say(said)
+    assert guesses_fit([game]) == [True, False, False, True]
+
+
+def test_a_perfect_reader_says_only_words_that_fit() -> None:
+    """With untrained weights it plays like the player that knows no better than what fits."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from trlx_like.models.heads import ILQLHeads
+
+    torch.manual_seed(0)
+    lm = task.model()
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(lm=lm), tokenizer=task.tokenizer(), values=ILQLHeads(128, lm.config.vocab_size, True)
+    )
+    games = [Game(default_wordle(), hidden) for hidden in range(0, 431, 10)]
+    scores = play(perfect_reader(trainer, default_wordle(), beta=4.0, sample=True), games)
+    assert all(guesses_fit(games)) and np.mean(scores) > -3
