@@ -1,6 +1,6 @@
 """Runs of every recipe and variant with divided weights, against the same runs with all weights on every process.
 
-    python -m tests.distributed.matrix                  # all cases, on 2 processes: about 20 minutes of one core
+    python -m tests.distributed.matrix                  # all cases, on 2 processes: 4 to 8 minutes
     python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
     python -m tests.distributed.matrix --processes 4
     python -m tests.distributed.matrix --kind layers    # fsdp that gathers one block at a time to sample
