@@ -65,7 +65,7 @@ AccelerateSFTTrainer = SFTTrainer
 __version__: str
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model."""
+    """Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for the rate, and all layers trained."""
 
 def default_grpo_config() -> TRLConfig:
     """Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews."""

@@ -88,9 +88,8 @@ _DDPO: dict[str, dict[str, Any]] = {
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "PPO",
-        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values, but a rate by the size of the model.",
-        _text(IMDB, "auto", total_steps=10000, batch_size=32)
-        | {"model": {"model_path": IMDB, "num_layers_unfrozen": 2}},
+        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for the rate, and all layers trained.",
+        _text(IMDB, "auto", total_steps=10000, batch_size=32),
         aliases=("AcceleratePPOTrainer",),
     ),
     Algorithm(

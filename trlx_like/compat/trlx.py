@@ -32,9 +32,11 @@ MODULES: Mapping[str, Mapping[str, str]] = packaged(TABLES)["trlx_modules"]
 
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset of PPO with trlX's learning rate, which follows from the model in this package's preset."""
+    """Return the preset of PPO with the learning rate and the two trained layers of trlX."""
     return presets.default_ppo_config().evolve(
-        optimizer={"kwargs": {"lr": 3e-5}}, scheduler={"kwargs": {"eta_min": 3e-5}}
+        model={"num_layers_unfrozen": 2},
+        optimizer={"kwargs": {"lr": 3e-5}},
+        scheduler={"kwargs": {"eta_min": 3e-5}},
     )
 
 
