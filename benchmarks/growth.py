@@ -5,8 +5,8 @@
 Rows are random words in a file of JSON lines, csv or Parquet: prompts of 14, outputs of 30. Each measurement is a
 process of its own, which reads the file, makes the trainer and fills its store; the second one finds what the first one
 has prepared. "resident" is anonymous memory a row above that of a run on ten rows, rows as Python objects included;
-"batch" is the median time to take 32 rows, of 200 times. The model is a GPT-2 of a few thousand weights. DPO has a live
-reference.
+"batch" is the median time to take 32 rows, of 200 times. The model is a GPT-2 of a few thousand weights. DPO and KTO
+have a live reference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ from benchmarks.peers.laps import peak_rss_mib
 from trlx_like import TRLConfig
 from trlx_like.api import make_trainer
 
-KINDS = {"prompts": "PPO", "sft": "SFT", "packed": "SFT", "dpo": "DPO", "ilql": "ILQL", "reward": "Reward"}
+KINDS = {
+    "prompts": "PPO",
+    "sft": "SFT",
+    "packed": "SFT",
+    "dpo": "DPO",
+    "ilql": "ILQL",
+    "reward": "Reward",
+    "kto": "KTO",
+}
 COLUMNS: dict[str, tuple[str, ...]] = {"prompts": (), "dpo": ("chosen", "rejected"), "reward": ("chosen", "rejected")}
 """The columns beside the prompt; a kind that is not named has an output."""
 BATCH, TIMES = 32, 200
@@ -51,7 +59,9 @@ def rows(kind: str, count: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         row: dict[str, Any] = {"prompt": words(draw, 14)}
         row |= {name: f" {words(draw, 30)}" for name in COLUMNS.get(kind, ("output",))}
-        yield row | {"reward": round(draw.random(), 3)} if kind == "ilql" else row
+        score = round(draw.random(), 3) if kind in ("ilql", "kto") else 0.0
+        rated: dict[str, dict[str, Any]] = {"ilql": {"reward": score}, "kto": {"label": score > 0.5}}
+        yield row | rated.get(kind, {})
 
 
 def write(file: Path, made: Iterator[dict[str, Any]]) -> None:

@@ -58,7 +58,7 @@ def test_rows_are_flat_and_are_read_once(kind: str, tmp_path: Path, monkeypatch:
     assert isinstance(held, LazyRows) and (len(held) == ROWS or (kind == "packed" and len(held) < ROWS))
     assert not {id(thing) for thing in experiences()} - {id(thing) for thing in before}
     (file,) = (tmp_path / "cache").iterdir()
-    tokens = {"prompts": 60, "dpo": 310, "reward": 310}.get(kind, 160) + 8 * (kind == "ilql") * 100
+    tokens = {"prompts": 60, "dpo": 310, "reward": 310}.get(kind, 160) + 8 * (kind in ("ilql", "kto")) * 100
     assert file.stat().st_size < ROWS * (5 * tokens + 64)
     again = made(kind, tmp_path)
     assert len(read) - asked == (1 if kind == "prompts" else 0)  # the evaluation prompts are few

@@ -16,7 +16,7 @@ from trlx_like.errors import DataError
 from trlx_like.pipelines.chat import encode_chat, template_options, warn_of_ending
 from trlx_like.pipelines.forms import as_sample
 from trlx_like.pipelines.prepared import CHUNK, prepared
-from trlx_like.pipelines.returns import SampleReward, place_rewards
+from trlx_like.pipelines.returns import RowRewards, SampleReward, place_rewards
 from trlx_like.pipelines.rows import checked_rows, is_messages, row_list
 from trlx_like.pipelines.tokens import Dialogue, TextEncoder
 from trlx_like.pipelines.truncation import Lost, Truncation
@@ -46,7 +46,7 @@ def encode_dialogues(
         max_length: Longest sample in tokens. A longer one is cut on the tokenizer's truncation side, with a warning;
             `Dialogue.lost` counts its lost tokens. None cuts no sample.
         rewards: One entry per sample, see `place_rewards`. Rewards of outputs that are cut at the end go to the last
-            token that is left.
+            token that is left. `RowRewards` are not read if the samples were prepared before.
         seq2seq: Whether the model is an encoder-decoder. A sample is then one prompt and one output, or plain text,
             whose prompt is empty; `max_length` counts the tokens of both.
         template: Options of the chat template for all messages.
@@ -66,7 +66,8 @@ def encode_dialogues(
             dialogue.rewards = place_rewards(rewards[row], dialogue.is_output, row)
         return (_cut_pair if seq2seq else _cut)(dialogue, max_length or len(dialogue), encoder)
 
-    read, options = (as_sample, ("prompt", "output")), [max_length, seq2seq, dict(template or {}), rewards]
+    about = rewards.about if isinstance(rewards, RowRewards) else rewards
+    read, options = (as_sample, ("prompt", "output")), [max_length, seq2seq, dict(template or {}), about]
     dialogues = prepared(Dialogue, listed, read, encoded, encoder, *options, name=name)
     Truncation(dialogues).warn(name, f"train.seq_length ({max_length} tokens)")
     for row in np.flatnonzero(dialogues.sums("is_output") == 0)[:1]:

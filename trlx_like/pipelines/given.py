@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trlx_like.config import DataConfig
+from trlx_like.data.flat import View
 from trlx_like.errors import ConfigError
 from trlx_like.pipelines.forms import paired, reward_of
 from trlx_like.pipelines.lines import JsonLines
@@ -63,7 +64,7 @@ def shaped(data: Mapping[str, Any], options: DataConfig, uses: Collection[str]) 
     if options.eval_split is not None:
         _hold_out(found, options.eval_split, uses)
     if "rewards" in uses and found.get("rewards") is None and isinstance(found.get("samples"), ROWS):
-        rewards = [reward_of(sample) for sample in found["samples"]]
+        rewards = View(found["samples"], reward_of)
         found["rewards"] = rewards if any(reward is not None for reward in rewards) else None
     return found
 

@@ -1,7 +1,7 @@
 """Rows of large data, which stay in memory as JSON text and are decoded when they are read.
 
-Decoded rows take two to four times the memory. Left out on purpose: mapping a file to memory. A file that somebody
-writes anew would change the rows of a run, or end it.
+Decoded rows take two to four times the memory. Left out on purpose: mapping a file of the user to memory. A file that
+somebody writes anew would change the rows of a run, or end it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JsonLines(Sequence[Any]):
     """Hold rows as JSON.
 
     Args:
-        data: The text of all rows.
+        data: The text of all rows, as bytes or an array of bytes.
         starts: The byte where each row begins. [N]
         ends: The byte after each row. [N]
 
@@ -40,7 +40,7 @@ class JsonLines(Sequence[Any]):
         explain: Raises the error of a row that is no JSON, if it knows the file of the row.
     """
 
-    def __init__(self, data: bytes | bytearray, starts: Any, ends: Any) -> None:
+    def __init__(self, data: Any, starts: Any, ends: Any) -> None:
         self._data, self._starts, self._ends = data, np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         self._numbers = np.arange(len(self._starts))
         self._convert: Callable[[Any, int], Any] | None = None
@@ -74,7 +74,7 @@ class JsonLines(Sequence[Any]):
             return [self[row] for row in range(len(self))[rows]]
         place = range(len(self))[rows]
         try:
-            value = json.loads(self._data[self._starts[place] : self._ends[place]].decode())
+            value = json.loads(str(self._data[self._starts[place] : self._ends[place]], "utf-8"))
         except (ValueError, RecursionError):
             self.explain()
             raise
@@ -101,6 +101,10 @@ class JsonLines(Sequence[Any]):
         made._convert = convert if before is None else lambda value, row: convert(before(value, row), row)
         made._about += about
         return made
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arguments of the constructor as arrays."""
+        return {"data": np.frombuffer(self._data, np.uint8), "starts": self._starts, "ends": self._ends}
 
     def digest(self) -> bytes:
         """Return a digest of all rows."""

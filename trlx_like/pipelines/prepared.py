@@ -1,4 +1,4 @@
-"""Keeping encoded data on disk, so that the next start with the same data, tokenizer and options is quick.
+"""Keeping encoded data, and tables as text, so that the next start with the same data, tokenizer and options is quick.
 
 A file is named by a digest of everything that it was made from, and by a digest of its own content. It is written under
 another name first, and mapped to memory when it is read. Left out on purpose: `datasets`, which keeps its own copy of
@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trlx_like.data.flat import Flat, FlatRows
 from trlx_like.errors import DataError
-from trlx_like.pipelines.lines import FEWEST, JsonLines
+from trlx_like.pipelines.lines import FEWEST, JsonLines, compact
 from trlx_like.pipelines.rows import checked_rows
 from trlx_like.pipelines.tokens import TextEncoder, texts_of
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "TRLX_LIKE_CACHE"
 """The environment variable that names the folder. If it is empty, nothing is kept."""
 FORMAT = 2
-"""To be raised when data is encoded in another way, so that files of before are not used."""
+"""To be raised when data is read, checked or encoded in another way, so that files of before are not used."""
 MOST_BYTES = 50 * 2**30
 """Most bytes of all files. Those that were not used for the longest time are removed."""
 SECONDS = 10
@@ -92,6 +92,26 @@ def prepared(
     if folder is not None and key is not None and _write(folder, key, made.arrays()):
         return FlatRows(kind, _read(folder, key) or made.arrays())  # in place of the arrays in memory
     return made
+
+
+def kept_text(rows: Iterable[Any], *about: Any) -> list[Any] | JsonLines:
+    """Return rows as `compact` does, from a file if their text was kept before.
+
+    Args:
+        rows: The rows. They are only read if there is no such file.
+        *about: JSON values that tell what the rows are.
+    """
+    folder, key = cache_folder(), ""
+    with suppress(TypeError, ValueError):
+        key = hashlib.sha256(json.dumps([FORMAT, *about]).encode()).hexdigest()[:32]
+    if folder is None or not key:
+        return compact(rows)
+    if (kept := _read(folder, key)) is None:
+        made = compact(rows)
+        if isinstance(made, list) or not _write(folder, key, made.arrays()):
+            return made
+        kept = _read(folder, key) or made.arrays()
+    return JsonLines(**kept)
 
 
 class SameRows:
@@ -192,7 +212,7 @@ def _read(folder: Path, key: str) -> dict[str, Any] | None:
     """Return the arrays of a file that is whole, mapped to memory; None if there is none."""
     for path in folder.glob(f"{key}-*.safetensors"):
         try:
-            if _sha256(path) == path.stem.partition("-")[2]:
+            if sha256_of(path) == path.stem.partition("-")[2]:
                 os.utime(path)  # used now
                 return {name: values.numpy() for name, values in load_file(path).items()}
             path.unlink()
@@ -216,7 +236,7 @@ def _write(folder: Path, key: str, arrays: dict[str, Any]) -> bool:
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.chmod(0o600)  # the data of one person, also in a folder of several
-            partial.replace(folder / f"{key}-{_sha256(partial)}.safetensors")
+            partial.replace(folder / f"{key}-{sha256_of(partial)}.safetensors")
         finally:
             partial.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # another process removes the same
@@ -241,6 +261,7 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the first half of a file's SHA-256, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+from trlx_like.data.flat import View
 from trlx_like.errors import DataError
 from trlx_like.functional.reward_range import LARGEST_REWARD, dominant
 
@@ -15,6 +17,31 @@ logger = logging.getLogger(__name__)
 
 SampleReward = float | list[float]
 """The reward of one sample: a number for all of it, one per output, or one per output token."""
+
+
+class RowRewards(Sequence[SampleReward]):
+    """Hold rewards that lie in the rows of the samples, and read them only if the samples have to be encoded.
+
+    Args:
+        make: Reads and checks the rewards, one per sample.
+        about: What it makes of them, as JSON: together with the rows, this tells the rewards.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[SampleReward]], about: Any) -> None:
+        self.made, self.about = cache(make), about
+
+    @classmethod
+    def of(
+        cls, rewards: Sequence[Any], samples: Sequence[Any], make: Callable[[], Sequence[SampleReward]], about: Any
+    ) -> Sequence[SampleReward]:
+        """Return what `make` makes of rewards: now, unless they are those that `View` reads from the samples."""
+        return cls(make, about) if isinstance(rewards, View) and rewards.rows is samples else make()
+
+    def __len__(self) -> int:
+        return len(self.made())
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.made()[row]
 
 
 def check_rewards(rewards: Sequence[Any], count: int) -> list[SampleReward]:

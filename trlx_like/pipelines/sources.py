@@ -39,11 +39,12 @@ from trlx_like.errors import ConfigError, DataError, TrlxError
 from trlx_like.imports import import_name, is_python_name, raised
 from trlx_like.pipelines.files import READERS, described
 from trlx_like.pipelines.forms import as_preference, as_prompt, reward_of
-from trlx_like.pipelines.lines import FEWEST, JsonLines, compact
+from trlx_like.pipelines.lines import FEWEST, JsonLines
+from trlx_like.pipelines.prepared import kept_text, sha256_of
 from trlx_like.pipelines.returns import finite
 from trlx_like.pipelines.rows import is_messages, unusable_text
 from trlx_like.pipelines.tables import OPTIONS, datasets_for, load_table, mixed, renamed, without_column
-from trlx_like.reading import why_unreadable
+from trlx_like.reading import check_regular, why_unreadable
 
 Kind = Literal["file", "function", "dataset"]
 
@@ -85,7 +86,7 @@ def load_rows(spec: Any, option: str, columns: Mapping[str, str] | None = None) 
     if isinstance(spec, Mapping) and "mix" in spec:
         parts = _mixture(spec, option)
         loaded = [load_rows(part, place, columns) for place, part, _ in parts]
-        return mixed(loaded, [weight for _, _, weight in parts])
+        return mixed(loaded, [weight for _, _, weight in parts], _purpose(option))
     if isinstance(spec, list):
         return _checked(_Rows(option, list(spec)), option, columns, from_python=False)
     path, options, take, own = _parts(spec, option)
@@ -209,11 +210,12 @@ def _read_file(spec: str, option: str, take: int | None) -> _Rows:
     found: Sequence[Any] = []
     if _purpose(option) not in _ROWS:
         return _Rows(spec, list(values), read)
-    if path.suffix.lower() == ".jsonl" and take is None:
-        with _readable(spec, option):
+    with _readable(spec, option):
+        check_regular(path)
+        if path.suffix.lower() == ".jsonl" and take is None:
             found = JsonLines.read(path)
-    if len(found) < FEWEST:
-        found = compact(values)
+        if len(found) < FEWEST:
+            found = kept_text(values, path.suffix.lower(), take, sha256_of(path))
     if isinstance(found, JsonLines):
         found.explain = lambda: deque(read(), maxlen=0)
     return _Rows(spec, found, read)

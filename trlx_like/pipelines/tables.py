@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from trlx_like.errors import ConfigError, DataError
 from trlx_like.imports import needed
 from trlx_like.pipelines.files import described
 from trlx_like.pipelines.lines import JsonLines, chosen, compact
-from trlx_like.pipelines.prepared import CHUNK
+from trlx_like.pipelines.prepared import CHUNK, kept_text
 
 OPTIONS = ("name", "split", "revision", "data_files", "data_dir", "streaming")
 """Keys of a source that are arguments of `datasets.load_dataset`."""
@@ -154,19 +154,27 @@ def datasets_for(option: str) -> Any:
     return datasets
 
 
-def mixed(parts: Sequence[Sequence[Any]], weights: Sequence[float]) -> Sequence[Any]:
+def mixed(parts: Sequence[Sequence[Any]], weights: Sequence[float], use: str) -> Sequence[Any]:
     """Draw rows of several sources in proportion to weights, each row once at most, until one source is used up.
 
     Args:
         parts: The rows of each source.
         weights: The weight of each source.
+        use: What the rows are checked as when they are read.
     """
+    if not any(isinstance(part, JsonLines) for part in parts):
+        return list(_drawn(parts, weights))
+    about = [part.digest().hex() if isinstance(part, JsonLines) else part for part in parts]
+    return kept_text(_drawn(parts, weights), use, weights, about)
+
+
+def _drawn(parts: Sequence[Sequence[Any]], weights: Sequence[float]) -> Iterator[Any]:
+    """Iterate over the rows of a mixture."""
     scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
     draw = random.Random(0)  # the same rows for every seed of a run
-    counts = [min(len(part), max(1, round(scale * weight))) for part, weight in zip(parts, weights, strict=True)]
-    kept = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
-    rows = (part[row] for part, chosen_rows in zip(parts, kept, strict=True) for row in chosen_rows)
-    return compact(rows) if any(isinstance(part, JsonLines) for part in parts) else list(rows)
+    for part, weight in zip(parts, weights, strict=True):
+        count = min(len(part), max(1, round(scale * weight)))
+        yield from (part[row] for row in sorted(draw.sample(range(len(part)), count)))
 
 
 def held_out(rows: Sequence[Any], share: float) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -30,7 +30,7 @@ from trlx_like.functional.q_learning import (
 from trlx_like.functional.q_values import action_values, action_values_and_conservative_loss
 from trlx_like.models.heads import ILQLHeads
 from trlx_like.pipelines.dialogues import columns_of, encode_dialogues, first_outputs
-from trlx_like.pipelines.returns import check_rewards, standardized
+from trlx_like.pipelines.returns import RowRewards, SampleReward, check_rewards, standardized
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.samplers.engines import Engine
 from trlx_like.samplers.guided import GuidedEngine
@@ -158,9 +158,13 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
             self.run.backend.write(self.values.followed(), lambda target, online: polyak(online, target, alpha))
 
     def _encoded(self, samples: Sequence[Any], rewards: Sequence[Any], longest: int) -> Sequence[ILQLExperience]:
-        given = check_rewards(rewards, len(samples))
-        if self.method.standardize_rewards:
-            given = standardized(given)
+        standardize = self.method.standardize_rewards
+
+        def checked() -> list[SampleReward]:
+            found = check_rewards(rewards, len(samples))
+            return standardized(found) if standardize else found
+
+        given = RowRewards.of(rewards, samples, checked, ["rewards of the rows", standardize])
         dialogues = encode_dialogues(
             samples, self.tokenizer, longest, given, seq2seq=self.seq2seq, template=self.chat_options
         )

@@ -17,14 +17,14 @@ from torch import Tensor
 from trlx_like.config.methods.kto import KTOConfig
 from trlx_like.data import Completion, padded
 from trlx_like.data.columns import Column, ColumnRows
-from trlx_like.data.flat import FlatRows
+from trlx_like.data.flat import FlatRows, View
 from trlx_like.data.preference import MultiTurnCompletion
 from trlx_like.errors import DataError
 from trlx_like.functional.preference import unpaired_loss
 from trlx_like.functional.sequences import sequence_sums
 from trlx_like.pipelines.dialogues import Dialogue, columns_of, encode_dialogues, first_outputs
 from trlx_like.pipelines.forms import reward_of
-from trlx_like.pipelines.returns import check_rewards
+from trlx_like.pipelines.returns import RowRewards, SampleReward, check_rewards
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import LossOutput, Metrics
@@ -74,24 +74,22 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             self.add_reference()
 
     def read_data(self) -> None:
-        self.labels = labels_of(self.data["rewards"], len(self.data["samples"]))
-        self.dialogues = self._encoded(self.data["samples"], "samples")
+        self.dialogues = self._encoded(self.data["samples"], self.data["rewards"], "samples", "rewards")
         self.held_out: dict[str, Sequence[LabelledExperience]] = {}
         self.held_out_dialogues = []
         for name, place, rows in named_sets(self.data.get("eval_samples"), "eval_samples"):
-            labels = labels_of([reward_of(row) for row in rows], len(rows), f"the labels of {place}")
-            self.held_out_dialogues.append(self._encoded(rows, place))
-            self.held_out[name] = self._rows(self.held_out_dialogues[-1], labels)
+            self.held_out_dialogues.append(self._encoded(rows, View(rows, reward_of), place, f"the labels of {place}"))
+            self.held_out[name] = self._rows(self.held_out_dialogues[-1])
 
     def make_experience(self) -> Metrics:
-        rows = self._rows(self.dialogues, self.labels)
+        rows = self._rows(self.dialogues)
         if self.precomputed is None:
             self.push_to_store(rows, whole=True)
         else:
             self.push_to_store(self.precomputed.share(rows))
         truncation = Truncation(self.dialogues)
-        share = sum(self.labels) / len(self.labels)
-        return {"data/samples": float(len(self.labels)), "data/desirable": share, **truncation.metrics()}
+        share = float(labels_in(self.dialogues).double().mean())
+        return {"data/samples": float(len(rows)), "data/desirable": share, **truncation.metrics()}
 
     def statistics(self, batch: LabelledExperience) -> Mapping[str, Tensor | Term]:
         """Estimate the KL divergence of policy and reference, on completions of other prompts."""
@@ -129,16 +127,25 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             metrics[name.replace("chosen", "margins")] = metrics[name] - rejected
         return self.evaluate_prompts() | metrics
 
-    def _encoded(self, rows: Sequence[Any], name: str) -> FlatRows[Dialogue]:
-        longest, seq2seq = self.config.train.seq_length, self.seq2seq
-        return encode_dialogues(rows, self.tokenizer, longest, seq2seq=seq2seq, template=self.chat_options, name=name)
+    def _encoded(self, rows: Sequence[Any], labels: Sequence[Any], name: str, labels_name: str) -> FlatRows[Dialogue]:
+        """Encode samples, of which the desirable ones have a reward of 1."""
 
-    def _rows(self, dialogues: FlatRows[Dialogue], labels: Sequence[bool]) -> ColumnRows[LabelledExperience]:
+        def checked() -> list[SampleReward]:
+            return list(map(float, labels_of(labels, len(rows), labels_name)))
+
+        given = RowRewards.of(labels, rows, checked, "labels of the rows")
+        longest, seq2seq = self.config.train.seq_length, self.seq2seq
+        return encode_dialogues(
+            rows, self.tokenizer, longest, given, seq2seq=seq2seq, template=self.chat_options, name=name
+        )
+
+    def _rows(self, dialogues: FlatRows[Dialogue]) -> ColumnRows[LabelledExperience]:
         """Return the element of each sample, with the completion of another, cut to the length that is left."""
         at = first_outputs(dialogues)
         columns = columns_of(dialogues, at)
         response, prompt = columns["response"], columns["prompt"]
-        others = response.taken(torch.tensor(mismatches([prompt.element(row).tolist() for row in range(len(at))])))
+        tokens, places = prompt.values.numpy(), zip(prompt.starts.tolist(), at.tolist(), strict=True)
+        others = response.taken(torch.tensor(mismatches([tokens[start : start + n].tobytes() for start, n in places])))
         for column, name, mask, scored in (
             (response, "response", "mask", "assistant_mask"),
             (others, "other", "other_mask", "other_scored"),
@@ -147,7 +154,7 @@ class KTOTrainer(TextTrainer[LabelledExperience]):
             lengths = column.lengths.minimum(self.config.train.seq_length - at)
             ids = column.part(0, lengths)
             columns |= {name: ids, mask: Column.true(lengths), scored: ids.beside(dialogues, "is_output")}
-        return ColumnRows(LabelledExperience, {**columns, "label": Column.single(torch.tensor(labels))})
+        return ColumnRows(LabelledExperience, {**columns, "label": Column.single(labels_in(dialogues))})
 
     def log_ratios(self, batch: Completion, reference: Tensor | None = None) -> Tensor:
         """Sum the log-ratio of policy to reference over the tokens of each completion. [B]
@@ -168,6 +175,7 @@ def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> li
     Raises:
         DataError: If there are more or fewer labels than samples, or one is no number.
     """
+    rewards = list(rewards)  # those in rows are read once
     if missing := [row for row, reward in enumerate(rewards) if reward is None]:
         raise DataError(
             f"{name}: row {missing[0]} has none; a label is true or false, or 1 or 0, and a reward is a number "
@@ -181,6 +189,11 @@ def labels_of(rewards: Sequence[Any], samples: int, name: str = "rewards") -> li
                 f"{name}: row {row} has {reward!r}; a label is true or false, or a number (above 0: desirable)."
             )
     return [reward > 0 for reward in checked]  # type: ignore[operator]
+
+
+def labels_in(dialogues: FlatRows[Dialogue]) -> Tensor:
+    """Return whether each encoded sample is desirable. [N] bool"""
+    return torch.from_numpy(dialogues.sums("rewards") > 0)
 
 
 def mismatches(prompts: Sequence[Any]) -> list[int]:

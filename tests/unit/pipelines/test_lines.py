@@ -15,7 +15,8 @@ import pytest
 from tests.tiny import tiny_tokenizer
 from trlx_like.config import DataConfig
 from trlx_like.errors import DataError
-from trlx_like.pipelines import lines, prepared, sources
+from trlx_like.pipelines import lines, prepared, sources, tables
+from trlx_like.pipelines.files import READERS
 from trlx_like.pipelines.given import read_arguments, shaped
 from trlx_like.pipelines.lines import JsonLines, compact
 from trlx_like.pipelines.preferences import encode_preferences
@@ -118,6 +119,7 @@ def test_all_forms_are_text_with_the_rows_and_the_encoding_of_a_list(
 
     first, again = encoded(found), encoded(read(spec, **options))
     many(FEW, monkeypatch)
+    monkeypatch.setenv(prepared.VARIABLE, "")
     plain = read(spec, **options)
     assert isinstance(plain, list) and list(found) == plain and first == again == encoded(plain)
 
@@ -132,6 +134,64 @@ def test_the_second_start_reads_no_row(tmp_path: Path, monkeypatch: pytest.Monke
     assert encoded(other) != first  # other rows, though of the same text
     monkeypatch.setattr(JsonLines, "__getitem__", None)  # from here on no row is read
     assert encoded(again) == first
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "json"])
+def test_the_second_start_reads_no_table(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, opened = [{"prompt": "ab"[n % 2], "chosen": f"é{n}", "rejected": 'd"\n'} for n in range(6)], []
+    reader = READERS[f".{form}"]
+
+    def watched(path: Path, option: str) -> Any:
+        opened.append(path)
+        return reader(path, option)
+
+    monkeypatch.setitem(READERS, f".{form}", watched)
+    file = written(tmp_path, WRITE[form](*rows), form)
+    for times, spec, wanted in (
+        (1, file, rows),
+        (1, file, rows),
+        (2, {"path": file, "take": 4}, rows[:4]),
+        (2, {"path": file, "take": 4}, rows[:4]),
+    ):
+        found = read(spec)
+        assert isinstance(found, JsonLines) and found[:] == wanted and len(opened) == times
+    (Path(file)).write_bytes(b"a" * Path(file).stat().st_size if form == "csv" else b"[]")
+    with pytest.raises(DataError):
+        read(file)
+    written(tmp_path, WRITE[form](*rows[::-1]), form)
+    assert read(file)[:] == rows[::-1]
+    for kept in (tmp_path / "cache").iterdir():
+        kept.write_bytes(kept.read_bytes()[:-1])  # damaged
+    assert read(file)[:] == rows[::-1]
+
+
+def test_the_second_start_draws_no_row_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    draw = tables._drawn
+
+    def watched(*parts: Any) -> Any:
+        for row in draw(*parts):
+            drawn.append(row)
+            yield row
+
+    monkeypatch.setattr(tables, "_drawn", watched)
+    rows = [{"prompt": "a", "chosen": f"c{n}", "rejected": "d"} for n in range(4)]
+    file, few = written(tmp_path, lines_of(*rows)), [{"prompt": "b", "chosen": "c", "rejected": "d"}]
+
+    def mixture(weight: float = 3.0, other: Any = few, name: str = "preferences", **options: Any) -> list[Any]:
+        drawn.clear()
+        spec = {"mix": [{"path": file, "weight": weight, **options}, {"path": str(more)}]}
+        more.write_text(json.dumps(other), encoding="utf-8")
+        return list(load_rows(spec, f"data.{name}"))
+
+    more = tmp_path / "more.json"
+    first = mixture()
+    assert len(first) == len(drawn) == 4
+    assert mixture() == first and drawn == []
+    assert len(mixture(weight=2.0)) == len(drawn) == 3
+    assert mixture(other=[{**few[0], "prompt": "c"}])[-1]["prompt"] == "c"
+    assert mixture(columns=COLUMNS | {"rejected": "rejected"})[0]["prompt"].startswith("c") and drawn
+    assert mixture(name="prompts") and drawn  # rows are checked as what they are read for
 
 
 def test_data_sets_in_python_are_text(monkeypatch: pytest.MonkeyPatch) -> None:

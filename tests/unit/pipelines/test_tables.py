@@ -80,7 +80,7 @@ def test_mixtures() -> None:
     a, b = written("a.txt", "".join(f"a{n}\n" for n in range(10))), written("b.txt", "b0\nb1\nb2\n")
     rows = load_rows({"mix": [{"path": a, "weight": 2}, {"path": b}]}, "data.prompts")
     assert [row[0] for row in rows] == list("aaaaaabbb") and len(set(rows)) == 9
-    assert mixed([["a"] * 4, ["b"] * 4], [3, 1]) == ["a"] * 4 + ["b"]
+    assert mixed([["a"] * 4, ["b"] * 4], [3, 1], "") == ["a"] * 4 + ["b"]
     assert check_source({"mix": [{"path": a, "take": 2}, {"path": b}]}, "data.prompts")[0] == (
         "2 rows of a.txt, 3 rows of b.txt"
     )

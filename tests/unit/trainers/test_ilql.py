@@ -14,6 +14,8 @@ from tests.contract.recipes import make
 from tests.unit.functional import q_learning_numpy as reference
 from trlx_like.errors import ConfigError, DataError
 from trlx_like.models.layout import run_base
+from trlx_like.pipelines import given, prepared
+from trlx_like.pipelines.forms import reward_of
 
 PLAIN = {"method.standardize_rewards": False}
 
@@ -150,6 +152,39 @@ def test_trlx_fills_the_store_by_hand(tmp_path: Path) -> None:
         "data/dropped_rows": 0.0,
     }
     assert [element.rewards.tolist() for element in trainer.store.elements] == [[0, 0, 2], [4]]
+
+
+def test_rewards_in_rows_are_read_when_the_rows_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second start asks the first row alone, whether there are any. What it learns from has the same bits."""
+    read: list[Any] = []
+
+    def watched(row: Any) -> Any:
+        read.append(row)
+        return reward_of(row)
+
+    monkeypatch.setattr(given, "reward_of", watched)
+    monkeypatch.setattr(prepared, "FEWEST", 1)
+    monkeypatch.setenv(prepared.VARIABLE, str(tmp_path / "cache"))
+    rows = [{"prompt": "ab", "output": "cde"[:n], "reward": value} for n, value in enumerate((0.1, [-2.5], 1 / 3), 1)]
+
+    def rewards(rows: Any, given: Any = None, **options: Any) -> list[list[float]]:
+        read.clear()
+        trainer = make("ILQLTrainer", tmp_path, samples=rows, rewards=given, **options)
+        return [trainer.elements[row].rewards.tolist() for row in range(3)]
+
+    listed = rewards(rows, [0.1, [-2.5], 1 / 3])
+    assert rewards(rows) == listed and read == [rows[0], *rows]
+    assert rewards(rows) == listed and read == rows[:1]
+    plain = rewards(rows, **PLAIN)
+    assert read == [rows[0], *rows] and plain[1][-1] == -2.5 != listed[1][-1]
+    assert rewards([*rows[:2], {**rows[2], "reward": 0.5}], **PLAIN)[2][-1] == 0.5
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"rewards\[1\] is nan; give a finite number"):
+            rewards([rows[0], {**rows[1], "reward": math.nan}, rows[2]])
+        with pytest.raises(DataError, match=r"rewards\[2\] is None; give a finite number"):
+            rewards([*rows[:2], {"prompt": "ab", "output": "c"}])
+        with pytest.raises(DataError, match=r"rewards\[0\] has 2 numbers for a sample of 1 outputs"):
+            rewards([{**rows[2], "reward": [1.0, 2.0]}, *rows[1:]])
 
 
 @pytest.mark.parametrize(

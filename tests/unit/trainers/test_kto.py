@@ -11,9 +11,12 @@ import torch
 
 from tests.contract.recipes import make
 from tests.contract.runs import rows
-from tests.tiny import tiny_lm
+from tests.tiny import tiny_lm, tiny_tokenizer
 from trlx_like.errors import ConfigError, DataError
-from trlx_like.trainers.kto import labels_of, mismatches
+from trlx_like.pipelines import given, prepared
+from trlx_like.pipelines.forms import reward_of
+from trlx_like.trainers import kto
+from trlx_like.trainers.kto import labels_in, labels_of, mismatches
 
 SAMPLES = [("ab", "c"), ("the", "dog"), ("z", "zz top")]
 LABELS = [True, False, True]
@@ -84,7 +87,41 @@ def test_labels() -> None:
 def test_labels_may_stand_in_the_rows(tmp_path: Path) -> None:
     rows = [{"prompt": p, "completion": c, "label": label} for (p, c), label in zip(SAMPLES, LABELS, strict=True)]
     trainer = make("KTOTrainer", tmp_path, samples=rows, rewards=None)
-    assert trainer.labels == LABELS
+    assert labels_in(trainer.dialogues).tolist() == LABELS
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_labels_in_rows_are_read_when_the_rows_are_encoded(
+    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second start asks the first row alone, whether there are any. Samples that are cut keep their labels."""
+    read: list[Any] = []
+
+    def watched(row: Any) -> Any:
+        read.append(row)
+        return reward_of(row)
+
+    for module in (given, kto):
+        monkeypatch.setattr(module, "reward_of", watched)
+    monkeypatch.setattr(prepared, "FEWEST", 1)
+    monkeypatch.setenv(prepared.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenizer := tiny_tokenizer(), "truncation_side", side)
+    samples = [{"prompt": "ab", "completion": "cdefgh" * 2, "label": n} for n in (True, False, True)]
+    options = {"rewards": None, "tokenizer": tokenizer, "train.seq_length": 8}
+
+    def labels(rows: Any) -> list[bool]:
+        read.clear()
+        trainer = make("KTOTrainer", tmp_path, samples=rows, eval_samples=rows[:2], **options)
+        assert all(trainer.dialogues.values("lost").reshape(-1, 2).any(1))
+        assert labels_in(trainer.held_out_dialogues[0]).tolist() == labels_in(trainer.dialogues).tolist()[:2]
+        return labels_in(trainer.dialogues).tolist()
+
+    assert labels(samples) == [True, False, True] and len(read) == 1 + 3 + 2
+    assert labels(samples) == [True, False, True] and len(read) == 1
+    assert labels([*samples[:2], {**samples[2], "label": False}]) == [True, False, False]
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"^rewards: row 1 has none; a label is true or false"):
+            labels([samples[0], {"prompt": "ab", "completion": "c"}, samples[2]])
 
 
 def test_held_out_samples_are_measured_as_those_of_training(tmp_path: Path) -> None:
@@ -100,7 +137,7 @@ def test_held_out_samples_are_measured_as_those_of_training(tmp_path: Path) -> N
     )
     assert step["rewards/margins"] != 0
     split = make("KTOTrainer", tmp_path, samples=given, rewards=None, **{"data.eval_split": 0.34})
-    assert (len(split.labels), len(split.held_out[""])) == (2, 1)
+    assert (len(split.dialogues), len(split.held_out[""])) == (2, 1)
     with pytest.raises(DataError, match=r"^the labels of eval_samples: row 1 has none; a label is true or false"):
         make("KTOTrainer", tmp_path, eval_samples=[given[0], SAMPLES[1]])
 
