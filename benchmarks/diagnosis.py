@@ -33,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "grpo": {"method.num_prompts": 8, "train.batch_size": 64},
     "rloo": {"method.num_prompts": 8, "train.batch_size": 64},
     "rft": {"method.n_generations_per_prompt": 4, "method.n_improve_steps": 1, "train.batch_size": 32},
-    "online_dpo": {"train.batch_size": 32},
+    "online_dpo": {"train.batch_size": 32, "method.n_generations_per_prompt": 2},
 }
 """Smaller rounds than those of the presets, so that a run has more of them in a few seconds."""
 ROUNDS = 14

@@ -92,7 +92,7 @@ def default_kto_config() -> TRLConfig:
     """Return the preset for KTO on GPT-2, with TRL's learning rate, batch size and epochs."""
 
 def default_online_dpo_config() -> TRLConfig:
-    """Return the preset for Online DPO on GPT-2, with TRL's batch size and lengths."""
+    """Return the preset for Online DPO on GPT-2: TRL's lengths, the best and the worst of eight responses."""
 
 def default_distill_config() -> TRLConfig:
     """Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses."""

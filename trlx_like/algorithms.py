@@ -138,8 +138,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ),
     Algorithm(
         "OnlineDPO",
-        "Return the preset for Online DPO on GPT-2, with TRL's batch size and lengths.",
-        _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=8, seq_length=512)
+        "Return the preset for Online DPO on GPT-2: TRL's lengths, the best and the worst of eight responses.",
+        _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=16, seq_length=512)
+        | {"method": {"n_generations_per_prompt": 8}}
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
     ),
     Algorithm(

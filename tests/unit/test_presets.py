@@ -138,9 +138,10 @@ def test_the_preset_that_fits_the_arguments() -> None:
     assert preset_for(samples=[], rewards=[]) == ("ilql", default_ilql_config())
 
 
-def test_online_dpo_has_the_values_of_trl() -> None:
+def test_online_dpo_has_the_lengths_of_trl_and_larger_rounds() -> None:
     config = default_online_dpo_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 8, 512)
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 16, 512)
+    assert config.to_dict()["method"]["n_generations_per_prompt"] == 8
     assert (config.train.trainer, config.method.name) == ("OnlineDPOTrainer", "OnlineDPOConfig")
 
 
