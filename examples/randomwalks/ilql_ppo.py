@@ -31,7 +31,10 @@ ILQL_STEPS = 200
 GUIDANCE = 10.0
 # The start model knows the edges. Without the KL penalty the policy may settle on moves that do not exist from some
 # node; with half as many walks per round it may settle on a path that is one step too long.
-PPO: dict[str, Any] = {"batch_size": 128, "num_rollouts": 256, "chunk_size": 256, "init_kl_coef": 0.01}
+PPO: dict[str, Any] = {
+    **{"batch_size": 128, "num_rollouts": 256, "chunk_size": 256},
+    **{"init_kl_coef": 0.01, "whiten_advantages": True},
+}
 PPO_STEPS, ALONE_STEPS = 200, 280
 # The temperature of training, and one as sharp as ILQL decodes: beta 100 takes the best action that it knows.
 TEMPERATURES = [0.1, 1.0]

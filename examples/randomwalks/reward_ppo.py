@@ -42,7 +42,8 @@ def tune(
     """Train PPO from `start` on the reward model in `reward`; return the last metrics."""
     config = configurations.load("ppo_randomwalks").evolve(
         model={"model_path": str(start)},
-        method={"init_kl_coef": kl},
+        # Learned rewards have any mean and unit, so that advantages are whitened.
+        method={"init_kl_coef": kl, "whiten_advantages": True, "gen_experience_kwargs": None},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
     )
     trainer = trlx_like.train(
