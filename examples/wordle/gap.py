@@ -7,7 +7,8 @@ more data as well.
 
 The trained policy plays greedily one game about each word, and sampled two, with several values of beta. Then it plays
 again and may say only words that fit all clues so far, as if it read perfectly. The score that it gains by that is what
-imperfect reading costs; what is then left to the score of the most telling words is the cost of its choices.
+imperfect reading costs; what is then left to the score of the most telling words is the cost of its choices. At last
+its first guess, or the first two, are the most telling words, which shows where the choices cost most.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,20 @@ def perfect_reader(trainer: Any, wordle: Wordle, beta: float, sample: bool) -> R
     return respond
 
 
+def opening_with(guesses: int, wordle: Wordle, respond: Respond) -> Respond:
+    """Return a player whose first `guesses` guesses are the most telling words, and the others those of `respond`."""
+
+    @cache
+    def most_telling(text: str) -> str:
+        return wordle.words[wordle.most_telling(np.flatnonzero(fitting(wordle, text)))]
+
+    def both(texts: list[str]) -> list[str]:
+        said = (len(texts[0].splitlines()) - 1) // 2  # guesses so far, which are as many in all games
+        return [most_telling(text) for text in texts] if said < guesses else respond(texts)
+
+    return both
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="seed of training")
@@ -96,17 +112,24 @@ def main() -> None:
     rows = []
     for beta in BETAS:
         for sample in (False, True):
+            reader = perfect_reader(trainer, wordle, beta, sample)
             row = [f"beta {beta}, {'sampled' if sample else 'greedy'}"]
+            fits = []
             for respond in (
                 responder(trainer, {"beta": beta, "do_sample": sample}),
-                perfect_reader(trainer, wordle, beta, sample),
+                reader,
+                opening_with(1, wordle, reader),
+                opening_with(2, wordle, reader),
             ):
                 torch.manual_seed(given.seed)
                 games = [Game(wordle, hidden) for hidden in range(len(WORDS)) for _ in range(2 if sample else 1)]
                 score = Score.of(play(respond, games))
-                row += [f"{score.mean:.2f} +- {score.error:.2f}", f"{np.mean(guesses_fit(games)):.2f}"]
-            rows.append(row[:-1])
-    print(table(["", "score", "guesses that fit", "score if it read perfectly"], rows))
+                fits.append(np.mean(guesses_fit(games)))
+                row.append(f"{score.mean:.2f} +- {score.error:.2f}")
+            row.insert(1, f"{fits[0]:.2f}")
+            rows.append(row)
+    head = ["", "guesses that fit", "score", "if it read perfectly", "and the best first guess", "and the best two"]
+    print(table(head, rows))
 
 
 if __name__ == "__main__":

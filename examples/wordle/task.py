@@ -117,13 +117,17 @@ class Wordle:
         """
         return -self._informed_cost(np.arange(len(self.words)), TRIES) / len(self.words)
 
+    def most_telling(self, left: Ints) -> int:
+        """Return which of the words in `left` has the most informative clue, if the hidden word is one of them."""
+        clues = self.clues[np.ix_(left, left)]
+        sizes = np.stack([np.bincount(row, minlength=self.right + 1) for row in clues])  # [guess, clue]
+        return int(left[(sizes * np.log(np.maximum(sizes, 1))).sum(axis=1).argmin()])
+
     def _informed_cost(self, left: Ints, tries: int) -> float:
         """Count the wrong guesses, summed over all words in `left`, with `tries` guesses to go."""
         if tries == 0:
             return 0.0
-        clues = self.clues[np.ix_(left, left)]
-        sizes = np.stack([np.bincount(row, minlength=self.right + 1) for row in clues])  # [guess, clue]
-        row = clues[(sizes * np.log(np.maximum(sizes, 1))).sum(axis=1).argmin()]
+        row = self.clues[self.most_telling(left), left]
         others = [left[row == clue] for clue in np.unique(row) if clue != self.right]
         return sum(len(rest) + self._informed_cost(rest, tries - 1) for rest in others)
 

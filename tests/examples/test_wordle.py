@@ -11,7 +11,7 @@ import pytest
 
 from examples.play import Score, play
 from examples.wordle import task
-from examples.wordle.gap import fitting, guesses_fit, perfect_reader
+from examples.wordle.gap import fitting, guesses_fit, opening_with, perfect_reader
 from examples.wordle.task import LETTERS, OPENING, TRIES, WORDS, Data, Game, Wordle, default_wordle
 
 
@@ -202,3 +202,14 @@ def test_a_perfect_reader_says_only_words_that_fit() -> None:
     games = [Game(default_wordle(), hidden) for hidden in range(0, 431, 10)]
     scores = play(perfect_reader(trainer, default_wordle(), beta=4.0, sample=True), games)
     assert all(guesses_fit(games)) and np.mean(scores) > -3
+
+
+def test_a_player_opens_with_the_most_telling_words() -> None:
+    """The word "about" tells the other two apart, so it is said first, and then the one word that is left."""
+    wordle = Wordle(["about", "actor", "apple"])
+    games = [Game(wordle, hidden) for hidden in range(3)]
+    play(opening_with(1, wordle, lambda texts: ["actor" for _ in texts]), games)
+    assert [game.turns[1] for game in games] == ["about\n"] * 3
+    assert [game.score for game in games] == [0, -1, -6]
+    games = [Game(wordle, hidden) for hidden in range(3)]
+    assert play(opening_with(2, wordle, lambda texts: ["actor" for _ in texts]), games) == [0, -1, -1]
