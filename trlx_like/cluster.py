@@ -160,16 +160,21 @@ def estimate(
     does not, prints the smallest change that would make it fit, and exits with 1. Reward functions, judges and what
     CUDA itself takes are not counted.
     """
-    from trlx_like.estimate import estimate as estimated
-    from trlx_like.savings import smallest_change
-
     if not memory > 0:
         raise ConfigError(f"--gpu-memory ({memory:g}) must be more than 0 GiB.")
     read = api.read_config(config, plugins=plugins or (), overrides=overrides or ())
+    from trlx_like.estimate import estimate as estimated
+    from trlx_like.savings import smallest_change
+
     found = estimated(read, gpus, memory)
     typer.echo("\n".join(found.lines()))
     if found.copied:
         typer.echo(f"train.async_save copies {found.copied / 2**30:.2f} GiB to the CPU memory of the first process.")
+    if found.kept:
+        parts = [f"train.keep_trunk takes at most {found.kept / 2**20:,.1f} MiB of CPU memory for each sample"]
+        if found.samples:
+            parts += [f"{found.samples * found.kept / 2**20:,.1f} MiB for those of a round on each process"]
+        typer.echo(f"{', '.join(parts)}.")
     size = f"{found.peak / 2**30:.1f} of {memory:g} GiB"
     if found.fits:
         typer.echo(f"It fits: {size} on each of {gpus} GPUs.")

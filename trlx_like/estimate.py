@@ -51,11 +51,16 @@ class Estimate:
         table: Bytes by phase and kind.
         budget: Bytes of a GPU.
         copied: Bytes of CPU memory that `train.async_save` takes on the process that copies most.
+        kept: Bytes of CPU memory that `train.keep_trunk` takes for a sample of the greatest length; 0 if it keeps
+            nothing.
+        samples: The samples that a process makes in a round; 0 if they are given.
     """
 
     table: Table
     budget: float
     copied: int = 0
+    kept: int = 0
+    samples: int = 0
 
     @property
     def peak(self) -> int:
@@ -96,7 +101,7 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     silence = quiet(logging.CRITICAL, "transformers", "torch._subclasses.fake_tensor")
     with tempfile.TemporaryDirectory() as folder, silence, warnings.catch_warnings(action="ignore"), imagined():
         trainer = make_rehearsal(config, folder, gpus)
-        table = _table(trainer, gpus, config)
+        table, kept = _table(trainer, gpus, config)
         if "generate" in table and config.sampler.engine.lower() in ("vllm", "vllm_colocated"):
             table["generate"] = table["rest"].copy()  # vLLM has memory of its own, on other GPUs or on these
         if config.sampler.engine.lower() == "vllm_colocated" and memory < math.inf:
@@ -108,11 +113,13 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
             divide(table, trainer.model, config, gpus)
         for row in table.values():
             row["weights"] += bytes_of(tensors_of(getattr(trainer.model, "frozen", [])))
-        return Estimate(table, memory * 2**30, copied)
+        made = trainer.method.to_dict()
+        samples = made.get("num_rollouts") or made.get("num_prompts", 0) * made.get("num_generations", 1)
+        return Estimate(table, memory * 2**30, copied, kept, 0 if trainer.offline else samples)
 
 
-def _table(trainer: Any, gpus: int, config: TRLConfig) -> Table:
-    """Measure every phase of a trainer that has no memory."""
+def _table(trainer: Any, gpus: int, config: TRLConfig) -> tuple[Table, int]:
+    """Measure every phase of a trainer that has no memory, and what frozen blocks make of a sample."""
     # Quantized layers compute in the format that the others have, so only their weights differ.
     model, several = trainer.model, trainer.run.local_batch_size > trainer.run.microbatch_size
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -135,6 +142,7 @@ def _table(trainer: Any, gpus: int, config: TRLConfig) -> Table:
             else:
                 trainer.loss(batch)
         table["reward"] = held + live.peak
+    kept = _keep_trunk(trainer, batch)
     if several:  # the gradients of the first micro-batch are there when the second one begins
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
@@ -145,7 +153,17 @@ def _table(trainer: Any, gpus: int, config: TRLConfig) -> Table:
     exchange = gradients if gpus > 1 else 0
     table["step"] = held + Counter(gradients=gradients, copies=exchange)
     table["rest"] = held
-    return table
+    return table, kept
+
+
+def _keep_trunk(trainer: Any, batch: Any) -> int:
+    """Add what frozen blocks make of a micro-batch to it, as training does; return the bytes of a sample."""
+    model = trainer.model
+    if getattr(model, "trunk", None) is None:
+        return 0
+    with torch.no_grad(), trainer.run.forward("logprobs"):
+        trainer.trunk.keep(batch, model.trunk_states(batch.completions()))
+    return bytes_of(value for name, value in vars(batch).items() if name.endswith("_trunk")) // len(batch)
 
 
 def _step_bytes(trainer: Any, batch: Any, config: TRLConfig) -> int:

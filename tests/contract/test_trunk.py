@@ -21,6 +21,7 @@ STEADY = {"optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO": ("PPOTrainer", {**TOP, "train.batch_size": 4, "train.minibatch_size": 2}),
     "PPO, value branch": ("PPOTrainer", {**TOP, "method.num_value_layers_unfrozen": 2}),
+    "PPO, checkpointed": ("PPOTrainer", {**TOP, "backend.gradient_checkpointing": True}),
     "PPO, adapter": ("PPOTrainer", ADAPTER),
     "GRPO": ("GRPOTrainer", TOP),
     "RLOO": ("RLOOTrainer", TOP),

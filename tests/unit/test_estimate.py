@@ -46,6 +46,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "GRPO, checkpointed": ("GRPOTrainer", {"backend.gradient_checkpointing": True}),
     "SFT, bf16": ("SFTTrainer", {"backend.mixed_precision": "bf16", "train.undo_nonfinite_updates": False}),
     "DPO, two forwards": ("DPOTrainer", {"method.precompute_ref_log_probs": False}),
+    "DPO, kept states": ("DPOTrainer", {"model.num_layers_unfrozen": 1, "train.epochs": 2}),
     "Online DPO": ("OnlineDPOTrainer", {}),
     "ILQL": ("ILQLTrainer", {"optimizer.name": "sgd", "optimizer.kwargs": {"lr": 1.0}}),
     "Reward": ("RewardTrainer", {}),
@@ -110,9 +111,12 @@ def allocated(
 
 
 def samples(trainer: Any) -> list[Any]:
-    """The micro-batches of 4 samples. The rest of the experience is not made."""
+    """The micro-batches of 4 samples, with what frozen blocks make of them. The rest of the experience is not made."""
     size = trainer.run.microbatch_size
-    return [padded(trainer.longest(size)) for _ in range(4 // size)]
+    parts = [padded(trainer.longest(size)) for _ in range(4 // size)]
+    for part in parts if getattr(trainer.model, "trunk", None) is not None else ():
+        trainer.trunk.keep(part, trainer.model.trunk_states(part.completions()).detach())
+    return parts
 
 
 def learn(trainer: Any, parts: list[Any]) -> None:
@@ -148,6 +152,30 @@ def test_training_takes_what_the_estimate_says(name: str, tmp_path: Path) -> Non
     found = estimate(config)
     training = max(found.table[phase].total() for phase in ("forward/backward", "step"))
     assert training == pytest.approx(allocated(config, tmp_path / "run", learn, samples), rel=0.1)
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "PPOTrainer": {"backend.mixed_precision": "bf16"},
+    "GRPOTrainer": {"method.num_iterations": 2},
+    "DPOTrainer": {"train.epochs": 2},
+    "SFTTrainer": {"train.epochs": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_what_frozen_blocks_make_takes_what_the_estimate_says(name: str, tmp_path: Path) -> None:
+    """The bytes that the samples of a round hold, for as many tokens as the longest ones have."""
+    config, given = ingredients(name, tmp_path, **COMMON, **{"model.num_layers_unfrozen": 1}, **KEPT[name])
+    found = estimate(config)
+    trainer = make_trainer(config, **given)
+    trainer.make_experience()
+    elements = trainer.store.elements
+    states = [value for element in elements for field, value in vars(element).items() if field.endswith("_trunk")]
+    held, tokens = sum(value.untyped_storage().nbytes() for value in states), int(trainer.store.sizes().sum())
+    longest = int(trainer.experience_class.filled(1, 1, config.train.seq_length - 1).lengths())
+    assert found.kept == pytest.approx(held / tokens * longest, rel=0.1)
+    assert found.samples == (0 if trainer.offline else len(elements))
 
 
 def test_generation_takes_what_the_estimate_says(tmp_path: Path) -> None:

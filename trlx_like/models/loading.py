@@ -319,3 +319,4 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     # transformers 6 renames the method, and the old name warns from 5.23 on.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # or the backward pass would go on through frozen blocks, for nothing

@@ -111,7 +111,7 @@ def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = Non
     if isinstance(spec, Mapping) and "mix" in spec:
         parts = [check_source(part, place, columns) for place, part, _ in _mixture(spec, option)]
         return ", ".join(words for words, _ in parts), [row for _, rows in parts for row in rows]
-    path, options, _, _ = ("", {}, None, None) if isinstance(spec, list) else _parts(spec, option)
+    path, options, _, own = ("", {}, None, None) if isinstance(spec, list) else _parts(spec, option)
     kind = "file" if isinstance(spec, list) else _kind(path, option, options)
     if kind == "file":
         rows = load_rows(spec, option, columns)
@@ -121,6 +121,11 @@ def check_source(spec: Any, option: str, columns: Mapping[str, str] | None = Non
         load_function(path, option)
         return f"what {path} returns", []
     datasets_for(option)
+    match = _DATASET.fullmatch(path)
+    if match and Path(os.path.expanduser(match["name"])).is_dir():  # its first row is read, and nothing is written
+        split = str(options.get("split", match["split"] or "train")).partition("[")[0]
+        first = _load_dataset(match["name"], {**options, "split": split, "streaming": True}, 1, option, spec)
+        _checked(first, option, own or columns, from_python=False)
     return f"dataset {path}", []
 
 

@@ -144,7 +144,9 @@ def load_table(path: str, options: Mapping[str, Any], take: int | None, option: 
         here = folder.is_dir() or "data_files" in options
         found = "" if here else f" There is no file, folder or module {path} here, and as a dataset of the hub:"
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ConfigError(f"{option} ({spec!r}) cannot be loaded.{found} {why}") from error
+        empty = folder.is_dir() and isinstance(error, FileNotFoundError)
+        right = " A folder of data has files such as train.jsonl or train.parquet." * empty
+        raise ConfigError(f"{option} ({spec!r}) cannot be loaded.{found} {why.rstrip('.')}.{right}") from error
 
 
 def datasets_for(option: str) -> Any:

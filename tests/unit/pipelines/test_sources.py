@@ -339,6 +339,23 @@ def test_a_dataset_in_a_folder_with_its_splits(here: Path, monkeypatch: pytest.M
     )
 
 
+def test_a_check_reads_the_first_row_of_a_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
+    written("words/train.jsonl", '{"prompt": "a"}\n{"prompt": "b"}\n')
+    written("model/tokenizer.json", '{"hidden_size": 8}')
+    written("notes/readme.xyz", "hello")
+    assert check_source("words:train[1:]", "data.prompts") == ("dataset words:train[1:]", [])
+    wrong = {
+        "words:dev": "cannot be loaded. Bad split: dev",
+        "notes": "A folder of data has files such as train.jsonl or train.parquet.",
+        "model": "model[0] must be text or messages",
+    }
+    for spec, words in wrong.items():
+        assert words in message(TrlxError, check_source, spec, "data.prompts")
+    assert not list(here.glob("cache/**/*.arrow"))
+
+
 def test_a_module_here_comes_before_a_dataset_of_that_name() -> None:
     written("sentences.py", "def train():\n    return ['from Python']\n")
     assert load_rows("sentences:train", "data.prompts") == ["from Python"]
