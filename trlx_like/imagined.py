@@ -6,7 +6,6 @@ batch without padding: every mask is True everywhere, every number is 0 or 1.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -94,6 +93,17 @@ def _numbers(index: Tensor | None) -> list[Tensor | None]:
     return [torch.empty(index.numel(), dtype=torch.int64)] * index.dim()
 
 
+class _Mode(FakeTensorMode):
+    """Stay one when a tensor is copied.
+
+    A copied tensor of torch's mode has a copy of the mode, and with it weak references to storages that nobody counted.
+    They are freed twice, which corrupts the heap.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Mode:
+        return self
+
+
 @contextmanager
 def imagined() -> Iterator[None]:
     """Give all tensors that are made in a `with` block a shape, a dtype and a device, and no memory."""
@@ -112,12 +122,8 @@ def imagined() -> Iterator[None]:
     # In inference mode operations arrive here whole, and what they consist of, such as reading a number, does not.
     faster = torch.inference_mode
     torch.inference_mode = lambda mode=True: torch.no_grad() if mode else faster(False)  # type: ignore
-    # Old cycles with tensors that are freed in the middle of an operation on these ones have crashed the process.
-    gc.collect()
-    gc.freeze()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _Answers():  # type: ignore[no-untyped-call]
+        with _Mode(allow_non_fake_inputs=True), _Answers():  # type: ignore[no-untyped-call]
             yield
     finally:
-        gc.unfreeze()
         nn.Module._apply, torch.inference_mode = convert, faster  # type: ignore[method-assign, misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from trlx_like.checkpoint.beside import Beside
 from trlx_like.config import TRLConfig
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
+from trlx_like.imagined import imagined
 from trlx_like.rehearsal import make_rehearsal
 from trlx_like.savings import smallest_change
 from trlx_like.trainers.probe import generate_longest
@@ -349,3 +351,10 @@ def test_a_pipeline_that_a_function_makes_is_refused_by_name(tmp_path: Path) -> 
     config = ingredients("DDPOTrainer", tmp_path, **{"model.model_path": "module:function"})[0]
     with pytest.raises(ConfigError, match=r"model_path \(module:function\) is a function; name a folder"):
         estimate(config)
+
+
+def test_a_copied_tensor_has_the_same_mode() -> None:
+    """A copied mode has weak references to storages that nobody counted: freed twice, they corrupt the heap."""
+    with imagined():
+        weight: Any = torch.nn.Linear(2, 2).weight
+        assert copy.deepcopy(weight).fake_mode is weight.fake_mode
