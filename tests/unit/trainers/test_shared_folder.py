@@ -11,7 +11,8 @@ from tests.unit.trainers.test_base import line
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_two_runs_beside_a_users_files(tmp_path: Path) -> None:
