@@ -1,8 +1,7 @@
 """What is compared: each trainer of a peer with the recipe of its own side, and with the values of ours.
 
-The values of our recipes were chosen on graphs 3, 44, 2007, 2008 and 2010. None was chosen on a graph that is compared,
-but for PPO's recipe: its runs in runs.json have whitened advantages at temperature 1, and graph 5004 was then used to
-choose the present one in configs/ppo_randomwalks.yml. Compare that one on other graphs.
+The values of our recipes were chosen on graphs 3, 44, 2007, 2008 and 2010, and those of PPO on graph 5004 too, the only
+one of the graphs that are compared.
 """
 
 from __future__ import annotations
