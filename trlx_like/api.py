@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trlx_like.config import TRAINERS, TRLConfig
 from trlx_like.config.elsewhere import named_elsewhere
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, TrlxError
+from trlx_like.meeting import first_to_say
 from trlx_like.presets import preset_for
 from trlx_like.redact import redacted
 from trlx_like.registry import load_plugin
@@ -96,6 +98,8 @@ def train(
     given = locals()
     data = {name: given[name] for name in DATA}
     refuse_in_worker()
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show_once
     complete = read_config(
         config,
         model_path=model_path,
@@ -111,6 +115,12 @@ def train(
     trainer = make_trainer(complete, **functions, **data)
     trainer.learn()
     return trainer
+
+
+def _show_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that the program does not catch, and one of the user on one of the processes that have it."""
+    if not isinstance(error, TrlxError) or first_to_say(str(error)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def read_config(

@@ -180,5 +180,18 @@ def test_accelerate_launch_ends_with_the_exit_code_of_a_mistake(
         timeout=180,
     )
     assert run.returncode, run.stdout
-    assert "trlx_like.errors.ConfigError" in run.stderr and words in run.stderr, run.stderr
+    assert run.stderr.count("trlx_like.errors.ConfigError: ") == 1 and words in run.stderr, run.stderr
     assert not (tmp_path / "ckpts").exists()
+
+
+def test_an_error_that_a_program_does_not_catch_is_printed_by_one_process(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("import trlx_like\ntrlx_like.train(reward_fn=len, prompts=['a'], judge=3.5)\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "run.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert run.returncode and run.stderr.count("trlx_like.errors.ConfigError: ") == 1, run.stderr

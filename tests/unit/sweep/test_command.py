@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -74,7 +75,8 @@ def test_a_grid_with_seeds_and_a_trial_that_fails(here: Path) -> None:
     text = said(0, "sweep", "sweep.yml")
     # Steps end at 4: 4 - 2 + 0.1 and 4 - 2 + 0.2; 4 + 0.1 and 4 + 0.2.
     assert "trial 0: reward/mean 2.15 (2.1 to 2.2 over 2 seeds)   method.cliprange=0.1" in text
-    assert "trial 1: seed 1: exit code 1: too wide   method.cliprange=0.9" in text
+    # Both seeds fail, and either may be the first.
+    assert re.search(r"trial 1: seed [12]: exit code 1: too wide   method.cliprange=0\.9", text)
     assert text.endswith(
         "Best: trial 2: reward/mean 4.15 (4.1 to 4.2 over 2 seeds)   method.cliprange=0.3, "
         "method.gen_kwargs.suppress_tokens=[1, 2]\ntrlx-like train run.yml --set method.cliprange=0.3 "
