@@ -118,7 +118,7 @@ def train(
 
 
 def _show_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that the program does not catch, and one of the user on one of the processes that have it."""
+    """Print an error that the program does not catch. Of several processes only one prints a `TrlxError`."""
     if not isinstance(error, TrlxError) or first_to_say(str(error)):
         sys.__excepthook__(kind, error, trace)
 
