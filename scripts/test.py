@@ -3,8 +3,8 @@
 Without arguments everything runs in two processes. Other arguments go to pytest and narrow the run,
 `python scripts/test.py tests/unit -k kl`: then one process is used (`-n 2` for two). `--quick` is for between two
 edits: about a minute, of what `tests/quick.py` keeps. `--coverage` measures how much of the package the unit tests run,
-which makes them half as long again, and fails below the bound in `pyproject.toml`. `--deepspeed` runs the tests of
-DeepSpeed in an environment of their own, `.venv-deepspeed`.
+which makes them half as long again, and fails below the bound in `pyproject.toml`. `--apart` runs the tests of
+DeepSpeed and of bitsandbytes (QLoRA, 8-bit optimizers) in an environment of their own, `.venv-apart`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ VARIABLES = {
 }
 
 UNIT = "tests/unit"
-# DeepSpeed and what it needs beside the packages of the tests.
-DEEPSPEED = ("deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")
-NEED_DEEPSPEED = ("tests/distributed/test_zero.py", "tests/distributed/test_zero_engine.py")
+# What needs DeepSpeed or bitsandbytes, and these with what they need beside the packages of the tests.
+APART = [
+    *("tests/distributed/test_zero.py", "tests/distributed/test_zero_engine.py", "tests/contract/test_quantized.py"),
+    *("tests/unit/models/test_formats.py", "tests/unit/models/test_wrapper.py", "tests/unit/test_optim.py"),
+]
+PACKAGES_APART = ("bitsandbytes", "deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")
 MEMORY = 4 * 2**30  # bytes; what failed tests leave behind and the running ones hold is far less
 # The other folders start processes, train, or run whole examples and pages.
 QUICK = ["tests/unit", "tests/compat", "tests/scripts"]
@@ -44,18 +47,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
     parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests")
     parser.add_argument("--coverage", action="store_true", help="measure what the unit tests, or others, run")
-    parser.add_argument("--deepspeed", action="store_true", help="run the tests that need DeepSpeed, and no others")
+    parser.add_argument("--apart", action="store_true", help="run the tests of DeepSpeed and bitsandbytes, and no others")
     parser.add_argument("--measure", action="store_true", help="run everything and write tests/durations.json")
     options, chosen = parser.parse_known_args(arguments)
     python = Environment().ensure(TEST_EXTRAS)
     settings = ["-m", "slow or not slow"] if options.slow else []
-    if not chosen and not options.deepspeed and (os.cpu_count() or 1) >= 2:
+    if not chosen and not options.apart and (os.cpu_count() or 1) >= 2:
         # What the tests of a file share is made once; files of few, long tests do not come last.
         settings += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     variables = {**VARIABLES, **in_memory()}
-    if options.deepspeed:
-        own = with_deepspeed(python)
-        return run([own, "-m", "pytest", "-p", "no:cacheprovider", *settings, *(chosen or NEED_DEEPSPEED)], **variables)
+    if options.apart:
+        own = apart(python)
+        return run([own, "-m", "pytest", "-p", "no:cacheprovider", *settings, *(chosen or APART)], **variables)
     if options.quick or options.measure:
         folders = QUICK if options.quick and not chosen else []
         selection = "--quick" if options.quick else "--measure"
@@ -72,16 +75,16 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def with_deepspeed(python: Path) -> Path:
-    """Make a Python that has DeepSpeed and everything that `.venv` has.
+def apart(python: Path) -> Path:
+    """Make a Python that has DeepSpeed, bitsandbytes, and everything that `.venv` has.
 
-    In `.venv` it would be imported whenever a model is saved, for five seconds in each of many processes.
+    In `.venv` DeepSpeed would be imported whenever a model is saved, for five seconds in each of many processes.
     """
-    folder = ROOT / ".venv-deepspeed"
+    folder = ROOT / ".venv-apart"
     if not (folder / "complete").exists():
-        say(f"Installing DeepSpeed into {folder}.")
+        say(f"Installing DeepSpeed and bitsandbytes into {folder}.")
         shutil.rmtree(folder, ignore_errors=True)
-        install(python, ["-c", "constraints.txt", *DEEPSPEED], folder)
+        install(python, ["-c", "constraints.txt", *PACKAGES_APART], folder)
         (folder / "complete").touch()
     return folder / python.relative_to(ROOT / ".venv")
 
