@@ -47,7 +47,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slow", action="store_true", help="run the tests marked slow too")
     parser.add_argument("--quick", action="store_true", help="run what is cheap of the unit tests")
     parser.add_argument("--coverage", action="store_true", help="measure what the unit tests, or others, run")
-    parser.add_argument("--apart", action="store_true", help="run the tests of DeepSpeed and bitsandbytes, and no others")
+    parser.add_argument(
+        "--apart", action="store_true", help="run the tests of DeepSpeed and bitsandbytes, and no others"
+    )
     parser.add_argument("--measure", action="store_true", help="run everything and write tests/durations.json")
     options, chosen = parser.parse_known_args(arguments)
     python = Environment().ensure(TEST_EXTRAS)

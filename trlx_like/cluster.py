@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +52,13 @@ def count_of(option: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"{option} ({value}) must be a number of at least 1, or auto.")
     return int(value)
+
+
+def directive(option: str, value: str | None) -> str | None:
+    """Return the value of a line that begins with #SBATCH, which ends at a blank and has no quotes of a shell."""
+    if value is None or shlex.quote(value) == value:
+        return value
+    raise ConfigError(f"{option} ({value!r}) must be letters, digits and any of %+,-./:=@_ alone.")
 
 
 def words_of(overrides: Sequence[str] | None, plugins: Sequence[str] | None) -> list[str]:
@@ -142,8 +150,8 @@ def slurm(
     api.read_config(config, plugins=plugins or (), overrides=overrides or ())
     sizes = ["--nodes", str(nodes), "--gpus", str(gpus)]
     words = shlex.join([*words_of(overrides, plugins), *sizes, "--resume", "--", str(config)])
-    given = {"partition": partition, "time": time}
-    values = {"name": shlex.quote(config.stem), "nodes": nodes, "gpus": gpus, "seconds": seconds}
+    given = {"partition": directive("--partition", partition), "time": directive("--time", time)}
+    values = {"name": re.sub(r"[^\w.-]+", "_", config.stem), "nodes": nodes, "gpus": gpus, "seconds": seconds}
     typer.echo(rendered("slurm.sh", words=words, given=given, **values), nl=False)
 
 

@@ -23,8 +23,8 @@ from trlx_like.errors import ConfigError
 from trlx_like.imports import needed
 from trlx_like.registry import Registry
 
-OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
-SCHEDULERS: Registry[Callable[..., LRScheduler]] = Registry("scheduler")
+OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", option="optimizer.name")
+SCHEDULERS: Registry[Callable[..., LRScheduler]] = Registry("scheduler", option="scheduler.name")
 register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register
 

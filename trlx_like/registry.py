@@ -46,6 +46,7 @@ class Registry(Generic[T]):
         kind: what the items are, for error messages.
         lazy: maps names to the "module:attribute" that is imported on `get`.
         aliases: maps further names to names.
+        option: the option of a configuration that chooses from it, with which messages about a name begin.
         gone: maps a name that is no longer available, or a prefix ending in "*", to a sentence that says what to do.
         accept: is called with each item that is registered and the name that is given for it, or None; it raises
             RegistryError to refuse the item.
@@ -56,11 +57,12 @@ class Registry(Generic[T]):
         kind: str,
         lazy: dict[str, str] | None = None,
         *,
+        option: str = "",
         aliases: dict[str, str] | None = None,
         gone: dict[str, str] | None = None,
         accept: Callable[[Any, str | None], None] = lambda item, name: None,
     ) -> None:
-        self.kind, self._accept = kind, accept
+        self.kind, self._accept, self._at = kind, accept, f"{option}: " if option else ""
         self._entries = {name.lower(): _Entry(name, source) for name, source in (lazy or {}).items()}
         self._aliases = dict(aliases or {})
         self._gone = dict(gone or {})
@@ -95,16 +97,17 @@ class Registry(Generic[T]):
     def canonical(self, name: str) -> str:
         """Return the registered spelling of a name or alias without an import. Raises as `get` does."""
         if not isinstance(name, str):
-            raise RegistryError(f"the name of a {self.kind} is text, got {name!r}.")
+            raise RegistryError(f"{self._at}the name of a {self.kind} is text, got {name!r}.")
         key = self._resolved(name)
         if key in self._entries:
             return self._entries[key].name
         for pattern, sentence in self._gone.items():
             if fnmatch(name.lower(), pattern.lower()):
-                raise RegistryError(f"{self.kind} {name!r} is not available: {sentence}")
+                raise RegistryError(f"{self._at}{self.kind} {name!r} is not available: {sentence}")
         close = nearest(name, [*self.names(), *self._aliases])
         guess = f" Did you mean {close}?" if close else ""
-        raise RegistryError(f"unknown {self.kind} {name!r}.{guess} Known: {', '.join(self.names()) or 'none'}.")
+        known = ", ".join(self.names()) or "none"
+        raise RegistryError(f"{self._at}unknown {self.kind} {name!r}.{guess} Known: {known}.")
 
     def names(self) -> list[str]:
         """Return all names as they were registered, sorted, without aliases."""

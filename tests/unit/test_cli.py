@@ -292,11 +292,12 @@ def test_a_check_finds_all_that_is_wrong_with_the_data(here: Path) -> None:
     ("change", "sentence"),
     [
         ("optimizer.kwargs={learning_rate: 1}", "optimizer.kwargs ({'learning_rate': 1}): "),
-        ("optimizer.name=adamv", "unknown optimizer 'adamv'. Did you mean adam"),
-        ("scheduler.name=cosinus", "unknown scheduler 'cosinus'. Did you mean cosine?"),
-        ("train.tracker=wandbb", "unknown tracker 'wandbb'. Did you mean wandb?"),
-        ("sampler.engine=vlm", "unknown sampler engine 'vlm'."),
-        ("train.pipeline=Prompt", "unknown data pipeline 'Prompt'."),
+        ("optimizer.name=adamv", "optimizer.name: unknown optimizer 'adamv'. Did you mean adam"),
+        ("scheduler.name=cosinus", "scheduler.name: unknown scheduler 'cosinus'. Did you mean cosine?"),
+        ("train.tracker=wandbb", "train.tracker: unknown tracker 'wandbb'. Did you mean wandb?"),
+        ("sampler.engine=vlm", "sampler.engine: unknown sampler engine 'vlm'. Did you mean vllm? Known: copy, "),
+        ("backend.kind=fsdb", "backend.kind: unknown backend 'fsdb'. Did you mean fsdp? Known: ddp, deepspeed, fsdp."),
+        ("train.pipeline=Prompt", "train.pipeline: unknown data pipeline 'Prompt'."),
         ("train.trainer=SFTTrainer", "train.trainer (SFTTrainer) needs method.name: SFTConfig, not PPOConfig."),
     ],
 )

@@ -46,6 +46,24 @@ def test_a_job_that_was_stopped_before_its_limit_is_queued_again(here: Path, cod
     assert {"--nodes=2", "--gpus-per-node=1", "--partition=p", "--time=1:00:00", "--signal=USR1@90"} < set(asked)
 
 
+def test_paths_and_values_with_characters_of_a_shell(here: Path) -> None:
+    file = ppo_file(here).rename("it's $(touch ran) #1.yml")
+    name = "train.project_name='a $HOME `touch ran` \\n\n#SBATCH --nodes=9 ;'"
+    command = job(here, file, "--set", name)
+    assert subprocess.run(["bash", "-n", command[1]]).returncode == 0
+    environment = on_path(here, srun="#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
+    words = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.split("\0")
+    assert words[2:4] == ["--set", name] and words[-2] == str(file) and not (here / "ran").exists()
+    assert "#SBATCH --job-name=it_s_touch_ran_1\n" in (here / "job.sh").read_text()
+
+
+@pytest.mark.parametrize("option", ["--partition", "--time"])
+@pytest.mark.parametrize("value", ["a b", "", "a\n#SBATCH --nodes=9", "a#", "$USER", "a;b"])
+def test_a_value_that_sbatch_would_read_differently(here: Path, option: str, value: str) -> None:
+    sentence = f"{option} ({value!r}) must be letters, digits and any of %+,-./:=@_ alone."
+    assert said(2, "slurm", ppo_file(here), option, value).strip() == sentence
+
+
 @pytest.mark.parametrize(
     ("machines", "first"), [("node7", "node7"), ("a1,b2", "a1"), ("gpu-[01-04,07]", "gpu-01"), ("n[3,5],m1", "n3")]
 )

@@ -21,6 +21,7 @@ from trlx_like.registry import Registry
 
 BACKENDS: Registry[Callable[[World, TRLConfig], Backend]] = Registry(
     "backend",
+    option="backend.kind",
     lazy={
         "ddp": "trlx_like.distributed.replicated:ReplicatedBackend",
         "fsdp": "trlx_like.distributed.fsdp:make_sharded",

@@ -23,7 +23,9 @@ from trlx_like.pipelines.truncation import Lost, Truncation
 from trlx_like.registry import Registry
 
 DATAPIPELINES: Registry[Any] = Registry(
-    "data pipeline", lazy={"PromptPipeline": "trlx_like.pipelines.prompts:PromptPipeline"}
+    "data pipeline",
+    option="train.pipeline",
+    lazy={"PromptPipeline": "trlx_like.pipelines.prompts:PromptPipeline"},
 )
 register_datapipeline = DATAPIPELINES.register
 

@@ -118,7 +118,7 @@ class Agreement:
     def _refuse(self, what: str, round_: int) -> None:
         advice = "Something has changed the model between sampling and scoring"
         if self.engine != "transformers":
-            advice = "Sampler.engine: transformers generates with the trained model itself"
+            advice = "With sampler.engine: transformers the trained model itself generates"
         raise SamplerError(
             f"sampler.engine ({self.engine}) {what}. Nothing of round {round_} was learned from. "
             f"{advice}; see docs/audit.md."

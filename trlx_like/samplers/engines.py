@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 ENGINES: Registry[Any] = Registry(
     "sampler engine",
+    option="sampler.engine",
     lazy={
         "copy": "trlx_like.samplers.plain_copy:CopyEngine",
         "paged": "trlx_like.samplers.paged:PagedEngine",

@@ -80,6 +80,7 @@ class RunInfo:
 
 TRACKERS: Registry[Callable[[RunInfo], Tracker]] = Registry(
     "tracker",
+    option="train.tracker",
     lazy={
         "jsonl": "trlx_like.tracking.jsonl:JsonlTracker",
         "report": "trlx_like.tracking.report:ReportTracker",
