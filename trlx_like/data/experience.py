@@ -7,7 +7,7 @@ Which entries are real is never guessed from their values: every padded field na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -99,7 +99,16 @@ class Experience:
 
     def split(self) -> list[Self]:
         """Split a batch into its elements, without their padding. The inverse of `collate`."""
-        return [self[row : row + 1].trim()._map(lambda value: value[0].clone()) for row in range(len(self))]
+        held = {name: value for name, value in vars(self).items() if value is not None}
+        sided = [column for column in fields(self) if column.name in held and "side" in column.metadata]
+        lengths = {mask: held[mask].sum(dim=1).tolist() for mask in {c.metadata["mask"] for c in sided}}
+        rows = []
+        for row in range(len(self)):
+            values = {name: value[row] for name, value in held.items()}
+            for column in sided:
+                values[column.name] = _real(values[column.name], column, lengths[column.metadata["mask"]][row], 0)
+            rows.append(replace(self, **{name: value.clone() for name, value in values.items()}))
+        return rows
 
     def describe(self, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
         """Describe each row for a person: token ids as text, and numbers by their sum, minimum and maximum.
@@ -134,8 +143,7 @@ class Experience:
             batch = getattr(self, column.name)
             if batch is not None and "side" in column.metadata:
                 longest = int(getattr(self, column.metadata["mask"]).sum(dim=1).max())
-                left = column.metadata["side"] == "left"
-                cut[column.name] = batch[:, batch.shape[1] - longest :] if left else batch[:, :longest]
+                cut[column.name] = _real(batch, column, longest, 1)
         return replace(self, **cut)
 
     def microbatches(self, size: int | None) -> Iterator[tuple[Tensor, Self]]:
@@ -169,6 +177,11 @@ class Experience:
 
     def _map(self, function: Any) -> Self:
         return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
+
+
+def _real(value: Tensor, column: Field[Any], length: int, dim: int) -> Tensor:
+    """Return as many entries of a padded field as are real, from the side that is not padded."""
+    return value.narrow(dim, value.shape[dim] - length if column.metadata["side"] == "left" else 0, length)
 
 
 def _described(name: str, value: Tensor, decode: Callable[[list[int]], str]) -> Any:
