@@ -23,7 +23,7 @@ NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 def trainer_of(folder: Path, name: str = "PPOTrainer", **more: Any) -> Any:
     # vLLM's attention on the CPU takes heads of 32 numbers and more.
     model = tiny_config("llama", hidden_size=64, max_position_embeddings=128, tie_word_embeddings=True)
-    kwargs = {"gpu_memory_utilization": 0.05, "max_model_len": 64, "enforce_eager": True, **more.pop("kwargs", {})}
+    kwargs = {"gpu_memory_utilization": 0.15, "max_model_len": 64, "enforce_eager": True, **more.pop("kwargs", {})}
     options = {"model.model_path": model, "sampler.engine": "vllm_colocated", "sampler.kwargs": kwargs}
     return make(name, folder / "run", **ROUNDS, **{**options, **more})
 
