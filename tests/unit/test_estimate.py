@@ -22,6 +22,7 @@ from tests.unit.cli_support import ppo_file, run, said
 from trlx_like.api import make_trainer
 from trlx_like.checkpoint.beside import Beside
 from trlx_like.config import TRLConfig
+from trlx_like.data.text import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
 from trlx_like.imagined import imagined
@@ -154,6 +155,23 @@ def test_training_takes_what_the_estimate_says(name: str, tmp_path: Path) -> Non
     found = estimate(config)
     training = max(found.table[phase].total() for phase in ("forward/backward", "step"))
     assert training == pytest.approx(allocated(config, tmp_path / "run", learn, samples), rel=0.1)
+
+
+def test_scoring_a_chunk_takes_what_the_estimate_says(tmp_path: Path) -> None:
+    """PPO scores sixteen responses in parts of four, the batch, when no `train.minibatch_size` is given."""
+    changes = {**COMMON, "train.minibatch_size": None, "method.gen_kwargs": {"max_new_tokens": 48}}
+    config, given = ingredients("PPOTrainer", tmp_path, **changes)
+    with measured() as made:
+        trainer: Any = make_trainer(config, **given)
+        batch = padded(trainer.longest(16))
+        gc.collect()
+        began = time.time_ns()
+        with torch.no_grad():
+            completion = Completion(batch.prompt, batch.prompt_mask, batch.response, batch.mask)
+            trainer.record(completion, batch.scores, [True] * 16)
+    expected = estimate(config).table["reward"]
+    del expected["optimizer"], expected["copies"]  # which are there after the first steps
+    assert expected.total() == pytest.approx(most(made, since=began), rel=0.1)
 
 
 KEPT: dict[str, dict[str, Any]] = {

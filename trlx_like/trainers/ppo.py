@@ -102,17 +102,14 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
     def _experience_of(self, chunks: Iterable[tuple[TextSamples, list[Reward]]], own: Tensor | None = None) -> Metrics:
         """Fill the store with samples and their rewards. own: as in `PPOExperience`, of a single chunk."""
         elements: list[PPOExperience] = []
-        places: list[int] = []  # index of each element among the samples
         shown = ShownSamples(self.run)
         for samples, rewards in chunks:
             shown.add(samples, rewards)
             mask = samples.completion.mask if own is None else own
             scores, drawn = dense(rewards, mask), self.drawn(samples)
-            rows, recorded = self.record(samples.completion, scores, samples.finished, drawn, own)
-            places += [len(elements) + row for row in rows]
-            elements += recorded
+            elements += self.record(samples.completion, scores, samples.finished, drawn, own)
         metrics = self.add_experience(elements)
-        stored = [self.store.elements[place] for place in torch.tensor(places).argsort()[: len(shown.rows)]]
+        stored = self.store.elements[: len(shown.rows)]
         divergence = [float(kl_k3(element.old_logprobs, element.ref_logprobs).sum()) for element in stored]
         shown.log(advantage=[float(element.advantages.mean()) for element in stored], kl=divergence)
         return metrics
@@ -124,7 +121,7 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         finished: Sequence[bool],
         drawn: Tensor | None = None,
         own: Tensor | None = None,
-    ) -> tuple[list[int], list[PPOExperience]]:
+    ) -> list[PPOExperience]:
         """Compute log-probabilities, values and reference log-probabilities of responses.
 
         Args:
@@ -135,7 +132,7 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
             own: True on the tokens that the policy has sampled; None: on all of the responses. [B, R] bool
 
         Returns:
-            The row in the batch of each element, and the elements on the CPU, without advantages yet.
+            The elements, in the order of the rows and on the CPU, without advantages yet.
         """
         if self.method.missing_eos_penalty is not None:
             last = last_tokens(completion.mask if own is None else own)[:, None]
@@ -145,18 +142,14 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
             scores = scores.clamp(-self.method.cliprange_reward, self.method.cliprange_reward)
         unknown = dict.fromkeys(_COMPUTED, torch.zeros_like(scores))
         batch = PPOExperience(**vars(completion), **unknown, scores=scores, sampling_logprobs=drawn, own=own)
-        places: list[int] = []
-        elements: list[PPOExperience] = []
+        recorded: dict[int, PPOExperience] = {}
         divergence = full_kl if self.method.kl_penalty == "full" else None
-        for rows, part, out in self.score_batch(
-            batch, self.config.train.minibatch_size, reference=True, divergence=divergence
-        ):
+        for rows, part, out in self.score_batch(batch, self.run.microbatch_size, reference=True, divergence=divergence):
             assert out.ref_logprobs is not None
             part.old_logprobs, part.ref_logprobs = out.logprobs, out.ref_logprobs
             part.old_values, part.kl = out.heads["value"][:, :-1], self._penalty(out)
-            places += rows.tolist()
-            elements += part.to("cpu").split()
-        return places, elements
+            recorded.update(zip(rows.tolist(), part.to("cpu").split(), strict=True))
+        return [recorded[row] for row in range(len(recorded))]
 
     def add_experience(self, elements: list[PPOExperience]) -> Metrics:
         """Compute rewards, advantages and returns of a round, and fill the store. Every process calls it.
