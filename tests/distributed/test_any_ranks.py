@@ -23,6 +23,9 @@ SIX_STEPS = {
     # Adam divides by roots of squares: where a gradient is all but 0, eps bounds what it makes of a rounding error.
     "optimizer.kwargs": {"lr": 5e-4, "eps": 1e-6},
 }
+# A diffusion model's log-probabilities divide by small variances: the norm of its gradients is up to 2.6, and so is 1e-7
+# of it, a rounding error, not small beside the gradients of some weights.
+LARGER = {"DDPOTrainer": {"optimizer.kwargs": {"lr": 5e-4, "eps": 1e-4}}}
 AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
 
@@ -33,7 +36,7 @@ def learned(rank: int, name: str, folder: Path, stop: int = 0) -> dict[str, Any]
     stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
     """
     callbacks = [StopAfter(stop)] if stop else []
-    trainer = make(name, folder, **SIX_STEPS, **AUTO, callbacks=callbacks)
+    trainer = make(name, folder, **{**SIX_STEPS, **LARGER.get(name, {}), **AUTO}, callbacks=callbacks)
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.learn()
     ids = [
