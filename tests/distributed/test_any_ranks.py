@@ -23,8 +23,8 @@ SIX_STEPS = {
     # Adam divides by roots of squares: where a gradient is all but 0, eps bounds what it makes of a rounding error.
     "optimizer.kwargs": {"lr": 5e-4, "eps": 1e-6},
 }
-# A diffusion model's log-probabilities divide by small variances: the norm of its gradients is up to 2.6, and so is 1e-7
-# of it, a rounding error, not small beside the gradients of some weights.
+# A diffusion model's log-probabilities divide by small variances: the norm of its gradients is up to 2.6, and 1e-7 of
+# that, a rounding error, is not small beside the gradients of some weights.
 LARGER = {"DDPOTrainer": {"optimizer.kwargs": {"lr": 5e-4, "eps": 1e-4}}}
 AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
