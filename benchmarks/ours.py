@@ -69,12 +69,14 @@ def config(task: dict[str, Any]) -> TRLConfig:
     model, read = {"model_arch_type": "diffusion"}, dict[str, Any]()
     if task["work"] != "ddpo":
         model, read = {"num_layers_unfrozen": task["unfrozen"]}, {"seq_length": task["prompt"] + task["response"]}
+    sampler = {} if task["sampling"] == "float32" else {"engine": "copy", "kwargs": {"dtype": task["sampling"]}}
     prefix = TRAINERS[task["work"]]
     return TRLConfig.from_dict(
         {
             "model": {"model_path": task["model"], **model},
             "tokenizer": {"tokenizer_path": task["model"]} if read else {},
             "optimizer": {"name": "adamw", "kwargs": {"lr": task["lr"]}},
+            "sampler": sampler,
             "method": {"name": f"{prefix}Config", **methods[task["work"]]},
             "train": {
                 "trainer": f"{prefix}Trainer",
