@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import trlx_like
 from benchmarks.peers.laps import Laps, reward
-from trlx_like import TRLConfig
+from trlx_like import ModelConfig, TRLConfig
+from trlx_like.models.loading import load_model
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
@@ -94,7 +95,7 @@ def config(task: dict[str, Any]) -> TRLConfig:
 
 def decode(laps: Laps) -> None:
     """Sample what the cases of a task say, with the engine "transformers"."""
-    lm = AutoModelForCausalLM.from_pretrained(laps.task["model"]).eval()
+    lm = load_model(laps.task["model"], ModelConfig(model_path=laps.task["model"])).eval()  # as trainers do
     words = AutoTokenizer.from_pretrained(laps.task["model"])
     while True:
         for case in laps.task["cases"]:

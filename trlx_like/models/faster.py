@@ -89,7 +89,7 @@ class _Affine(torch.autograd.Function):
         states_trained, weight_trained, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_trained else None, weight if states_trained else None)
         ctx.by_columns = by_columns
-        return _product(rows, weight.t() if by_columns else weight, bias)
+        return product(rows, weight.t() if by_columns else weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -99,13 +99,13 @@ class _Affine(torch.autograd.Function):
         grad = grad.contiguous()
         of_rows = of_weight = None
         if weight is not None:
-            of_rows = _product(grad, weight if ctx.by_columns else weight.t())
+            of_rows = product(grad, weight if ctx.by_columns else weight.t())
         if rows is not None:
-            of_weight = _product(rows.t(), grad.t()) if ctx.by_columns else _product(grad.t(), rows.t())
+            of_weight = product(rows.t(), grad.t()) if ctx.by_columns else product(grad.t(), rows.t())
         return of_rows, of_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None, None
 
 
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute rows [N, in] times the transpose of a weight [out, in], plus a bias [out]. [N, out]"""
     made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return made

@@ -21,7 +21,7 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def every_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def everyproduct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose oneDNN on any processor, for products of any size."""
     monkeypatch.setattr(module, "mkl_is_narrow", lambda: True)
     monkeypatch.setattr(module, "LEAST", 1)
@@ -46,13 +46,13 @@ def gradients(made: Any, states: Tensor, factor: Tensor) -> list[Tensor]:
 def products(counted: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Record the shapes of the products of oneDNN."""
     seen: list[tuple[int, ...]] = []
-    plain = module._product
+    plain = module.product
 
     def record(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         seen.append((*rows.shape, weight.shape[0]))
         return plain(rows, weight, bias)
 
-    counted.setattr(module, "_product", record)
+    counted.setattr(module, "product", record)
     return seen
 
 
