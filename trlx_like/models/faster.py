@@ -65,7 +65,11 @@ class _Faster(nn.Module):
         if not plain or states.numel() * outs < LEAST or torch.is_autocast_enabled("cpu"):
             return cast(Tensor, super().forward(states))
         rows = states.reshape(-1, states.shape[-1])
-        made: Tensor = _Affine.apply(rows, weight, self.bias, self.by_columns)  # type: ignore[no-untyped-call]
+        made: Tensor
+        if torch.is_grad_enabled():
+            made = _Affine.apply(rows, weight, self.bias, self.by_columns)  # type: ignore[no-untyped-call]
+        else:  # in a step of decoding, the call of a function with a gradient costs as much as the product
+            made = product(rows, weight.t() if self.by_columns else weight, self.bias)
         return made.view(*states.shape[:-1], outs)
 
 

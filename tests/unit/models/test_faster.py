@@ -65,6 +65,8 @@ def test_values_and_gradients_are_those_in_float64(kind: str, monkeypatch: pytes
     assert seen == [(21, 24, 40), (21, 40, 24), (24, 21, 40) if kind == "conv1d" else (40, 21, 24)]
     for value, right in zip(found, gradients(exact, states.double(), factor.double()), strict=True):
         torch.testing.assert_close(value.double(), right, rtol=0, atol=2e-5)
+    with torch.inference_mode():
+        assert torch.equal(quick(states), found[0]) and len(seen) == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
