@@ -5,7 +5,10 @@
 The limit of a phase is the longer of two times: its matrix products (attention is not counted) at the rate of those of
 1024 x 1024, and the bytes that it must read and write at the rate of multiplying numbers in place. Its share is that
 time over the measured one. All in CPU seconds of one thread, the least of some repeats. The model is a GPT-2 with
-random weights in float32. `--write` puts the rows into docs/speed.md.
+random weights in float32.
+
+Two further tables tell what a forward and a backward pass consist of, and how fast the two libraries of torch multiply
+matrices of the sizes that occur there. `--write` puts the rows into docs/speed.md.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.peers.laps import Counts
 from benchmarks.side_by_side import PAGE, PROMPT, SIZES, commit, machine, put_row, save_model
 from trlx_like.config import OptimizerConfig
 from trlx_like.data import Completion
+from trlx_like.models.faster import faster, product
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.optim import make_optimizer
 from trlx_like.samplers.decode import Decoding
@@ -32,6 +37,17 @@ ROWS = {"1.8M": 32, "124M": 8}
 RESPONSE, DECODED = 48, 16
 Phase = tuple[str, float, float, float]
 """Name, CPU seconds, operations, and bytes that have to be read and written."""
+KERNELS = {
+    "products": ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("aten::_scaled_dot_product",),
+    "activations": ("aten::gelu",),
+    "softmax": ("aten::_log_softmax",),
+    "norms": ("aten::native_layer_norm",),
+    "copies and sums": ("aten::copy_", "aten::cat", "aten::add", "aten::sum", "aten::fill_", "aten::mul", "aten::div"),
+}
+"""Beginnings of the names of operations, by what they are."""
+PRODUCTS = ((8, 768, 3072), (32, 144, 576), (512, 144, 576), (384, 144, 2000), (512, 768, 3072))
+"""Sizes (n, k, m) of products [n, k] @ [k, m] of linear layers."""
 
 
 def least(run: Callable[[], Any], repeats: int) -> float:
@@ -46,9 +62,10 @@ def least(run: Callable[[], Any], repeats: int) -> float:
 
 
 def product_rate(repeats: int) -> float:
-    """Return the operations per second of a product of large matrices."""
+    """Return the operations per second of a product of large matrices, by the library of torch that is faster."""
     sides = torch.randn(2, 1024, 1024)
-    return 2 * 1024**3 / least(lambda: torch.mm(sides[0], sides[1]), repeats)
+    runs = (lambda: torch.mm(sides[0], sides[1])), (lambda: product(sides[0], sides[1]))
+    return 2 * 1024**3 / min(least(run, repeats) for run in runs)
 
 
 def memory_rate(size: float, repeats: int) -> float:
@@ -85,28 +102,60 @@ def sampling(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     yield "decode, a step", *step, weights + token * (PROMPT + DECODED / 2)
 
 
-def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
-    """Measure the forward and the backward pass over prompts and responses, and a step of AdamW."""
-    policy = LanguagePolicy(lm)
-    ids = torch.randint(lm.config.vocab_size - 1, (rows, PROMPT + RESPONSE))
+def passes(lm: Any, rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return two functions: one scores prompts and responses, the other computes the gradients too."""
+    policy, ids = LanguagePolicy(lm), torch.randint(lm.config.vocab_size - 1, (rows, PROMPT + RESPONSE))
     mask = torch.ones_like(ids).bool()
     batch = Completion(ids[:, :PROMPT], mask[:, :PROMPT], ids[:, PROMPT:], mask[:, PROMPT:])
-    trained = [weight for weight in policy.parameters() if weight.requires_grad]
-    optimizer = make_optimizer(trained, OptimizerConfig(name="adamw", kwargs={"lr": 1e-6}))
 
     def forward() -> Any:
         return policy(batch).logprobs.sum()
 
     def both() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        lm.zero_grad(set_to_none=True)
         forward().backward()
 
+    return forward, both
+
+
+def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
+    """Measure the forward and the backward pass over prompts and responses, and a step of AdamW."""
+    forward, both = passes(lm, rows)
+    trained = [weight for weight in lm.parameters() if weight.requires_grad]
+    optimizer = make_optimizer(trained, OptimizerConfig(name="adamw", kwargs={"lr": 1e-6}))
     weights = 4 * sum(weight.numel() for weight in trained)
     ahead, whole, done = least(forward, repeats), least(both, repeats), operations(forward)
     yield "forward", ahead, done, weights
     yield "backward", whole - ahead, operations(both) - done, 2 * weights
     # Weight, gradient and two moments are read; weight and moments are written.
     yield "optimizer step", least(optimizer.step, repeats), 0.0, 7 * weights
+
+
+def kernels(lm: Any, rows: int, repeats: int) -> str:
+    """Tell what parts of a forward and a backward pass different operations take, as cells of a table."""
+    _, run = passes(lm, rows)
+    whole, taken = least(run, repeats), dict[str, float]()
+    for _ in range(repeats):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            run()
+        for event in profiler.key_averages():
+            taken[event.key] = min(taken.get(event.key, torch.inf), 1e-6 * event.self_cpu_time_total)
+    parts = [sum(spent for name, spent in taken.items() if name.startswith(names)) for names in KERNELS.values()]
+    cells = [f"{1e3 * whole:,.1f}", *(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))]
+    return " | ".join([*cells, f"{operations(run) / parts[0] / 1e9:.0f}"]).replace("%", " %")
+
+
+def libraries(size: tuple[int, int, int], repeats: int) -> str:
+    """Tell the billions of operations per second of both libraries, and of oneDNN over MKL, as cells of a table."""
+    n, k, m = size
+    states, weight, bias = torch.randn(n, k), torch.randn(m, k), torch.randn(m)
+    times = max(1, 2**28 // (n * k * m))
+
+    def rate(run: Callable[[], Any]) -> float:
+        return 2e-9 * n * k * m * times / least(lambda: [run() for _ in range(times)], 5 * repeats)
+
+    mkl, onednn = rate(lambda: functional.linear(states, weight, bias)), rate(lambda: product(states, weight, bias))
+    return f"{mkl:.0f} | {onednn:.0f} | {onednn / mkl:.2f}"
 
 
 def main() -> None:
@@ -120,7 +169,7 @@ def main() -> None:
     for size, rows in ROWS.items():
         with tempfile.TemporaryDirectory() as folder:
             save_model(size, Path(folder))
-            lm = AutoModelForCausalLM.from_pretrained(folder).eval()
+            lm = faster(AutoModelForCausalLM.from_pretrained(folder).eval())
         assert lm.config.n_layer == SIZES[size]["layers"]
         for part in (sampling, learning):
             for name, seconds, done, size_of in part(lm, rows, given.repeats):
@@ -130,6 +179,13 @@ def main() -> None:
                 row += f"| {kind} | {limits[kind] / seconds:.0%} |".replace("%", " %")
                 print(row, flush=True)
                 text = put_row(text, "phase", row)
+        row = f"| {size}, {rows // 4} rows | {kernels(lm, rows // 4, given.repeats)} |"
+        print(row, flush=True)
+        text = put_row(text, "a forward and a backward pass", row)
+    for n, k, m in PRODUCTS:
+        row = f"| {n} x {k} by {k} x {m} | {libraries((n, k, m), given.repeats)} |"
+        print(row, flush=True)
+        text = put_row(text, "product", row)
     if given.write:
         PAGE.write_text(text, encoding="utf-8")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import trlx_like
 from benchmarks.peers.laps import Laps, reward
-from trlx_like import TRLConfig
+from trlx_like import ModelConfig, TRLConfig
+from trlx_like.models.loading import load_model
 from trlx_like.pipelines.prompts import PromptPipeline
 from trlx_like.samplers.engines import TransformersEngine
 from trlx_like.samplers.text import TextSampler
@@ -69,12 +70,14 @@ def config(task: dict[str, Any]) -> TRLConfig:
     model, read = {"model_arch_type": "diffusion"}, dict[str, Any]()
     if task["work"] != "ddpo":
         model, read = {"num_layers_unfrozen": task["unfrozen"]}, {"seq_length": task["prompt"] + task["response"]}
+    sampler = {} if task["sampling"] == "float32" else {"engine": "copy", "kwargs": {"dtype": task["sampling"]}}
     prefix = TRAINERS[task["work"]]
     return TRLConfig.from_dict(
         {
             "model": {"model_path": task["model"], **model},
             "tokenizer": {"tokenizer_path": task["model"]} if read else {},
             "optimizer": {"name": "adamw", "kwargs": {"lr": task["lr"]}},
+            "sampler": sampler,
             "method": {"name": f"{prefix}Config", **methods[task["work"]]},
             "train": {
                 "trainer": f"{prefix}Trainer",
@@ -92,7 +95,7 @@ def config(task: dict[str, Any]) -> TRLConfig:
 
 def decode(laps: Laps) -> None:
     """Sample what the cases of a task say, with the engine "transformers"."""
-    lm = AutoModelForCausalLM.from_pretrained(laps.task["model"]).eval()
+    lm = load_model(laps.task["model"], ModelConfig(model_path=laps.task["model"])).eval()  # as trainers do
     words = AutoTokenizer.from_pretrained(laps.task["model"])
     while True:
         for case in laps.task["cases"]:

@@ -108,9 +108,9 @@ def texts(rng: random.Random, count: int, words: int, vocabulary: int) -> list[s
     return [" ".join(str(rng.randrange(vocabulary - 1)) for _ in range(words)) for _ in range(count)]
 
 
-def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
+def task(work: str, size: str, laps: int, unfrozen: int = -1, sampling: str = "float32") -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
-    made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "laps": laps}
+    made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling, "laps": laps}
     made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": PROMPTS, "pairs": []}
     if work == "ddpo":
         return made | SHAPES[work][size]
@@ -136,7 +136,8 @@ def task(work: str, size: str, unfrozen: int, laps: int) -> dict[str, Any]:
     if made["prompts_a_lap"]:
         made["prompts"] = texts(rng, max(64, made["prompts_a_lap"] * laps), PROMPT, words)
     else:
-        rows = made["batch"] * made["steps"] * laps
+        # With frozen blocks each lap is an epoch of the same rows, so that what these make of them may be kept.
+        rows = made["batch"] * made["steps"] * (laps if unfrozen < 0 else 1)
         # The last token of a completion is the EOS, which both sides add.
         columns = [texts(rng, rows, count, words) for count in (PROMPT, made["response"] - 1, made["response"] - 1)]
         made["pairs"] = [
@@ -218,9 +219,9 @@ class Side:
         return self.listen()
 
 
-def turns(work: str, size: str, unfrozen: int, laps: int) -> list[dict[str, Any]]:
-    """Run both sides once; return for each lap its case, whether it was timed, and what each side said."""
-    made = task(work, size, unfrozen, laps)
+def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run both sides of a task once; return for each lap its case, its number, and what each side said."""
+    work, laps = made["work"], made["laps"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     _, program = PEERS[work]
     python = sys.executable if work == "decode" else str(interpreter(program))
@@ -362,7 +363,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=PEERS)
     parser.add_argument("--size", help="weights of the model: 1.8M (default) or 124M; 1.0M for ddpo")
-    parser.add_argument("--unfrozen", type=int, default=-1, help="top blocks that are trained; -1: all (ppo only)")
+    parser.add_argument("--unfrozen", type=int, default=-1, help="top blocks that are trained; -1: all (ppo, dpo)")
+    parser.add_argument("--sampling", default="float32", help="number format of our sampler's weights (ppo)")
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
@@ -371,13 +373,17 @@ def main() -> None:
     given.size = given.size or sizes[0]
     if given.size not in sizes:
         parser.error(f"--size of {given.work} is one of {', '.join(sizes)}")
-    if given.unfrozen != -1 and given.work != "ppo":
-        parser.error("--unfrozen is for ppo: the trainers of the other peers train all blocks")
-    laps = [lap for _ in range(given.repeats) for lap in turns(given.work, given.size, given.unfrozen, given.laps + 2)]
+    if given.unfrozen != -1 and given.work not in ("ppo", "dpo"):
+        parser.error("--unfrozen is for ppo and dpo: the peer's side of the others trains all blocks")
+    if given.sampling != "float32" and given.work != "ppo":
+        parser.error("--sampling is for ppo")
+    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling)
+    laps = [lap for _ in range(given.repeats) for lap in turns(given.size, made)]
     command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
     for case in dict.fromkeys(lap["case"] for lap in laps):
         top = f", {given.unfrozen} of {SIZES[given.size]['layers']} blocks" if given.unfrozen >= 0 else ""
-        key = f"{given.work} {given.size}{top}{case and f', {case}'}"
+        drawn = f", sampled in {given.sampling}" if given.sampling != "float32" else ""
+        key = f"{given.work} {given.size}{top}{drawn}{case and f', {case}'}"
         found = summary([lap for lap in laps if lap["case"] == case])
         print(shown(key, PEERS[given.work][0], found))
         if given.write:

@@ -22,7 +22,14 @@ from typing import Any, Self
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+
+@register_flop_formula(torch.ops.mkldnn._linear_pointwise)
+def _linear(rows: Sequence[int], weight: Sequence[int], *_: Any, **more: Any) -> int:
+    """Count the operations of a product by oneDNN, given the shapes [N, in] and [out, in]."""
+    return 2 * rows[0] * rows[1] * weight[0]
+
 
 WARM_UP, COUNTED = 0, 1
 """The first two laps of each case. Neither is timed; counting takes longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -67,6 +67,15 @@ def trainer(task: dict[str, Any], common: dict[str, Any]) -> tuple[type[Any], An
     return DPOTrainer, DPOConfig(max_length=longest, **common), {"train_dataset": pairs}
 
 
+def frozen(path: str, unfrozen: int) -> Any:
+    """Load a GPT-2 of which only the top blocks and the last norm are trained."""
+    lm: Any = AutoModelForCausalLM.from_pretrained(path)
+    lm.requires_grad_(False)
+    for part in (*lm.transformer.h[-unfrozen:], lm.transformer.ln_f):
+        part.requires_grad_(True)
+    return lm
+
+
 def main() -> None:
     laps = Laps()
     task = laps.task
@@ -85,7 +94,8 @@ def main() -> None:
     }
     kind, args, more = trainer(task, common)
     words = AutoTokenizer.from_pretrained(task["model"])
-    kind(task["model"], args=args, processing_class=words, callbacks=[Boundary(laps)], **more).train()
+    model = task["model"] if task["unfrozen"] < 0 else frozen(task["model"], task["unfrozen"])
+    kind(model, args=args, processing_class=words, callbacks=[Boundary(laps)], **more).train()
 
 
 if __name__ == "__main__":

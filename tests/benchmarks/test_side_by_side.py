@@ -123,7 +123,7 @@ def test_two_processes_take_turns() -> None:
     program = f"""
 from benchmarks import side_by_side as s
 s.CASES["1.8M"] = {cases!r}
-laps = s.turns("decode", "1.8M", -1, 3)
+laps = s.turns("1.8M", s.task("decode", "1.8M", 3))
 for case in ("one", "two"):
     print(s.shown(case, "generate", s.summary([lap for lap in laps if lap["case"] == case])))
     print([lap[side]["counts"]["tokens forward"] for lap in laps if lap["case"] == case and lap["lap"] == 1

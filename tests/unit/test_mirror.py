@@ -29,7 +29,6 @@ ELSEWHERE = {
     "distributed/divided": "tests/distributed/test_torch_fsdp.py",
     "distributed/divided_state": "tests/distributed/test_torch_fsdp.py",
     "distributed/footprint": "tests/unit/test_estimate.py",
-    "distributed/setup": "tests/distributed/test_commands.py",
     "errors": "tests/unit/test_cli.py",
     "imagined": "tests/unit/test_estimate.py",
     "meeting": "tests/distributed/test_heartbeat.py",

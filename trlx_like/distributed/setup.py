@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -21,6 +23,10 @@ NOT_ACCELERATE = {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "f
 """What the launcher may ask for, and `Backend` does in place of accelerate."""
 MARGIN = 60.0
 """Seconds by which collective operations wait longer than `backend.timeout`."""
+KEPT = 2**30
+"""Bytes up to which a freed block of memory stays with the process."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Names of options of `mallopt` in glibc."""
 
 
 def make_accelerator(config: TRLConfig) -> Accelerator:
@@ -41,6 +47,8 @@ def make_accelerator(config: TRLConfig) -> Accelerator:
     if backend.num_threads is not None:
         torch.set_num_threads(backend.num_threads)
     on_cpu = backend.device == "cpu" or not torch.cuda.is_available()  # Apple's GPUs lack float64, which sums are in
+    if on_cpu:
+        keep_freed_memory()
     # Accelerate remembers the first number format of a process.
     named = raised_as(ConfigError, ValueError, f"backend.mixed_precision ({backend.mixed_precision!r})")
     with named, patch_environment(**NOT_ACCELERATE):
@@ -57,6 +65,19 @@ def make_accelerator(config: TRLConfig) -> Accelerator:
         )
         accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def keep_freed_memory() -> None:
+    """Let this process reuse the memory of freed tensors, on systems with glibc.
+
+    Otherwise glibc returns large blocks to the system at once, which clears each of their pages before the next step
+    may have them again: about 15 % of the CPU time of a step of SFT with 1.8M or of DPO with 124M weights. The
+    environment variables of glibc (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`) take precedence.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            set_option(option, KEPT)
 
 
 def _process_group(timeout: float | None) -> list[InitProcessGroupKwargs]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.faster import faster
 
 
 def _in_float32(layers: nn.Module, hidden: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ class QHead(nn.Module):
     def __init__(self, hidden_size: int, vocabulary: int) -> None:
         super().__init__()
         wide = 2 * hidden_size
-        self.layers = nn.Sequential(nn.Linear(hidden_size, wide), nn.ReLU(), nn.Linear(wide, vocabulary))
+        self.layers = faster(nn.Sequential(nn.Linear(hidden_size, wide), nn.ReLU(), nn.Linear(wide, vocabulary)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Predict Q of every token, in float32: [..., H] -> [..., V]."""

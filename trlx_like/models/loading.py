@@ -9,13 +9,13 @@ from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
-from transformers.activations import NewGELUActivation
 
 from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, log_trained, read_adapter, train_adapter, unwrapped
 from trlx_like.models.causality import require_causal
+from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.layout import check_has_lm_head
@@ -97,7 +97,7 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL, unread: bool
     require_finite(lm, place)
     if config.model_arch_type == "causal":
         require_causal(lowest_blocks(lm, 1), place)
-    return fuse_gelu(lm)
+    return faster(lm)
 
 
 def _left_unread(path: Any, config: ModelConfig, option: str) -> PreTrainedModel:
@@ -258,24 +258,6 @@ def check_complete(found: Mapping[str, Any], place: str, may_differ: bool = Fals
 
 def _and_more(names: Collection[Any]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def fuse_gelu(lm: PreTrainedModel) -> PreTrainedModel:
-    """Replace activations "gelu_new" (GPT-2, GPT-J, Phi), which are eight operations in Python, by a kernel of torch.
-
-    The function is the same up to rounding, and saved files do not change.
-
-    Args:
-        lm: The model, changed in place.
-
-    Returns:
-        The same model.
-    """
-    for module in list(lm.modules()):
-        for name, part in module.named_children():
-            if type(part) is NewGELUActivation:
-                setattr(module, name, torch.nn.GELU(approximate="tanh"))
-    return lm
 
 
 def arch_type(path: str) -> Literal["causal", "seq2seq"]:

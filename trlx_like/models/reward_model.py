@@ -26,10 +26,11 @@ from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, log_trained, read_adapter
+from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.layout import blocks, run_base
-from trlx_like.models.loading import MODEL, fuse_gelu, read_model, within_reach
+from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
 
@@ -135,7 +136,7 @@ def load_reward_model(
         check_in_memory(model, config) if isinstance(path, PreTrainedModel) else prepare_quantized(model, config)
         require_adapter(model, config.peft_config is not None)
     require_finite(model, f"{option} ({shown(path)})")
-    return fuse_gelu(model)
+    return faster(model)
 
 
 def inspect_reward_model(options: ModelConfig) -> PretrainedConfig | None:

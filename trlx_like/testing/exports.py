@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trlx_like.models.loading import fuse_gelu
+from trlx_like.models.faster import faster
 from trlx_like.testing.compare import assert_same, must
 from trlx_like.testing.tiny import PROMPTS
 from trlx_like.trainers.callbacks import Callback
@@ -54,7 +54,7 @@ def check_export(path: Path, trainer: Any, scores: Tensor, loads_as: Any) -> Non
     finally:
         logging.getLogger("transformers").removeHandler(said)
     must(not said.buffer, f"{path.name}: {[record.getMessage() for record in said.buffer]}")
-    assert_same(logits(fuse_gelu(model), tokenizer), scores, f"the logits of {path.parent.name}/{path.name}")
+    assert_same(logits(faster(model), tokenizer), scores, f"the logits of {path.parent.name}/{path.name}")
     same = tokenizer(PROMPTS).input_ids == trainer.tokenizer(PROMPTS).input_ids
     must(same, f"{path.parent.name}/{path.name}: the tokenizer is another one.")
     must(not [*path.glob("*.bin"), *path.glob("*.pt")], f"{path.parent.name}/{path.name}: holds pickled weights.")

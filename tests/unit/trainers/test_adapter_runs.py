@@ -18,7 +18,7 @@ from trlx_like import AutoModelForCausalLMWithValueHead
 from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
 from trlx_like.errors import CheckpointError
-from trlx_like.models.loading import fuse_gelu
+from trlx_like.models.faster import faster
 
 ADAPTER = {"model.peft_config": LORA}
 trainers = pytest.mark.parametrize("name", ["PPOTrainer", "RFTTrainer", "SFTTrainer"])
@@ -113,7 +113,7 @@ def test_a_checkpoint_holds_what_is_trained_and_exports_the_adapter(name: str, t
         numbers = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
     assert numbers == sum(value.numel() for value in trainer.model.parameters() if value.requires_grad)
     assert not (checkpoint / "hf_model" / "model.safetensors").exists()
-    model = fuse_gelu(AutoModelForCausalLM.from_pretrained(checkpoint / "hf_model").eval())
+    model = faster(AutoModelForCausalLM.from_pretrained(checkpoint / "hf_model").eval())
     ids = AutoTokenizer.from_pretrained(checkpoint / "hf_model")("the cats", return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.equal(model(ids).logits, trainer.model.lm.eval()(ids).logits)

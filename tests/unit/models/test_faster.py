@@ -1,0 +1,161 @@
+"""Layers that compute the same as before in less time."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from trlx_like.models import faster as module
+from trlx_like.models.faster import faster
+
+KINDS = {
+    "linear": lambda: nn.Linear(24, 40),
+    "linear without bias": lambda: nn.Linear(24, 40, bias=False),
+    "conv1d": lambda: Conv1D(40, 24),
+}
+
+
+@pytest.fixture(autouse=True)
+def everyproduct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose oneDNN on any processor, for products of any size."""
+    monkeypatch.setattr(module, "mkl_is_narrow", lambda: True)
+    monkeypatch.setattr(module, "LEAST", 1)
+
+
+def layer(kind: str) -> Any:
+    torch.manual_seed(0)
+    made = KINDS[kind]()
+    for weight in made.parameters():
+        nn.init.normal_(weight)
+    return made
+
+
+def gradients(made: Any, states: Tensor, factor: Tensor) -> list[Tensor]:
+    """Return the output of a layer and the gradients of states and weights."""
+    states = states.clone().requires_grad_()
+    out = made(states)
+    (out * factor).sum().backward()
+    return [out.detach(), states.grad, *(weight.grad for weight in made.parameters())]  # type: ignore[list-item]
+
+
+def products(counted: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Record the shapes of the products of oneDNN."""
+    seen: list[tuple[int, ...]] = []
+    plain = module.product
+
+    def record(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append((*rows.shape, weight.shape[0]))
+        return plain(rows, weight, bias)
+
+    counted.setattr(module, "product", record)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_are_those_in_float64(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = products(monkeypatch)
+    exact, quick = layer(kind).double(), faster(layer(kind))
+    states, factor = torch.randn(3, 7, 24), torch.randn(3, 7, 40)
+    found = gradients(quick, states, factor)
+    assert seen == [(21, 24, 40), (21, 40, 24), (24, 21, 40) if kind == "conv1d" else (40, 21, 24)]
+    for value, right in zip(found, gradients(exact, states.double(), factor.double()), strict=True):
+        torch.testing.assert_close(value.double(), right, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_and_gradients_may_have_any_strides(kind: str) -> None:
+    plain, quick = layer(kind), faster(layer(kind))
+    states = torch.randn(24, 7, 3).transpose(0, 2)[:, ::2]  # [3, 4, 24]
+    for factor in (torch.randn(40, 4, 3).transpose(0, 2), torch.tensor(2.0)):  # the latter gives a gradient of stride 0
+        right = gradients(plain, states.contiguous(), factor)
+        for value, wanted in zip(gradients(quick, states, factor), right, strict=True):
+            torch.testing.assert_close(value, wanted, rtol=0, atol=2e-5)
+        assert [weight.grad.stride() for weight in quick.parameters()] == [w.stride() for w in quick.parameters()]
+        quick.zero_grad(), plain.zero_grad()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_frozen_is_neither_computed_nor_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Tensor] = []
+    seen, quick, states = products(monkeypatch), faster(layer(kind)), torch.randn(5, 24)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        quick(states).sum().backward()
+        assert [tensor.data_ptr() for tensor in kept] == [states.data_ptr()] and len(seen) == 2
+        kept.clear()
+        quick.requires_grad_(False)
+        quick(states.requires_grad_()).sum().backward()
+    assert [tensor.data_ptr() for tensor in kept] == [quick.weight.data_ptr()] and len(seen) == 4
+    assert states.grad is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_number_formats_stay_with_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain, quick, states = products(monkeypatch), layer(kind), faster(layer(kind)), torch.randn(5, 24)
+    for dtype in (torch.bfloat16, torch.float64):
+        assert torch.equal(quick.to(dtype)(states.to(dtype)), plain.to(dtype)(states.to(dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert quick.float()(states).dtype == torch.bfloat16
+    assert not seen
+
+
+def test_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 5 * 24 * 40)
+    seen, plain, quick, states = products(monkeypatch), layer("linear"), faster(layer("linear")), torch.randn(5, 24)
+    assert torch.equal(quick(states[:4]), plain(states[:4])) and not seen
+    quick(states)
+    assert seen == [(5, 24, 40)]
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    quick, states = faster(layer("linear")), torch.randn(64, 24)
+    for count in (1, 7, 33):
+        torch.testing.assert_close(quick(states[:count]), quick(states)[:count], rtol=0, atol=1e-6)
+
+
+def test_the_layers_are_what_they_were() -> None:
+    model = nn.Sequential(layer("linear"), nn.ReLU(), nn.Sequential(layer("conv1d")))
+    before = copy.deepcopy(model)
+    quick = faster(model)
+    assert quick is model and isinstance(quick[0], nn.Linear) and isinstance(quick[2][0], Conv1D)  # type: ignore[index]
+    again = copy.deepcopy(quick)
+    again.load_state_dict(before.state_dict())
+    assert list(again.state_dict()) == list(before.state_dict())
+
+
+def test_layers_of_other_classes_are_left_alone() -> None:
+    class Own(nn.Linear):
+        """A layer that may compute something else, as those of peft and bitsandbytes do."""
+
+    made = Own(24, 40)
+    assert type(faster(nn.Sequential(made))[0]) is Own
+
+
+def test_on_another_processor_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "mkl_is_narrow", lambda: False)
+    assert type(faster(layer("linear"))) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "narrow"),
+    [
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_f": False}, False),
+        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_mkl_is_narrow_on_processors_with_avx512_of_other_makers(
+    capabilities: dict[str, Any], narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    module.mkl_is_narrow.cache_clear()
+    try:
+        assert module.mkl_is_narrow() is narrow
+    finally:
+        module.mkl_is_narrow.cache_clear()

@@ -1,0 +1,111 @@
+"""Replace layers of a model by faster ones that compute the same up to rounding.
+
+Activations: "gelu_new" is eight operations in Python; torch has one kernel for it.
+
+Matrix products: on x86 CPUs torch computes those in float32 with Intel's MKL, which uses AVX-512 on Intel's processors
+only. On AMD's it takes AVX2, where oneDNN, which is part of torch too, is about twice as fast. Small products stay with
+MKL, because starting one costs more with oneDNN, and for other number formats torch chooses oneDNN by itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
+
+Module = TypeVar("Module", bound=nn.Module)
+
+LEAST = 2**21
+"""The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
+
+
+@cache
+def mkl_is_narrow() -> bool:
+    """Tell whether this processor has wider instructions than MKL uses on it."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(known.get("avx512_f")) and "Intel" not in known["cpu_name"] and torch.backends.mkldnn.is_available()
+
+
+def faster(model: Module) -> Module:
+    """Make a model compute the same in less time, see the module. What it saves does not change.
+
+    Args:
+        model: The model, changed in place. Its linear layers remain instances of `nn.Linear` and `Conv1D`.
+
+    Returns:
+        The same model.
+    """
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if type(part) is NewGELUActivation:
+                setattr(module, name, nn.GELU(approximate="tanh"))
+        if mkl_is_narrow():
+            module.__class__ = _FASTER.get(type(module), type(module))
+    return model
+
+
+class _Faster(nn.Module):
+    """A linear layer that computes large products with oneDNN."""
+
+    weight: nn.Parameter
+    bias: Any
+    by_columns: bool
+    """Whether the weight is [in, out]; otherwise it is [out, in]."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map states [*, in] to [*, out]."""
+        weight = self.weight
+        plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
+        outs = weight.shape[1 if self.by_columns else 0]
+        if not plain or states.numel() * outs < LEAST or torch.is_autocast_enabled("cpu"):
+            return cast(Tensor, super().forward(states))
+        rows = states.reshape(-1, states.shape[-1])
+        made: Tensor = _Affine.apply(rows, weight, self.bias, self.by_columns)  # type: ignore[no-untyped-call]
+        return made.view(*states.shape[:-1], outs)
+
+
+class _FasterLinear(_Faster, nn.Linear):  # type: ignore[misc]
+    by_columns = False
+
+
+class _FasterConv1D(_Faster, Conv1D):
+    by_columns = True
+
+
+_FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
+
+
+class _Affine(torch.autograd.Function):
+    """Rows [N, in] times a weight, plus a bias [out]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, by_columns: bool) -> Tensor:
+        """Return the results [N, out], and keep what the trained inputs need."""
+        states_trained, weight_trained, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if weight_trained else None, weight if states_trained else None)
+        ctx.by_columns = by_columns
+        return product(rows, weight.t() if by_columns else weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Return the gradients of the inputs that are trained."""
+        rows, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_rows = of_weight = None
+        if weight is not None:
+            of_rows = product(grad, weight if ctx.by_columns else weight.t())
+        if rows is not None:
+            of_weight = product(rows.t(), grad.t()) if ctx.by_columns else product(grad.t(), rows.t())
+        return of_rows, of_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None, None
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute rows [N, in] times the transpose of a weight [out, in], plus a bias [out]. [N, out]"""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return made
