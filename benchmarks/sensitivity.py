@@ -116,10 +116,10 @@ def picture(results: Sequence[Result], trainer: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {full} {HEIGHT}" font-family="sans-serif"',
         ' font-size="12">',
         f'<rect width="{full}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="20" font-size="14">{trainer}: score after as many CPU seconds</text>',
+        f'<text x="{LEFT}" y="20" font-size="14">{trainer}: held-out score</text>',
     ]
     for number, task in enumerate(tasks):
-        x = full - GAP - 110 * (len(tasks) - number)
+        x = full - GAP - 95 * (len(tasks) - number)
         parts.append(f'<line x1="{x}" x2="{x + 18}" y1="16" y2="16" stroke="{COLOURS[number]}" stroke-width="3"/>')
         parts.append(f'<text x="{x + 24}" y="20">{task}</text>')
     for number, (name, axis) in enumerate(tried.items()):

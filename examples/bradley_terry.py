@@ -1,11 +1,12 @@
 """DPO recovers a known order: seven words with known strengths, compared in pairs by a noisy judge.
 
-    python examples/bradley_terry.py [--seeds 5] [--loss sigmoid]     # or --loss kto: from single words
+    python examples/bradley_terry.py [--seeds 10] [--problem 1000] [--loss sigmoid]     # --loss kto: from single words
 
 The judge prefers word i to word j with probability sigmoid(s_i - s_j) (Bradley and Terry 1952). What DPO learns from
 these verdicts is compared with the true strengths, and with the strengths of maximum likelihood, fitted to the same
 verdicts without a model: the rewards beta log(pi / pi_ref) of the words should equal them, up to a constant. The words
-have three to nine letters, one token each, so a loss that confuses better with longer or shorter is noticed.
+have three to nine letters, one token each, so a loss that confuses better with longer or shorter is noticed. The
+problem that a seed draws is the verdicts; the strengths behind them are always the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Pre
 
 import trlx_like
 from examples import configurations
-from examples.problems import add_options, draws
+from examples.problems import add_options, draws, summary
 
 STRENGTHS = {"fig": 0.6, "pineapple": -0.6, "plum": -1.8, "blueberry": 1.8, "apple": -1.2, "orange": 0.0, "pear": 1.2}
 PROMPT = "best: "
@@ -129,9 +130,10 @@ def separated(values: dict[str, float]) -> bool:
     return min(better) > max(worse)
 
 
-def in_order(values: dict[str, float]) -> bool:
-    words = sorted(STRENGTHS, key=lambda word: STRENGTHS[word])
-    return all(values[lower] < values[higher] for lower, higher in pairwise(words))
+def share_in_order(values: dict[str, float]) -> float:
+    """Return the share of the 21 pairs of words of which the stronger one has the higher reward."""
+    pairs = list(combinations(sorted(STRENGTHS, key=lambda word: STRENGTHS[word]), 2))
+    return sum(values[weaker] < values[stronger] for weaker, stronger in pairs) / len(pairs)
 
 
 def main() -> None:
@@ -141,13 +143,14 @@ def main() -> None:
     arguments = parser.parse_args()
     words = sorted(STRENGTHS, key=lambda word: -STRENGTHS[word])
     lines = [["verdicts", *words, "order", "CPU s"], ["truth", *(f"{STRENGTHS[word]:+.2f}" for word in words), "", ""]]
-    recovered, furthest = 0, 0.0
-    for draw in draws(arguments):
+    recovered, furthest, drawn, shares = 0, 0.0, draws(arguments), []
+    for draw in drawn:
         started = time.process_time()
         rewards, rows = learn(draw.seed, draw.directory, arguments.loss, draw.problem)
         spent = time.process_time() - started
         likely = most_likely(rows)
-        right = (separated if arguments.loss in UNPAIRED else in_order)(rewards)
+        shares.append(share_in_order(rewards))
+        right = separated(rewards) if arguments.loss in UNPAIRED else shares[-1] == 1
         recovered += right
         furthest = max(furthest, *(abs(rewards[word] - likely[word]) for word in words))
         cells = [f"{rewards[word]:+.2f}" for word in words]
@@ -159,6 +162,7 @@ def main() -> None:
     found = "better and worse words told apart" if arguments.loss in UNPAIRED else "order recovered"
     print(f"\n{found} in {recovered} of {arguments.seeds} runs", end="")
     print(f"; furthest from the likeliest strengths: {furthest:.2f}" if arguments.loss == "sigmoid" else "")
+    print(f"pairs of words in order: {summary(drawn, shares)}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from examples.assets import cached
 from examples.pictures import Result, Task, grid, table, train_denoiser, tune
-from examples.problems import Draw, add_options, draws
+from examples.problems import Draw, add_options, draws, summary
 from trlx_like import DDPOConfig, ModelConfig, OptimizerConfig, TrainConfig, TRLConfig
 from trlx_like.rewards.images import brightness, jpeg_compressibility
 
@@ -200,7 +200,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[int, list[Result]] = {}
-    for draw in draws(given):
+    drawn = draws(given)
+    for draw in drawn:
         seed = draw.seed
         results[seed] = []
         for task in TASKS:
@@ -208,7 +209,10 @@ def main() -> None:
             print(table({seed: results[seed][-1:]}, SAMPLES, SHOWN), flush=True)
     if given.grid:
         grid(results[given.seed], DIGITS, given.grid)
-    print(f"\n{table(results, SAMPLES, SHOWN)}\n\n{lesson(results)}")
+    print(f"\n{table(results, SAMPLES, SHOWN)}\n\n{lesson(results)}\n")
+    for place, (name, worst) in enumerate((("bytes", max), ("bytes", max), ("brightness", min))):
+        ends = [found[place].after[name] for found in results.values()]
+        print(f"{name}, tuned for {TASKS[place].name}: {summary(drawn, ends, 2, worst)}")
 
 
 def lesson(results: dict[int, list[Result]]) -> str:

@@ -8,7 +8,8 @@ The model has 3 million weights and draws 32 x 32 pixels. It is a pipeline of it
 instead of a text encoder, and without a VAE (`examples/emoji.py`). `examples/emoji_base.py` says what `--train-base`
 fetches, who made these pictures, and how the model learns them. Sampling and training use guidance. The reward of a
 drawing is compared with those of the same caption, because file sizes differ more between captions than between the
-drawings of one caption. Results of three seeds and pictures are in `docs/algorithms/ddpo.md`.
+drawings of one caption. Results of three seeds and pictures are in `docs/algorithms/ddpo.md`. Seeds change the tuning
+alone: the base model and the captions are the same in all runs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +61,16 @@ def openings(number: int) -> tuple[list[str], list[str]]:
     return training, held_out
 
 
-def summary(runs: Sequence[Draw], values: Sequence[float], digits: int = 3) -> str:
-    """Write the median and the worst (lowest) of the results, and how many problems and seeds they are of."""
+def summary(
+    runs: Sequence[Draw],
+    values: Sequence[float],
+    digits: int = 3,
+    worst: Callable[[Sequence[float]], float] = min,
+) -> str:
+    """Write the median and the worst of the results, and how many problems and seeds they are of.
+
+    worst: How to find the worst: `max` where less is better.
+    """
     problems = len({run.problem for run in runs})
     count = f"{problems} problem{'s' if problems > 1 else ''}, {len(runs)} seed{'s' if len(runs) > 1 else ''}"
-    return f"median {statistics.median(values):.{digits}f}, worst {min(values):.{digits}f} of {count}"
+    return f"median {statistics.median(values):.{digits}f}, worst {worst(values):.{digits}f} of {count}"

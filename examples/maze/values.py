@@ -5,8 +5,9 @@
 The folder is that of a run, of which the last checkpoint is read, or an exported model. The model plays from each start
 `PLAYS` times, sampling at temperature 1. A move costs a point for each step that it adds to the shortest way.
 Over an episode that arrives, these costs add up to what its score misses to the shortest path from its start. Q is read
-at each turn that is played, since the model reads the turns before. The table is that of `tabular.py`: the fixed point
-of the same losses on the same data. Q is in units of moves, and a gap is that of the best move to the next best.
+at each turn that is played, so the model may be one that reads earlier turns. The table is that of `tabular.py`: the
+fixed point of the same losses on the same data. Q is in units of moves, and a gap is that of the best move to the next
+best.
 """
 
 from __future__ import annotations

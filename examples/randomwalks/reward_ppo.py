@@ -1,6 +1,6 @@
 """PPO on a learned reward: how it exploits the gaps of a reward model, and two ways to prevent that.
 
-    python examples/randomwalks/reward_ppo.py [--seed 1000] [--directory runs/randomwalks/reward_ppo]
+    python examples/randomwalks/reward_ppo.py [--seeds 3] [--problem 44] [--directory runs/randomwalks/reward_ppo]
 
 The reward model of `examples.randomwalks.reward` has seen only walks along edges, so it cannot know that a walk along
 edges that do not exist is worthless: short fake walks look best of all. Without a constraint, PPO finds the fakes. A KL
@@ -21,7 +21,7 @@ import torch
 
 import trlx_like
 from examples import configurations
-from examples.problems import Draw, add_options, draws
+from examples.problems import Draw, add_options, draws, summary
 from examples.randomwalks.reward import run
 from examples.randomwalks.seeds import WALKS
 from examples.randomwalks.start import train_start
@@ -62,7 +62,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, 1000, Path("runs/randomwalks/reward_ppo"), "graph")
     torch.set_num_threads(1)
-    for draw in draws(parser.parse_args()):
+    drawn = draws(parser.parse_args())
+    ends: dict[str, list[float]] = {name: [] for name in WAYS}
+    for draw in drawn:
         folder, task = draw.directory, RandomWalks(draw.problem)
         run(Draw(draw.seed, draw.problem, folder / "reward"))
         start = folder / "start" / "hf_model"
@@ -70,8 +72,11 @@ if __name__ == "__main__":
         for number, (name, (kl, edges_only)) in enumerate(WAYS.items()):
             reward = folder / "reward" / "hf_model"
             found = tune(task, start, reward, folder / f"ppo{number}", draw.seed, kl, edges_only)
+            ends[name].append(found["metrics/optimality"])
             print(
                 f"graph {draw.problem}, seed {draw.seed}, {name:<23}: learned reward {found['reward/mean']:5.2f}, "
-                f"optimality {found['metrics/optimality']:.3f}",
+                f"optimality {ends[name][-1]:.3f}",
                 flush=True,
             )
+    for name, values in ends.items():
+        print(f"optimality, {name}: {summary(drawn, values)}")

@@ -1,7 +1,4 @@
-"""Where a run on a maze loses its score: what a wrong move costs, and the Q that is read while a model plays.
-
-Also the model that reads the present observation alone.
-"""
+"""Where a run on a maze loses its score: what a wrong move costs, and the Q that is read while a model plays."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from examples.maze import present
 from examples.maze.task import MOVES, Maze, default_maze, model_config, tokenizer
 from examples.maze.values import added_steps, played
 from tests.examples.test_maze import CORRIDOR, LEFT, RIGHT, UP, walk
@@ -43,9 +39,10 @@ def test_a_model_that_only_goes_right_takes_the_shortest_path(tmp_path: Path) ->
     assert all(q.tolist() == [10 * (move == "right") for move in MOVES] for _, _, q in turns)
 
 
-def test_a_model_of_the_present_observation_reads_nothing_before_it() -> None:
-    maze = default_maze()
-    for config, same in ((present.model_config(maze), True), (model_config(maze), False)):
+def test_the_model_reads_the_present_observation_alone() -> None:
+    config = model_config(default_maze())
+    for window, same in ((config.sliding_window, True), (None, False)):
+        config.sliding_window = window
         lm = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             one, other = lm(input_ids=torch.tensor([[5, 0, 9], [7, 3, 9]])).logits[:, -1]

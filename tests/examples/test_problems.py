@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.bradley_terry import STRENGTHS, share_in_order
 from examples.maze.task import Maze
 from examples.problems import Draw, add_options, draws, openings, summary
 from examples.wordle.task import Wordle
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SEEDED = [file for file in sorted(EXAMPLES.rglob("*.py")) if "add_options(parser, " in file.read_text("utf-8")]
 
 
 def runs(*words: str) -> list[Draw]:
@@ -35,6 +39,26 @@ def test_the_summary_says_of_how_many_problems_it_is() -> None:
     assert summary(runs("--seeds", "3"), [0.9, 0.5, 0.7]) == "median 0.700, worst 0.500 of 3 problems, 3 seeds"
     fixed = runs("--seeds", "2", "--problem", "44")
     assert summary(fixed, [-1.0, -2.0], 2) == "median -1.50, worst -2.00 of 1 problem, 2 seeds"
+
+
+def test_the_worst_is_the_largest_where_less_is_better() -> None:
+    assert summary(runs("--seeds", "2"), [3.0, 5.0], 0, max) == "median 4, worst 5 of 2 problems, 2 seeds"
+
+
+@pytest.mark.parametrize("program", SEEDED, ids=lambda file: file.stem)
+def test_a_program_with_seeds_ends_with_the_summary(program: Path) -> None:
+    """`examples.play` and `examples.randomwalks.seeds` are the programs of several examples."""
+    text = program.read_text(encoding="utf-8")
+    assert "draws(" in text and "summary(" in text
+
+
+def test_the_share_of_words_in_order() -> None:
+    """Of 21 pairs one is wrong if two neighbours change places, and all are if the order is reversed."""
+    rewards = dict(STRENGTHS)
+    assert share_in_order(rewards) == 1
+    rewards["fig"], rewards["orange"] = rewards["orange"], rewards["fig"]
+    assert share_in_order(rewards) == 20 / 21
+    assert share_in_order({word: -value for word, value in STRENGTHS.items()}) == 0
 
 
 def test_openings_are_split_again_and_never_shared() -> None:
