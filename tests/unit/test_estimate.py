@@ -407,8 +407,8 @@ def test_what_attention_works_with_counts(length: int) -> None:
     """The allocator gives out two blocks of scores beside results: of 32, 64 or 256 queries with 512 keys at most."""
 
     def attend() -> None:
-        made = [torch.zeros(2, length, 4, 16, requires_grad=True) for _ in range(3)]
-        out = torch.nn.functional.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in made))
+        query, key, value = (torch.zeros(2, length, 4, 16, requires_grad=True).transpose(1, 2) for _ in range(3))
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         out.transpose(1, 2).backward(torch.ones(2, length, 4, 16))
 
     with measured() as given_out:
