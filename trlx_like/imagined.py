@@ -50,6 +50,8 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) not in given:
                 self._add(tensor)
+        if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+            self._look(_worked_with(*args[1:3]))
         return made
 
     def _add(self, tensor: Tensor) -> None:
@@ -65,8 +67,23 @@ class LiveBytes(TorchDispatchMode):
 
         self._held[key] = weakref.ref(storage, free)
         self.live[kind] += size
-        if self.live.total() > self.peak.total():
-            self.peak = Counter(self.live)
+        self._look()
+
+    def _look(self, beside: int = 0) -> None:
+        """Remember the live bytes, and those of one operation beside them, if they are the most so far."""
+        if self.live.total() + beside > self.peak.total():
+            self.peak = self.live + Counter(activations=beside)
+
+
+def _worked_with(query: Tensor, key: Tensor) -> int:
+    """Count the bytes that the backward pass of attention works with beside its results.
+
+    On a GPU and in 16 bits it is the gradient of the queries in float32. On the CPU each thread, here one, has two
+    blocks of scores.
+    """
+    length, keys = query.shape[-2], key.shape[-2]
+    block = 256 if length >= 768 else 64 if length >= 192 else 32
+    return max(4 * query.numel() * (query.element_size() < 4), 4 * 2 * block * min(512, keys))
 
 
 class _Answers(TorchDispatchMode):

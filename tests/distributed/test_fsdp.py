@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ def steps(rank: int, name: str, folder: Path, elements: Sequence[Any], changes: 
     """Weights and metrics after six steps on given experience, of which each process has its share."""
     trainer = make(name, folder, **changes)
     trainer.push_to_store(trainer.world.share(list(elements)))
-    metrics = []
-    for _ in range(6):
+    metrics: list[Any] = []
+    while len(metrics) < 6:  # in many more, training goes too far, and enlarges rounding errors with every step
         trainer.begin_round()
         trainer.progress.in_round = False  # of the second round it is not fresh, and ratios are not 1
-        metrics += [trainer.optimize(batch) for batch in trainer.round_batches()]
+        metrics += [trainer.optimize(batch) for batch in islice(trainer.round_batches(), 6 - len(metrics))]
     return {name: value.clone() for name, value in trainer.run.backend.weights(trainer.model)}, metrics
 
 
@@ -242,8 +243,7 @@ def test_a_state_of_two_processes_is_that_of_four(tmp_path: Path) -> None:
 
 IMAGES: dict[str, dict[str, Any]] = {
     "all weights": {"method.height": 32, "method.width": 48},
-    # In smaller batches, what the CPU's attention and the exchange work with is more than a tenth: 0.3 MB.
-    "sd3": {**test_estimate.IMAGES["sd3"], "train.batch_size": 16, "train.minibatch_size": 8},
+    "sd3": test_estimate.IMAGES["sd3"],
 }
 
 
@@ -287,6 +287,41 @@ def test_images_take_what_the_estimate_says(name: str, tmp_path: Path) -> None:
         "train": max(table[phase].total() for phase in ("forward/backward", "step")),
         "rest": table["rest"].total(),
     }
-    for found in on_ranks(allocated, tmp_path / "run", changes, timeout=400):
-        print(name, {kind: (expected[kind], found[kind]) for kind in found})
-        assert found == {kind: pytest.approx(value, rel=0.1) for kind, value in expected.items()}
+    counts = least(on_ranks(allocated, tmp_path / "run", changes, timeout=400) for _ in range(2))
+    print(name, {kind: (expected[kind], counts[kind]) for kind in counts})
+    assert counts == {kind: pytest.approx(value, rel=0.1) for kind, value in expected.items()}
+
+
+def least(runs: Iterable[list[dict[str, int]]]) -> dict[str, int]:
+    """The least of each count on any process in some runs: gloo's threads may hold what they send a little longer."""
+    found = [counts for ranks in runs for counts in ranks]
+    return {kind: min(counts[kind] for counts in found) for kind in found[0]}
+
+
+def trained(rank: int, name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, int]:
+    """The most bytes that the allocator gives out in a run of three steps, and the bytes that it has at the end."""
+    with test_estimate.measured() as made:
+        trainer = make(name, folder, **changes)
+        parts = [test_estimate.padded(trainer.longest(trainer.run.microbatch_size)) for _ in range(2)]
+        for _ in range(3):
+            trainer.optimisation.step(parts, trainer.loss, trainer.units, lambda metrics: True)
+    return {"train": test_estimate.most(made), "rest": test_estimate.at_end(made)}
+
+
+def assert_training_as_estimated(name: str, folder: Path, changes: Mapping[str, Any]) -> None:
+    """On two processes that make two micro-batches each in a step."""
+    changes = {**test_estimate.COMMON, **changes, "train.batch_size": 8, "train.undo_nonfinite_updates": False}
+    table = estimate(ingredients(name, folder, **changes)[0], gpus=2).table
+    counts = least(on_ranks(trained, name, folder, changes, timeout=400) for _ in range(2))
+    training = max(table[phase].total() for phase in ("forward/backward", "step"))
+    print(name, (training, counts["train"]), (table["rest"].total(), counts["rest"]))
+    assert training == pytest.approx(counts["train"], rel=0.1)
+    assert table["rest"].total() == pytest.approx(counts["rest"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [24, 96])
+@pytest.mark.parametrize("name", ["PPOTrainer", "DPOTrainer"])
+def test_training_takes_what_the_estimate_says(name: str, length: int, tmp_path: Path) -> None:
+    """What the reference has beside its blocks is gathered with the model's."""
+    assert_training_as_estimated(name, tmp_path, {"backend.kind": "fsdp", "train.seq_length": length})

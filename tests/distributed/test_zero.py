@@ -12,17 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contract.recipes import ingredients, make
+from tests.contract.recipes import make
 from tests.contract.runs import assert_same
 from tests.distributed import matrix, test_async_save, test_own_reading
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_any_ranks import state_at
-from tests.distributed.test_fsdp import CASES, interrupted
+from tests.distributed.test_fsdp import CASES, assert_training_as_estimated, interrupted
 from tests.tiny import save_tiny
-from tests.unit.test_estimate import COMMON, at_end, measured, most, padded
 from trlx_like.distributed import zero_engine
 from trlx_like.errors import ConfigError
-from trlx_like.estimate import estimate
 
 STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "layers")]
 
@@ -227,28 +225,10 @@ def test_what_the_main_process_cannot_read_ends_all(tmp_path: Path) -> None:
     assert "another process cannot read it" in said[1]
 
 
-def allocated(rank: int, folder: Path, changes: dict[str, Any]) -> tuple[int, int]:
-    """The bytes that the allocator has given out at most, and at the end, in a run that makes three steps."""
-    with measured() as made:
-        trainer = make("SFTTrainer", folder, **changes)
-        parts = [padded(trainer.longest(trainer.run.microbatch_size)) for _ in range(2)]
-        for _ in range(3):
-            trainer.optimisation.step(parts, trainer.loss, trainer.units, lambda metrics: True)
-    return most(made), at_end(made)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [24, 96])
 @pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
 def test_training_takes_what_the_estimate_says(stage: str, length: int, tmp_path: Path) -> None:
     """Long samples take more than the buffers of DeepSpeed, short ones less."""
     matrix.import_deepspeed()
-    changes = {**COMMON, **matrix.KINDS[stage], "train.batch_size": 8, "train.seq_length": length}
-    changes |= {"train.undo_nonfinite_updates": False}
-    table = estimate(ingredients("SFTTrainer", tmp_path, **changes)[0], gpus=2).table
-    training = max(table[phase].total() for phase in ("forward/backward", "step"))
-    # The profiler does not see what gloo's threads give back, so it counts too much whenever one of them does: the
-    # least of some runs counts. (Live tensors at the end are the same in all.)
-    found = [counts for _ in range(4) for counts in on_ranks(allocated, tmp_path, changes, timeout=400)]
-    assert training == pytest.approx(min(peak for peak, _ in found), rel=0.1)
-    assert table["rest"].total() == pytest.approx(min(rest for _, rest in found), rel=0.1)
+    assert_training_as_estimated("SFTTrainer", tmp_path, {**matrix.KINDS[stage], "train.seq_length": length})

@@ -31,6 +31,7 @@ def divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None
     outside = bytes_of(tensors_of([model])) - sum(of_blocks)
     references: list[nn.Module] = getattr(model, "reference_modules", list)()
     of_references = [block for part in references for block in blocks(part)]
+    outside_references = bytes_of(tensors_of(references)) - bytes_of(tensors_of(of_references))
     backend = config.backend
     gathered = outside + (sum(of_blocks) if backend.shard == "gradients" else 2 * max(of_blocks, default=0))
     if backend.kind == "deepspeed":  # it keeps what it has gathered, up to a number of weights
@@ -55,11 +56,12 @@ def divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None
             continue
         if phase in ("generate", "reward") and backend.rollout == "layers":
             row["weights"] += outside + max(of_blocks, default=0)
-            row["reference"] += whole["reference"] - bytes_of(tensors_of(of_references))
+            row["reference"] += outside_references
         elif phase in ("generate", "reward"):
             row.update({name: whole[name] for name in ("weights", "heads", "reference")})
         elif phase == "forward/backward":
             row["weights"] += gathered
+            row["reference"] += outside_references * (not zero)  # fsdp gathers it with the model's
         elif phase == "step":  # gradients are summed where they are made
             row["copies"] = round(table["rest"]["copies"] * shares["copies"])
             row["weights"] += zero * gathered

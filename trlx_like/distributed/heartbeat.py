@@ -6,6 +6,7 @@ notes of the others on this machine. Processes on other machines are covered by 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from torch import distributed as dist
 
 from trlx_like.distributed.world import World
 from trlx_like.errors import ProcessError
@@ -71,6 +74,10 @@ class Heartbeat:
         try:
             yield
             state = ENDED
+            atexit.register(_leave)
+        except SystemExit:  # a signal, after which all processes have saved
+            atexit.register(_leave)
+            raise
         except RuntimeError as error:
             lost = self._wait_for_lost(place) if CONNECTION.search(str(error)) else None
             if lost is None:
@@ -151,6 +158,16 @@ class Heartbeat:
         phase = f"in phase {note['phase']}" if note["phase"] else "between two phases"
         saved = f"The last checkpoint is {own['checkpoint']}" if own["checkpoint"] else "There is no checkpoint yet"
         return f"{phase}, at step {own['step']}. {saved}. All processes are ended."
+
+
+def _leave() -> None:
+    """Leave the group of processes, after a run that ended on all of them.
+
+    Or a thread of gloo that still has a tensor may abort the process while Python ends, and the launcher the others. In
+    a process that failed it could wait for the others for ever.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def read_notes(place: Path) -> list[dict[str, Any]]:
