@@ -40,7 +40,7 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
     scale_rewards: Applied[Literal["group", "batch", "none"]] = "none"
     """Divide scores by their standard deviation in the group or in the round (batch) before a KL is subtracted."""
     credit: Applied[Literal["response", "prefix"]] = "response"
-    """Compare a token with all responses of the group, or with those that share the tokens before it (prefix, TEMPO)."""
+    """Compare a token with the whole group, or with the responses that share the tokens before it (prefix, TEMPO)."""
     ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus, which averages over tokens as the loss does."""
 
