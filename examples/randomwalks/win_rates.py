@@ -70,10 +70,11 @@ def win_rate(draw: Draw, size: str, walks: int = WALKS, **train: Any) -> float:
     tuning = configurations.load("online_dpo_randomwalks").evolve(
         model={"model_path": str(folder / "model")},
         data={"prompts": None, "eval_prompts": None, "reward_fn": None, "metric_fn": None},
+        method={"beta": 0.1, "gen_experience_kwargs": None},
         optimizer={"kwargs": {"lr": rate}},
         scheduler={"kwargs": {"total_iters": STEPS}},
         train={"checkpoint_dir": str(folder / "tuned"), "seed": draw.seed, "eval_interval": 1000}
-        | {"batch_size": 32, "total_steps": STEPS, **train},
+        | {"batch_size": 32, "total_steps": STEPS, "epochs": 1000, **train},
     )
     trainer: Any = trlx_like.api.make_trainer(tuning, judge=NoisyJudge(task), prompts=task.prompts)
     prompts = task.eval_prompts * walks

@@ -195,7 +195,12 @@ RECIPES = {
                 "prompts": [{"prompt": text, "weight": len(text)} for text in PROMPTS],
                 "reward_fn": weigh_letters,
             },
-            "adapter": {"model.peft_config": LORA, "method.scale_rewards": "batch", "method.loss_type": "dr_grpo"},
+            "adapter": {
+                "model.peft_config": LORA,
+                "method.scale_rewards": "batch",
+                "method.loss_type": "dr_grpo",
+                "method.credit": "prefix",
+            },
             "seq2seq": {**SEQ2SEQ, "model.num_layers_unfrozen": 1, "method.kl_in": "reward"},
         },
     ),

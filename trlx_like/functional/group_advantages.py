@@ -121,6 +121,41 @@ def leave_one_out(scores: Tensor, mask: Tensor) -> Tensor:
     return group_centered(scores, mask) * count / (count - 1).clamp(min=1)
 
 
+def prefix_advantages(centered: Tensor, advantages: Tensor, groups: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Compare each token with the responses that begin as its own does: A_t = (A_(t-1) + sum_j (r_i - r_j)) / n.
+
+    The sum is over the n responses j of the group that share the first t tokens of response i, which is one of them;
+    A_0 is the advantage of the response. The baseline r_i - A_t is thus the mean score of these n responses, with the
+    baseline before in place of r_i. It depends neither on the token nor on the tokens after it, so it adds no bias.
+
+    Source: Tran et al. 2025, arXiv:2509.18314 (TEMPO): a prefix's value is the mean over the responses with it.
+
+    Args:
+        centered: Scores r_i; only differences within a group count. [B]
+        advantages: Advantages A_0 of the responses. [B]
+        groups: Number of the group of each response. [B] int64
+        tokens: Token ids of the responses. [B, R] int64
+        mask: True on the response tokens. [B, R] bool
+
+    Returns:
+        The advantages; those of padding mean nothing. [B, R]
+
+    Difference: TEMPO adds the change of a prefix's value at each token to GRPO's advantage. Here the value replaces the
+    mean of the group. It leaves the own score out, and where few responses are left it stays near the value before.
+    """
+    ids = tokens.masked_fill(~mask, -1) + 1
+    prefixes, columns = groups, [advantages]
+    for column in ids[:, :-1].T:
+        prefixes, counts = torch.stack([prefixes, column]).unique(dim=1, return_inverse=True, return_counts=True)[1:]
+        if not (counts > 1).any():
+            break
+        sums = torch.zeros_like(counts, dtype=centered.dtype).index_add(0, prefixes, centered)
+        count = counts[prefixes]
+        columns.append((columns[-1] + count * centered - sums[prefixes]) / count)
+    columns += columns[-1:] * (tokens.shape[1] - len(columns))
+    return torch.stack(columns, dim=1)
+
+
 def token_weights(mask: Tensor, kind: LossType, *, max_length: int) -> Tensor:
     """Compute weights w_t of tokens so that sum_t w_t l_t, divided by a count, is the chosen average of the losses l_t.
 

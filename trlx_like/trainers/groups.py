@@ -16,7 +16,14 @@ from torch import Tensor
 
 from trlx_like.config.methods.groups import GroupMethodConfig
 from trlx_like.data import Completion, Sampled, padded
-from trlx_like.functional.group_advantages import group_stds, group_ties, overlong_punishment, scaled, token_weights
+from trlx_like.functional.group_advantages import (
+    group_stds,
+    group_ties,
+    overlong_punishment,
+    prefix_advantages,
+    scaled,
+    token_weights,
+)
 from trlx_like.functional.kl import kl_k1, kl_k3
 from trlx_like.functional.masked import masked_sum, zero_padding
 from trlx_like.functional.policy_gradient import clip_sides, clipped_surrogate, ratio_metrics
@@ -183,6 +190,16 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         """Scale scores [P, G], and subtract the KL penalty of the whole response where the mask [P, G] is True."""
         penalties = torch.zeros_like(scores).masked_scatter(mask, self.penalty(batch).sum(dim=1).to(scores))
         return self.scaled(scores, mask) - penalties
+
+    def of_tokens(self, batch: GroupExperience, centered: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        """Give every token [B, R] its response's advantage [P, G], or with `credit: prefix` one of its own.
+
+        centered: scores within their groups. [P, G]; mask: True for the responses in the batch. [P, G] bool
+        """
+        if self.method.credit == "response":
+            return advantages[mask][:, None].expand_as(batch.old_logprobs)
+        groups = mask.nonzero()[:, 0]
+        return prefix_advantages(centered[mask], advantages[mask], groups, batch.response, batch.mask)
 
     def shown_columns(self, batch: GroupExperience, kept: list[bool]) -> dict[str, Iterable[float | None]]:
         """Return mean advantage and KL of each response of a round as table columns; None for responses not kept."""

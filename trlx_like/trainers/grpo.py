@@ -14,11 +14,11 @@ from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 
 class GRPOTrainer(GroupTrainer):
-    """Train with GRPO: every token of a response gets the advantage of the response."""
+    """Train with GRPO: a token has the advantage of its response, or one of its own with `credit: prefix`."""
 
     method_class = GRPOConfig
     method: GRPOConfig
 
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         compared = group_centered(self.penalized(batch, scores, mask), mask)  # [P, G]
-        return compared[mask][:, None].expand_as(batch.old_logprobs)
+        return self.of_tokens(batch, compared, compared, mask)

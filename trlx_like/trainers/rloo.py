@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trlx_like.config.methods.rloo import RLOOConfig
-from trlx_like.functional.group_advantages import leave_one_out
+from trlx_like.functional.group_advantages import group_centered, leave_one_out
 from trlx_like.functional.returns import discounted_returns
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
@@ -25,8 +25,8 @@ class RLOOTrainer(GroupTrainer):
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         if self.method.baseline == "batch":
             return self.whitened_returns(batch, self.scaled(scores, mask)[mask])
-        compared = leave_one_out(self.penalized(batch, scores, mask), mask)  # [P, G]
-        return compared[mask][:, None].expand_as(batch.old_logprobs)
+        scores = self.penalized(batch, scores, mask)
+        return self.of_tokens(batch, group_centered(scores, mask), leave_one_out(scores, mask), mask)
 
     def whitened_returns(self, batch: GroupExperience, scores: Tensor) -> Tensor:
         """Compute the advantages of REINFORCE++, whitened over all tokens of the round.

@@ -55,3 +55,22 @@ def punishment(length: int, longest: int, cache: int) -> float:
     if length <= longest:
         return ((longest - cache) - length) / cache
     return -1.0
+
+
+def prefix(
+    scores: Sequence[float], advantages: Sequence[float], groups: Sequence[int], rows: Sequence[Sequence[int]]
+) -> list[float]:
+    """Advantages of all tokens, one row after the other: own score less the baseline of its prefix."""
+    found = []
+    for row, tokens in enumerate(rows):
+        baseline = scores[row] - advantages[row]
+        for t in range(len(tokens)):
+            if t > 0:
+                sharing = [
+                    other
+                    for other, group in enumerate(groups)
+                    if group == groups[row] and len(rows[other]) >= t and list(rows[other][:t]) == list(tokens[:t])
+                ]
+                baseline = mean([baseline if other == row else scores[other] for other in sharing])
+            found.append(scores[row] - baseline)
+    return found

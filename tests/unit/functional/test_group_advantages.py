@@ -124,6 +124,69 @@ def test_advantages_of_a_group_add_up_to_nothing(batch: Batch) -> None:
         torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
 
 
+def test_prefix_golden() -> None:
+    # Group 1 has scores 1, 2, 6, mean 3, leave-one-out advantages -3, -1.5, 4.5; the first two begin with token 5.
+    # Second token, of the first: (-3 + 0 + (1 - 2)) / 2 = -2; of the second: (-1.5 + (2 - 1) + 0) / 2 = -0.25.
+    # The third begins with 8, and ends there; nobody shares that. Group 2 begins with 5, 6 as well, alone in its group.
+    scores = torch.tensor([1.0, 2, 6, 7], dtype=torch.float64)
+    advantages = torch.tensor([-3, -1.5, 4.5, 0], dtype=torch.float64)
+    tokens = torch.tensor([[5, 6, 3], [5, 7, 9], [8, 5, 5], [5, 6, 3]])
+    mask = torch.tensor([[True, True, True], [True, True, True], [True, False, False], [True, True, True]])
+    made = ga.prefix_advantages(scores, advantages, torch.tensor([0, 0, 0, 1]), tokens, mask)
+    assert made[mask].tolist() == [-3, -2, -2, -1.5, -0.25, -0.25, 4.5, 0, 0, 0]
+
+
+def test_a_short_response_does_not_share_the_padding_with_a_longer_one() -> None:
+    scores = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    tokens, mask = torch.tensor([[5, 0, 0], [5, 0, 7]]), torch.tensor([[True, False, False], [True, True, True]])
+    made = ga.prefix_advantages(scores, 2 * scores - 1, torch.zeros(2, dtype=torch.int64), tokens, mask)
+    assert made[mask].tolist() == [-1, 1, 1, 1]  # both begin with 5: (1 + 1) / 2 = 1; after that each is alone
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores, groups, tokens of a small vocabulary and mask of up to six responses."""
+    rows, width = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    scores = draw(st.lists(st.integers(-4, 4), min_size=rows, max_size=rows))
+    groups = draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows))
+    tokens = draw(st.lists(st.integers(0, 1), min_size=rows * width, max_size=rows * width))
+    lengths = draw(st.lists(st.integers(1, width), min_size=rows, max_size=rows))
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return torch.tensor(scores).double(), torch.tensor(groups), torch.tensor(tokens).reshape(rows, width), mask
+
+
+@QUICK
+@given(trees())
+def test_prefix_advantages_are_those_of_the_twin(tree: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    scores, groups, tokens, mask = tree
+    rows = [row[real].tolist() for row, real in zip(tokens, mask, strict=True)]
+    expected = twin.prefix(scores.tolist(), (-scores).tolist(), groups.tolist(), rows)
+    made = ga.prefix_advantages(scores, -scores, groups, tokens, mask)
+    torch.testing.assert_close(made[mask], torch.tensor(expected, dtype=torch.float64))
+
+
+@QUICK
+@given(trees(), st.permutations(range(6)), st.integers(0, 3), st.integers(0, 1), st.integers(-3, 3))
+def test_prefix_advantages_know_neither_order_nor_padding_nor_the_level(
+    tree: tuple[Tensor, Tensor, Tensor, Tensor], places: list[int], extra: int, junk: int, level: int
+) -> None:
+    scores, groups, tokens, mask = tree
+    before = ga.prefix_advantages(scores, scores, groups, tokens, mask)
+    assert before[:, 0].tolist() == scores.tolist()  # the first token has the advantage of the response
+    order = [place for place in places if place < len(scores)]
+    wider = torch.nn.functional.pad(tokens.masked_fill(~mask, junk), (0, extra), value=junk)
+    other = torch.nn.functional.pad(mask, (0, extra))
+    after = ga.prefix_advantages(scores[order] + level, scores[order], groups[order], wider[order], other[order])
+    torch.testing.assert_close(after[other[order]], before[order][mask[order]])
+
+
+def test_equal_scores_have_no_advantage_at_any_token() -> None:
+    zeros, tokens = torch.zeros(3, dtype=torch.float64), torch.tensor([[1, 2], [1, 2], [1, 3]])
+    made = ga.prefix_advantages(zeros, zeros, torch.zeros(3, dtype=torch.int64), tokens, torch.ones(3, 2).bool())
+    assert made.tolist() == [[0, 0]] * 3
+    assert ga.prefix_advantages(zeros[:0], zeros[:0], tokens[:0, 0], tokens[:0], tokens[:0].bool()).shape == (0, 2)
+
+
 def test_token_weights_golden() -> None:
     # Responses of 1 and 3 tokens, losses 4 and 1, 2, 3; no response is longer than 5.
     # dapo 10 / 4 = 2.5; grpo (4 + 2) / 2 = 3; dr_grpo (4 / 5 + 6 / 5) / 2 = 1.

@@ -83,6 +83,20 @@ def test_advantages_of_rloo(tmp_path: Path) -> None:
     assert of_responses(trainer) == pytest.approx(twin.rloo(record.groups(3)), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_credit_by_prefix_is_that_of_the_second_implementation(name: str, tmp_path: Path) -> None:
+    changes = {"method.credit": "prefix", "method.scale_rewards": "none", "method.num_generations": 6}
+    trainer, record, _ = collected(name, tmp_path, **changes)
+    elements, groups = trainer.store.elements, record.groups(6)
+    wholes = twin.rloo(groups) if name == "RLOOTrainer" else twin.grpo(groups, "none")
+    places = [row // 6 for row in range(len(elements))]
+    scores = [score for group in groups for score in group]
+    expected = twin.prefix(scores, wholes, places, [element.response.tolist() for element in elements])
+    got = torch.cat([element.advantages for element in elements]).tolist()
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert any(len(set(element.advantages.tolist())) > 1 for element in elements)  # some share a first token
+
+
 def differing_policy(trainer: GroupTrainer) -> tuple[Any, Any]:
     """Moves the policy off its reference; returns plain models of both."""
     reference = copy.deepcopy(trainer.model.lm)
@@ -360,6 +374,7 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
         (GRPOConfig, {"loss_type": "bnpo"}, "loss_type"),
         (RLOOConfig, {"num_generations": 1}, "method.num_generations: 1 leaves nothing to compare"),
         (RLOOConfig, {"baseline": "batch", "scale_rewards": "group"}, "scale_rewards: 'group' compares within groups"),
+        (RLOOConfig, {"baseline": "batch", "credit": "prefix"}, "method.credit: 'prefix' compares within groups"),
         (
             RLOOConfig,
             {"num_generations": 1, "baseline": "batch", "max_sampling_attempts": 2},

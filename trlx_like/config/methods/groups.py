@@ -39,6 +39,8 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
     """Where the KL acts: added to each token's loss (estimator k3), or subtracted from the scores (k1)."""
     scale_rewards: Applied[Literal["group", "batch", "none"]] = "none"
     """Divide scores by their standard deviation in the group or in the round (batch) before a KL is subtracted."""
+    credit: Applied[Literal["response", "prefix"]] = "response"
+    """Compare a token with the whole group, or with the responses that share the tokens before it (prefix, TEMPO)."""
     ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus, which averages over tokens as the loss does."""
 

@@ -27,6 +27,8 @@ class RLOOConfig(GroupMethodConfig):
     def group_problems(self) -> Iterator[Problem]:
         if self.baseline == "leave_one_out":
             yield from super().group_problems()
+        elif self.credit == "prefix":
+            yield at("method.credit", "'prefix' compares within groups, and method.baseline 'batch' does not.")
         elif self.scale_rewards == "group":
             yield at("method.scale_rewards", "'group' compares within groups, and method.baseline 'batch' does not.")
         elif self.num_generations == 1 and self.max_sampling_attempts is not None:
