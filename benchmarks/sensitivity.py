@@ -35,7 +35,7 @@ OPTIONS = {
     "online_dpo": {RATE: "optimizer.kwargs.lr", ROUND: "train.batch_size", KL: "method.beta"},
 }
 """The options that are changed. The preset of GRPO has a KL weight of 0, and RFT has none."""
-TASKS_TRIED = ("letters", "length")
+TASKS_TRIED = ("letters", "length", "arithmetic")
 SEEDS = (1, 2, 3)
 LOST = 0.05
 """A score that is further below the best of its three counts as lost."""
