@@ -98,7 +98,7 @@ def test_auto_is_the_format_of_the_files_or_of_the_configuration(tmp_path: Path)
 def test_a_merged_copy_is_a_plain_model_that_computes_the_same(name: str, family: str, tmp_path: Path) -> None:
     """It is not quantized again, and loads in plain transformers."""
     lm = quantized(tmp_path, name, family)
-    assert any(map(is_quantized, lm.modules())) and type(lm.get_output_embeddings()) is nn.Linear
+    assert any(map(is_quantized, lm.modules())) and not is_quantized(lm.get_output_embeddings())
     whole = merged(lm)
     assert not any(map(is_quantized, whole.modules()))
     # int8 rounds activations as well, to one of 127 steps.
@@ -140,7 +140,7 @@ def test_the_head_of_a_reward_model_is_trained_in_float32(tmp_path: Path) -> Non
     path = save_tiny(tmp_path)
     options = config_of(path, quantization="nf4", dtype="bfloat16", peft_config=LORA)
     lm = load_reward_model(path, config=options)
-    assert any(map(is_quantized, lm.modules())) and type(lm.score) is nn.Linear
+    assert any(map(is_quantized, lm.modules())) and not is_quantized(lm.score)
     with pytest.raises(ConfigError, match="quantized weights cannot be trained themselves"):
         load_reward_model(path, config=config_of(path, quantization="nf4"))
 
