@@ -44,8 +44,8 @@ def faster(model: Module) -> Module:
         for name, part in module.named_children():
             if type(part) is NewGELUActivation:
                 setattr(module, name, nn.GELU(approximate="tanh"))
-        if mkl_is_narrow():
-            module.__class__ = _FASTER.get(type(module), type(module))
+        if mkl_is_narrow() and type(module) in _FASTER:
+            module.__class__ = _FASTER[type(module)]
     return model
 
 
