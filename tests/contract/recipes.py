@@ -200,6 +200,8 @@ RECIPES = {
                 "method.scale_rewards": "batch",
                 "method.loss_type": "dr_grpo",
                 "method.credit": "prefix",
+                "method.max_at_k": 2,
+                "method.max_at_k_steps": 3,
             },
             "seq2seq": {**SEQ2SEQ, "model.num_layers_unfrozen": 1, "method.kl_in": "reward"},
         },

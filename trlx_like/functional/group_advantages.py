@@ -7,6 +7,7 @@ that group methods share.
 
 from __future__ import annotations
 
+from math import comb
 from typing import Literal
 
 import torch
@@ -119,6 +120,44 @@ def leave_one_out(scores: Tensor, mask: Tensor) -> Tensor:
     """
     count = mask.sum(dim=1, keepdim=True)
     return group_centered(scores, mask) * count / (count - 1).clamp(min=1)
+
+
+def best_of(scores: Tensor, mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Compare the expected best score of k responses, of which one is response i, with that of k others.
+
+    v_i = mean over all sets S of k - 1 other responses of max(r_i, max S), and A_i = v_i - (mean over all sets S of k
+    other responses of max S). The gradient of E[max of k scores] is k E[A_i grad log p_i]. With k = 1 they are the
+    score and its advantage by `leave_one_out`.
+
+    Source: Walder and Karkhanis 2025, arXiv:2505.15201 (PKPO), the estimator of max_g@k with a leave-one-out baseline.
+
+    Args:
+        scores: Scores r_i of the responses to each prompt. [P, G]
+        mask: True where there is a score. [P, G] bool
+        k: Number of responses of which the best counts; a group of n has at most n - 1.
+
+    Returns:
+        The values v_i, of which only differences within a group count, and the advantages A_i; 0 for a group of equal
+        scores or of a single one, and where the mask is False. Both [P, G].
+
+    Difference: the paper's estimate is larger by k; so the size of a step does not depend on k here.
+    """
+    if k == 1:
+        return scores, leave_one_out(scores, mask)
+    values, advantages = torch.zeros_like(scores), torch.zeros_like(scores)
+    for group in (mask & ~group_ties(scores, mask)).any(dim=1).nonzero()[:, 0].tolist():
+        own = scores[group, mask[group]]
+        n, size = len(own), min(k, int(mask[group].sum()) - 1)
+        others = own.expand(n, n)[~torch.eye(n, dtype=torch.bool)].view(n, n - 1).sort(dim=1).values
+        with_own = torch.maximum(others, own[:, None]) @ _largest(n - 1, size - 1).to(own) if size > 1 else own
+        values[group, mask[group]] = with_own
+        advantages[group, mask[group]] = with_own - others @ _largest(n - 1, size).to(own)
+    return values, advantages
+
+
+def _largest(n: int, size: int) -> Tensor:
+    """Return the chance of each of n sorted numbers to be the largest of `size` of them. [n] float64"""
+    return torch.tensor([comb(place, size - 1) / comb(n, size) for place in range(n)], dtype=torch.float64)
 
 
 def prefix_advantages(centered: Tensor, advantages: Tensor, groups: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:

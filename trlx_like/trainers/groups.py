@@ -88,6 +88,13 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         own = getattr(self.sampler.engine, "lm", None) is self.model.lm
         return not (one_step and own and method.beta == 0 and method.rollout_correction == "none")
 
+    @property
+    def max_at_k(self) -> int:
+        """The number of responses of which the best counts at present, see `max_at_k` and `max_at_k_steps`."""
+        k, steps = self.method.max_at_k, self.method.max_at_k_steps
+        left = 1.0 if steps is None else max(1 - self.run.progress.step / steps, 0)
+        return round(1 + (k - 1) * left)
+
     @abstractmethod
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         """Compute the advantage of every token of a round. Every process calls it, even with an empty batch.
@@ -131,6 +138,8 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         self.rollouts.keep(trained.flatten().tolist())
         self.push_to_store(batch[trained[groups.kept]].split())
         drawn = {"rollout/sampling_attempts": float(attempts)}
+        if method.max_at_k > 1:
+            drawn["rollout/max_at_k"] = float(self.max_at_k)
         return self.group_metrics(groups) | drawn | self.policy_metrics(batch) | correction
 
     def table(self, rewards: Sequence[Reward], finished: Sequence[bool], lengths: Tensor) -> Groups:

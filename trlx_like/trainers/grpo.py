@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trlx_like.config.methods.grpo import GRPOConfig
-from trlx_like.functional.group_advantages import group_centered
+from trlx_like.functional.group_advantages import best_of, group_centered
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
 
@@ -20,5 +20,6 @@ class GRPOTrainer(GroupTrainer):
     method: GRPOConfig
 
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
-        compared = group_centered(self.penalized(batch, scores, mask), mask)  # [P, G]
+        values, _ = best_of(self.penalized(batch, scores, mask), mask, self.max_at_k)
+        compared = group_centered(values, mask)  # [P, G]
         return self.of_tokens(batch, compared, compared, mask)

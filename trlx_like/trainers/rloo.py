@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trlx_like.config.methods.rloo import RLOOConfig
-from trlx_like.functional.group_advantages import group_centered, leave_one_out
+from trlx_like.functional.group_advantages import best_of, group_centered
 from trlx_like.functional.returns import discounted_returns
 from trlx_like.trainers.groups import GroupExperience, GroupTrainer
 
@@ -25,8 +25,8 @@ class RLOOTrainer(GroupTrainer):
     def advantages(self, batch: GroupExperience, scores: Tensor, mask: Tensor) -> Tensor:
         if self.method.baseline == "batch":
             return self.whitened_returns(batch, self.scaled(scores, mask)[mask])
-        scores = self.penalized(batch, scores, mask)
-        return self.of_tokens(batch, group_centered(scores, mask), leave_one_out(scores, mask), mask)
+        values, advantages = best_of(self.penalized(batch, scores, mask), mask, self.max_at_k)
+        return self.of_tokens(batch, group_centered(values, mask), advantages, mask)
 
     def whitened_returns(self, batch: GroupExperience, scores: Tensor) -> Tensor:
         """Compute the advantages of REINFORCE++, whitened over all tokens of the round.

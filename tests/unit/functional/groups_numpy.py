@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 Group = Sequence[float]
 EPS = 1e-4
@@ -36,6 +37,18 @@ def rloo(groups: Sequence[Group]) -> list[float]:
         for row, score in enumerate(group):
             others = [*group[:row], *group[row + 1 :]]
             found.append(score - mean(others) if others else 0.0)
+    return found
+
+
+def best_of(groups: Sequence[Group], k: int) -> list[tuple[float, float]]:
+    """Mean best of all sets of k responses with each one, and of all sets of k others."""
+    found = []
+    for group in groups:
+        size = min(k, len(group) - 1)
+        for row, score in enumerate(group):
+            others = [*group[:row], *group[row + 1 :]]
+            own = [max(score, *chosen) for chosen in combinations(others, size - 1)] if size > 1 else [score]
+            found.append((mean(own), mean([max(chosen) for chosen in combinations(others, size)]) if others else score))
     return found
 
 

@@ -67,6 +67,7 @@ def test_equal_scores_teach_nothing_at_all() -> None:
             for kind in (*KINDS, "rloo"):
                 assert advantages(scores, mask, kind).tolist() == [[0] * size]
             assert ga.group_stds(scores, mask).tolist() == [[0]]
+            assert ga.best_of(scores, mask, 2)[1].tolist() == [[0] * size]
 
 
 @pytest.mark.parametrize("junk", [NAN, torch.inf, 3.0])
@@ -76,7 +77,7 @@ def test_an_empty_group_is_zero(junk: float) -> None:
     scores[1, 1] = 5.0
     assert ga.group_means(scores, mask).tolist() == [[0], [5]]
     assert ga.group_stds(scores, mask).tolist() == [[0], [0]]
-    for made in (ga.group_centered(scores, mask), ga.leave_one_out(scores, mask)):
+    for made in (ga.group_centered(scores, mask), ga.leave_one_out(scores, mask), *ga.best_of(scores, mask, 2)):
         assert made.tolist() == [[0] * 3] * 2
     assert ga.group_ties(scores, mask).tolist() == [[True], [True]]
     assert ga.token_weights(mask, "grpo", max_length=3).tolist() == [[1], [1]]
@@ -122,6 +123,50 @@ def test_advantages_of_a_group_add_up_to_nothing(batch: Batch) -> None:
     for kind in (*KINDS, "rloo"):
         total = advantages(batch.fields[0], batch.mask, kind).sum(dim=1)
         torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
+
+
+def test_best_of_golden() -> None:
+    # Scores 1, 2, 6, k = 2. With 1: max(1, 2), max(1, 6), mean 4; with 2: 2, 6, mean 4; with 6: 6.
+    # Two others than 1: 6; than 2: 6; than 6: 2. The second group is tied; the third has two scores, so k is 1 there.
+    scores = torch.cat([SCORES, torch.tensor([[1.0, NAN, 4.0]])])
+    mask = torch.cat([MASK, torch.tensor([[True, False, True]])])
+    values, made = ga.best_of(scores, mask, 2)
+    assert values[0].tolist() == [4, 4, 6]
+    torch.testing.assert_close(made, torch.tensor([[-2.0, -2, 4], [0, 0, 0], [-3, 0, 3]], dtype=torch.float64))
+    values, made = ga.best_of(scores, mask, 1)
+    assert values is scores
+    assert made.tolist() == ga.leave_one_out(scores, mask).tolist()
+
+
+@QUICK
+@given(batches(1), st.integers(2, 5), st.floats(-8, 8), JUNK)
+def test_the_best_of_k_is_that_of_the_twin(batch: Batch, k: int, constant: float, junk: float) -> None:
+    scores, mask = batch.fields[0], batch.mask
+    values, made = ga.best_of(scores.masked_fill(~mask, junk), mask, k)
+    groups = [row[real].tolist() for row, real in zip(scores, mask, strict=True) if real.any()]
+    expected = torch.tensor([value - other for value, other in twin.best_of(groups, k)], dtype=torch.float64)
+    torch.testing.assert_close(made[mask], expected, rtol=1e-9, atol=1e-9)
+    assert not made[~mask].any()
+    moved = ga.best_of(scores + constant, mask, k)[1]
+    torch.testing.assert_close(moved, made, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "size"), [(1, 2), (2, 3), (2, 4), (3, 4)])
+def test_the_gradient_of_the_best_of_k_is_exact(k: int, size: int) -> None:
+    """The mean over all samples of a policy with three outcomes is the gradient of the expected best, written out."""
+    rewards = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
+    logits = torch.tensor([0.4, 0.1, -0.9], dtype=torch.float64, requires_grad=True)
+    logprobs = logits.log_softmax(0)
+    p = logprobs.exp()
+    low, middle, high = p.cumsum(0) ** k  # the chance that none of k is better
+    expected = torch.autograd.grad(
+        low * rewards[0] + (middle - low) * rewards[1] + (high - middle) * rewards[2], logits, retain_graph=True
+    )[0]
+    samples = torch.cartesian_prod(*[torch.arange(3)] * size)  # [3^size, size]
+    _, made = ga.best_of(rewards[samples], torch.ones(samples.shape, dtype=torch.bool), k)
+    chances = p[samples].prod(dim=1).detach()
+    estimate = (chances[:, None] * k * made * logprobs[samples] / size).sum()
+    torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], expected)
 
 
 def test_prefix_golden() -> None:

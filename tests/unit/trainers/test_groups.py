@@ -83,6 +83,30 @@ def test_advantages_of_rloo(tmp_path: Path) -> None:
     assert of_responses(trainer) == pytest.approx(twin.rloo(record.groups(3)), rel=1e-5, abs=1e-6)
 
 
+def test_the_best_of_k_falls_to_the_score_itself(tmp_path: Path) -> None:
+    """With 9 steps k is 3 before the first step, 2 after three (1 + 2 * 6 / 9 = 2.3), and 1 from the seventh on."""
+    changes = {"method.max_at_k": 3, "method.max_at_k_steps": 9, "method.num_generations": 6, "method.beta": 0.0}
+    for name, step, k in [("RLOOTrainer", 0, 3), ("RLOOTrainer", 3, 2), ("RLOOTrainer", 7, 1), ("RLOOTrainer", 99, 1)]:
+        record = Record()
+        trainer = make(name, tmp_path / str(step), reward_fn=record, **{**ROUND, **changes})
+        trainer.progress.step = step
+        assert trainer.make_experience()["rollout/max_at_k"] == k
+        groups = record.groups(6)
+        expected = [value - baseline for value, baseline in twin.best_of(groups, k)]
+        assert of_responses(trainer) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert k == 1 or expected != pytest.approx(twin.rloo(groups), rel=1e-2)
+
+
+def test_the_best_of_k_with_grpo_is_centered_and_divided(tmp_path: Path) -> None:
+    changes = {"method.max_at_k": 2, "method.num_generations": 4, "method.scale_rewards": "group"}
+    trainer, record, _ = collected("GRPOTrainer", tmp_path, **changes)
+    expected = []
+    for group in record.groups(4):
+        values = [value for value, _ in twin.best_of([group], 2)]
+        expected += [(value - twin.mean(values)) / (twin.deviation(group) + twin.EPS) for value in values]
+    assert of_responses(trainer) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
 def test_credit_by_prefix_is_that_of_the_second_implementation(name: str, tmp_path: Path) -> None:
     changes = {"method.credit": "prefix", "method.scale_rewards": "none", "method.num_generations": 6}
@@ -375,6 +399,8 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
         (RLOOConfig, {"num_generations": 1}, "method.num_generations: 1 leaves nothing to compare"),
         (RLOOConfig, {"baseline": "batch", "scale_rewards": "group"}, "scale_rewards: 'group' compares within groups"),
         (RLOOConfig, {"baseline": "batch", "credit": "prefix"}, "method.credit: 'prefix' compares within groups"),
+        (RLOOConfig, {"baseline": "batch", "max_at_k": 2}, "method.max_at_k: above 1 compares within groups"),
+        (GRPOConfig, {"num_generations": 4, "max_at_k": 4}, r"max_at_k: 4 .* method.num_generations .4. must be above"),
         (
             RLOOConfig,
             {"num_generations": 1, "baseline": "batch", "max_sampling_attempts": 2},
@@ -391,4 +417,6 @@ def test_options_that_are_fine() -> None:
     assert RLOOConfig(num_generations=1, baseline="batch").unused_options() == []
     assert GRPOConfig(kl_in="reward").unused_options() == ["kl_in"]
     assert GRPOConfig(kl_in="reward", beta=0.1).unused_options() == []
+    assert GRPOConfig(max_at_k_steps=10).unused_options() == ["max_at_k_steps"]
+    assert GRPOConfig(max_at_k=4, max_at_k_steps=10).unused_options() == []
     assert math.isclose(RLOOConfig().beta, 0.05)

@@ -41,6 +41,10 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
     """Divide scores by their standard deviation in the group or in the round (batch) before a KL is subtracted."""
     credit: Applied[Literal["response", "prefix"]] = "response"
     """Compare a token with the whole group, or with the responses that share the tokens before it (prefix, TEMPO)."""
+    max_at_k: Applied[int] = Field(default=1, ge=1)
+    """Maximise the expected best score of this many responses to a prompt (PKPO), to explore; 1: the expected score."""
+    max_at_k_steps: Applied[int | None] = Field(default=None, ge=1)
+    """Number of first steps over which `max_at_k` falls to 1 linearly; null: it stays."""
     ent_coef: Applied[float] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus, which averages over tokens as the loss does."""
 
@@ -73,6 +77,12 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
         """Yield why a group of this size cannot be compared."""
         if self.num_generations < 2:
             yield at("method.num_generations", "1 leaves nothing to compare a response with; use 2 or more.")
+        elif self.max_at_k >= self.num_generations:
+            yield at(
+                "method.max_at_k",
+                f"{self.max_at_k} is compared with as many other responses; method.num_generations "
+                f"({self.num_generations}) must be above it.",
+            )
 
     def acting(self) -> dict[str, bool]:
-        return {**super().acting(), "kl_in": self.beta > 0}
+        return {**super().acting(), "kl_in": self.beta > 0, "max_at_k_steps": self.max_at_k > 1}

@@ -29,6 +29,8 @@ class RLOOConfig(GroupMethodConfig):
             yield from super().group_problems()
         elif self.credit == "prefix":
             yield at("method.credit", "'prefix' compares within groups, and method.baseline 'batch' does not.")
+        elif self.max_at_k > 1:
+            yield at("method.max_at_k", "above 1 compares within groups, and method.baseline 'batch' does not.")
         elif self.scale_rewards == "group":
             yield at("method.scale_rewards", "'group' compares within groups, and method.baseline 'batch' does not.")
         elif self.num_generations == 1 and self.max_sampling_attempts is not None:
