@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 Module = TypeVar("Module", bound=nn.Module)
 
-LEAST = 2**21
+LEAST = 2**20
 """The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
 
 
@@ -60,9 +60,9 @@ class _Faster(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Map states [*, in] to [*, out]."""
         weight = self.weight
-        plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
         outs = weight.shape[1 if self.by_columns else 0]
-        if not plain or states.numel() * outs < LEAST or torch.is_autocast_enabled("cpu"):
+        small = states.numel() * outs < LEAST
+        if small or not (_plain(states) and _plain(weight)) or torch.is_autocast_enabled("cpu"):
             return cast(Tensor, super().forward(states))
         rows = states.reshape(-1, states.shape[-1])
         made: Tensor
@@ -82,6 +82,10 @@ class _FasterConv1D(_Faster, Conv1D):
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 class _Affine(torch.autograd.Function):
@@ -105,7 +109,12 @@ class _Affine(torch.autograd.Function):
         if weight is not None:
             of_rows = product(grad, weight if ctx.by_columns else weight.t())
         if rows is not None:
-            of_weight = product(rows.t(), grad.t()) if ctx.by_columns else product(grad.t(), rows.t())
+            # A product copies its first factor if that is transposed, and a result of the other order is copied later.
+            (count, ins), outs = rows.shape, grad.shape[1]
+            turned = ins * outs if ctx.by_columns else -ins * outs
+            by_columns = count * (ins - outs) < turned
+            of_weight = product(rows.t(), grad.t()) if by_columns else product(grad.t(), rows.t())
+            of_weight = of_weight if by_columns == ctx.by_columns else of_weight.t()
         return of_rows, of_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None, None
 
 

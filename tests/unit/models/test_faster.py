@@ -69,6 +69,27 @@ def test_values_and_gradients_are_those_in_float64(kind: str, monkeypatch: pytes
         assert torch.equal(quick(states), found[0]) and len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    ("made", "rows", "copied"),
+    [
+        (nn.Linear(24, 40), 50, (40, 50, 24)),  # 40 * 50 numbers of a gradient, or 24 * 50 states and 24 * 40 weights
+        (nn.Linear(24, 40), 70, (24, 70, 40)),
+        (Conv1D(24, 40), 50, (40, 50, 24)),
+        (Conv1D(24, 40), 70, (24, 70, 40)),
+    ],
+)
+def test_the_gradient_of_a_weight_copies_the_fewest_numbers(
+    made: Any, rows: int, copied: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ins = 40 if isinstance(made, Conv1D) else 24
+    states, factor = torch.randn(rows, ins), torch.randn(rows, 64 - ins)
+    right = gradients(copy.deepcopy(made).double(), states.double(), factor.double())
+    seen = products(monkeypatch)
+    for value, wanted in zip(gradients(faster(made), states, factor), right, strict=True):
+        torch.testing.assert_close(value.double(), wanted, rtol=0, atol=5e-5)
+    assert seen[2] == copied and made.weight.grad.stride() == made.weight.stride()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_gradients_may_have_any_strides(kind: str) -> None:
     plain, quick = layer(kind), faster(layer(kind))
