@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from trlx_like.models import faster as module
@@ -143,6 +144,26 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     quick, states = faster(layer("linear")), torch.randn(64, 24)
     for count in (1, 7, 33):
         torch.testing.assert_close(quick(states[:count]), quick(states)[:count], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [NewGELUActivation, GELUTanh])
+def test_gelu_and_its_gradient_are_those_in_float64(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, exact = faster(nn.Sequential(kind()))[0], nn.GELU(approximate="tanh")
+    assert isinstance(quick, nn.GELU)
+    states = torch.linspace(-20, 20, 3001, requires_grad=True)
+    wide = states.detach().double().requires_grad_()
+    made = quick(states)
+    (made * states.detach()).sum().backward()
+    (exact(wide) * wide.detach()).sum().backward()
+    torch.testing.assert_close(made.double(), exact(wide), rtol=1e-6, atol=1e-6)
+    assert states.grad is not None
+    torch.testing.assert_close(states.grad.double(), wide.grad, rtol=1e-6, atol=2e-5)
+    with torch.no_grad():
+        assert torch.equal(quick(states), made)
+    for other in (states.detach().bfloat16(), wide.detach()):
+        assert torch.equal(quick(other), exact(other))
+    monkeypatch.setattr(module, "LEAST", 2**20)
+    assert torch.equal(quick(states), exact(states))
 
 
 def test_the_layers_are_what_they_were() -> None:
