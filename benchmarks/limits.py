@@ -40,10 +40,10 @@ Phase = tuple[str, float, float, float]
 KERNELS = {
     "products": ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm"),
     "attention": ("aten::_scaled_dot_product",),
-    "activations": ("aten::gelu",),
+    "activations": ("aten::gelu", "aten::sigmoid", "aten::addcmul", "aten::mul"),  # what GELU consists of
     "softmax": ("aten::_log_softmax",),
     "norms": ("aten::native_layer_norm",),
-    "copies and sums": ("aten::copy_", "aten::cat", "aten::add", "aten::sum", "aten::fill_", "aten::mul", "aten::div"),
+    "copies and sums": ("aten::copy_", "aten::cat", "aten::add", "aten::sum", "aten::fill_", "aten::div"),
 }
 """Beginnings of the names of operations, by what they are."""
 PRODUCTS = ((8, 768, 3072), (32, 144, 576), (512, 144, 576), (384, 144, 2000), (512, 768, 3072))

@@ -175,7 +175,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
         given: dict[str, Any] = {"inputs_embeds": states}
         if is_encoder_decoder(lm):
             given = {"decoder_inputs_embeds": states, "encoder_outputs": _FixedOutput(last_hidden_state=states)}
-        return cast(Tensor, shell(**given, use_cache=False).logits[0])
+        return cast(Tensor, shell(**given, use_cache=False).logits.squeeze(0))  # whose gradient is no copy
 
     return head
 

@@ -29,10 +29,12 @@ class RowLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [n, heads, t, width]; return all of them that are visible."""
-        before, self.end = self.end, self.end + key_states.shape[-2]
-        for held, new in zip(self.room, (key_states, value_states), strict=True):
-            held[: self.rows, :, before : self.end] = new
-        return self.show(self.start)
+        count = key_states.shape[-2]
+        self.end += count
+        shown = self.show(self.start)
+        for held, new in zip(shown, (key_states, value_states), strict=True):
+            held[:, :, -count:] = new
+        return shown
 
     def show(self, start: int) -> tuple[Tensor, Tensor]:
         """Hide the columns before `start`; return the visible keys and values."""
@@ -43,14 +45,14 @@ class RowLayer(DynamicLayer):
     def admit(self, states: Sequence[Tensor], index: Tensor) -> None:
         """Add a row for each entry of `index`: that row of other keys and values, which end at the same column."""
         if not self.room:
-            # Zeros, because a hidden column is multiplied by 0, which would keep a NaN.
             sizes = [(self.most, held.shape[1], self.columns, held.shape[3]) for held in states]
-            self.room = [held.new_zeros(size) for held, size in zip(states, sizes, strict=True)]
+            self.room = [held.new_empty(size) for held, size in zip(states, sizes, strict=True)]
             self.dtype, self.device, self.is_initialized = states[0].dtype, states[0].device, True
         width, before = states[0].shape[2], self.rows
         self.rows, self.end = before + len(index), max(self.end, width)
         for held, new in zip(self.room, states, strict=True):
-            held[before : self.rows, :, : self.end - width] = 0  # what finished rows have left there
+            # A hidden column is multiplied by 0, which would keep a NaN.
+            held[before : self.rows, :, : self.end - width] = 0
             held[before : self.rows, :, self.end - width : self.end] = new[index]
 
     def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:

@@ -178,7 +178,7 @@ class Decoding:
 
     def _scores(self, ids: Tensor, logits: Tensor, made: Tensor) -> Tensor:
         """Apply options and processors to the last logits of rows that have so many tokens; ids [n, T] -> [n, V]."""
-        scores = logits[:, -1].to(torch.float32, copy=True)
+        scores = logits[:, -1].float()
         if self.config.min_new_tokens and len(self.eos):
             early = (made < self.config.min_new_tokens)[:, None]
             scores[:, self.eos] = scores[:, self.eos].masked_fill(early, -torch.inf)

@@ -101,4 +101,4 @@ def warpers(config: GenerationConfig, device: torch.device) -> list[LogitsProces
     }
     values = {name: getattr(config, name) for name in kinds}
     used = [kinds[name](value) for name, value in values.items() if value not in NEUTRAL[name]]
-    return [TemperatureLogitsWarper(config.temperature), *used]
+    return used if config.temperature == 1 else [TemperatureLogitsWarper(config.temperature), *used]

@@ -254,7 +254,7 @@ def _largest(tensors: Sequence[Tensor]) -> float:
     # The norm is several times faster than `isfinite`. It can overflow where no entry does, and is not trusted then.
     found = 0.0
     for order in (2, torch.inf) if wanted else ():
-        norms = [norm.to(wanted[0].device, torch.float64) for norm in torch._foreach_norm(wanted, order)]
+        norms = [norm.to(wanted[0].device) for norm in torch._foreach_norm(wanted, order)]
         found = float(torch.stack(norms).max())
         if math.isfinite(found):
             break

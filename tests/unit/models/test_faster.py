@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from trlx_like.models import faster as module
@@ -69,6 +70,27 @@ def test_values_and_gradients_are_those_in_float64(kind: str, monkeypatch: pytes
         assert torch.equal(quick(states), found[0]) and len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    ("made", "rows", "copied"),
+    [
+        (nn.Linear(24, 40), 50, (40, 50, 24)),  # 40 * 50 numbers of a gradient, or 24 * 50 states and 24 * 40 weights
+        (nn.Linear(24, 40), 70, (24, 70, 40)),
+        (Conv1D(24, 40), 50, (40, 50, 24)),
+        (Conv1D(24, 40), 70, (24, 70, 40)),
+    ],
+)
+def test_the_gradient_of_a_weight_copies_the_fewest_numbers(
+    made: Any, rows: int, copied: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ins = 40 if isinstance(made, Conv1D) else 24
+    states, factor = torch.randn(rows, ins), torch.randn(rows, 64 - ins)
+    right = gradients(copy.deepcopy(made).double(), states.double(), factor.double())
+    seen = products(monkeypatch)
+    for value, wanted in zip(gradients(faster(made), states, factor), right, strict=True):
+        torch.testing.assert_close(value.double(), wanted, rtol=0, atol=5e-5)
+    assert seen[2] == copied and made.weight.grad.stride() == made.weight.stride()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_gradients_may_have_any_strides(kind: str) -> None:
     plain, quick = layer(kind), faster(layer(kind))
@@ -122,6 +144,26 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     quick, states = faster(layer("linear")), torch.randn(64, 24)
     for count in (1, 7, 33):
         torch.testing.assert_close(quick(states[:count]), quick(states)[:count], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [NewGELUActivation, GELUTanh])
+def test_gelu_and_its_gradient_are_those_in_float64(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, exact = faster(nn.Sequential(kind()))[0], nn.GELU(approximate="tanh")
+    assert isinstance(quick, nn.GELU)
+    states = torch.linspace(-20, 20, 3001, requires_grad=True)
+    wide = states.detach().double().requires_grad_()
+    made = quick(states)
+    (made * states.detach()).sum().backward()
+    (exact(wide) * wide.detach()).sum().backward()
+    torch.testing.assert_close(made.double(), exact(wide), rtol=1e-6, atol=1e-6)
+    assert states.grad is not None
+    torch.testing.assert_close(states.grad.double(), wide.grad, rtol=1e-6, atol=2e-5)
+    with torch.no_grad():
+        assert torch.equal(quick(states), made)
+    for other in (states.detach().bfloat16(), wide.detach()):
+        assert torch.equal(quick(other), exact(other))
+    monkeypatch.setattr(module, "LEAST", 2**20)
+    assert torch.equal(quick(states), exact(states))
 
 
 def test_the_layers_are_what_they_were() -> None:

@@ -44,8 +44,8 @@ def load(path: Any, **options: Any) -> PreTrainedModel:
 def test_the_activation_of_gpt2_is_one_kernel_and_the_same_function(tmp_path: Path) -> None:
     plain = tiny_lm("gpt2").double()
     fused = load(copy.deepcopy(plain))
-    kinds = {type(module) for module in fused.modules()}
-    assert NewGELUActivation not in kinds and torch.nn.GELU in kinds
+    assert not any(isinstance(module, NewGELUActivation) for module in fused.modules())
+    assert any(isinstance(module, torch.nn.GELU) for module in fused.modules())
     ids = torch.arange(20)[None]
     torch.testing.assert_close(fused(ids).logits, plain(ids).logits, rtol=0, atol=1e-12)
     fused.save_pretrained(tmp_path)

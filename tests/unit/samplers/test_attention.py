@@ -1,0 +1,63 @@
+"""Attention of one new token per row: that of transformers, and used where it is faster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tests.tiny import tiny_lm
+from tests.unit.samplers.scripted import prompts, sampler
+from trlx_like.samplers import attention
+from trlx_like.samplers.attention import NAME, attend, attention_for_decoding
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_attended_values_are_those_of_transformers(groups: int, masked: bool, scale: float | None) -> None:
+    layer: Any = SimpleNamespace(num_key_value_groups=6 // groups, is_causal=True)
+    room = torch.randn(2, 9, groups, 20, 8)
+    query, (key, value) = torch.randn(9, 1, 6, 8).transpose(1, 2), room[:, :, :, 3:17]
+    mask = torch.arange(14) >= torch.arange(9)[:, None, None, None] if masked else None  # [9, 1, 1, 14]
+    found, _ = attend(layer, query, key, value, mask, dropout=0.0, scaling=scale)
+    right, _ = sdpa_attention_forward(layer, query, key, value, mask, scaling=scale)
+    assert found.shape == right.shape and found.is_contiguous()
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["two tokens", "16 bits", "numbers as a mask", "a mask for each head"])
+def test_anything_else_is_left_to_transformers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, dtype = (2 if case == "two tokens" else 1), (torch.bfloat16 if case == "16 bits" else torch.float32)
+    mask = torch.zeros(9, 1, 1, 5) if case == "numbers as a mask" else None
+    mask = torch.ones(9, 6, 1, 5, dtype=torch.bool) if case == "a mask for each head" else mask
+    query, state = torch.randn(9, 6, count, 8, dtype=dtype), torch.randn(9, 6, 5, 8, dtype=dtype)
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **given: given["scaling"])
+    assert attend(torch.nn.Module(), query, state, state, mask, scaling=0.5) == 0.5  # type: ignore[comparison-overlap]
+
+
+def test_a_model_attends_so_while_it_decodes_enough_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, rows = tiny_lm("llama"), list[int]()
+
+    def count(module: Any, query: Any, *given: Any, **more: Any) -> Any:
+        rows.append(len(query))
+        return attend(module, query, *given, **more)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, count)
+    for texts, seen in ((["ab"] * 8, {8, 1}), (["ab"] * 7, set())):  # the prompt is read once
+        sampler(lm=lm).sample(prompts(texts), {"max_new_tokens": 3, "eos_token_id": None}, 1)
+        assert set(rows) == seen and lm.config._attn_implementation == "sdpa"
+        rows.clear()
+
+
+@pytest.mark.parametrize("kind", ["eager", "falcon"])
+def test_a_model_with_another_attention_keeps_it(kind: str) -> None:
+    lm = tiny_lm("falcon" if kind == "falcon" else "llama")
+    lm.set_attn_implementation("eager" if kind == "eager" else "sdpa")
+    before = lm.config._attn_implementation
+    with attention_for_decoding(lm, 8):
+        assert lm.config._attn_implementation == before
