@@ -18,6 +18,7 @@ import torch
 
 from tests.contract.recipes import count_letters, make
 from tests.distributed.ranks import on_ranks
+from trlx_like import meeting
 from trlx_like.distributed.heartbeat import read_notes
 from trlx_like.errors import ProcessError
 from trlx_like.meeting import VARIABLE, first_to_say, is_alive, meeting_place
@@ -124,6 +125,18 @@ def test_a_message_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert said == [True, False, False, True]
     monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
     assert first_to_say("x")
+
+
+def test_what_a_launcher_left_is_not_found_by_a_later_one_of_the_same_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is started again, where an error would not be printed at all."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert [first_to_say("x"), first_to_say("x")] == [True, False]
+    monkeypatch.setattr(meeting, "_stat", lambda pid: ["S"] * 19 + ["1"])
+    assert [first_to_say("x"), first_to_say("x")] == [True, False]
 
 
 def test_a_process_that_waits_for_its_parent_is_not_alive() -> None:
