@@ -1,7 +1,7 @@
 """A folder where the processes of a run on one machine leave notes, however they were started.
 
 `trlx-like train --num-processes` makes the folder. Under torchrun and `accelerate launch` it is found by what all
-processes of a run have in common: their parent, their port, and the number of restarts.
+processes of a run have in common: their parent and when it started, their port, and the number of restarts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def meeting_place() -> Path | None:
         return None
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
-    parts = (os.getppid(), os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    parent = os.getppid()
+    # A container that is started again gives the numbers of its processes again, and may have kept the folder.
+    parts = [parent, *_stat(parent)[19:20], os.environ.get("MASTER_PORT")]
+    parts.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     place = Path(tempfile.gettempdir()) / f"trlx_like-{'-'.join(map(str, parts))}"
     place.mkdir(mode=0o700, exist_ok=True)
     return place
@@ -59,6 +62,11 @@ def is_alive(pid: Any) -> bool:
         return False
     except OSError:  # of another user
         return True
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    return _stat(pid)[:1] != ["Z"]
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of Linux about a process from its state on; the 20th is when it started. Empty elsewhere."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

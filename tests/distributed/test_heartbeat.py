@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +19,9 @@ import torch
 
 from tests.contract.recipes import count_letters, make
 from tests.distributed.ranks import on_ranks
+from trlx_like import meeting
 from trlx_like.distributed.heartbeat import read_notes
+from trlx_like.distributed.launcher import free_port
 from trlx_like.errors import ProcessError
 from trlx_like.meeting import VARIABLE, first_to_say, is_alive, meeting_place
 
@@ -96,6 +99,43 @@ def left(rank: int, folder: str, kind: str) -> tuple[str, bool]:
     return said, torch.distributed.is_initialized()
 
 
+LEAVES = """
+import os, sys, weakref
+import torch
+from torch import distributed as dist
+from trlx_like.distributed import heartbeat
+
+def reduced():
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, async_op=True).wait()
+    return weakref.ref(tensor)
+
+dist.init_process_group("gloo")
+held = dist.group.WORLD  # as divided weights hold it
+for _ in range(20):
+    reduced()
+for thread in os.listdir("/proc/self/task"):
+    if "pt_gloo" in open(f"/proc/self/task/{thread}/comm").read():
+        os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+sys.setswitchinterval(1.0)
+last = reduced()
+heartbeat._leave()
+sys.exit(last() is not None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
+def test_no_thread_gives_a_tensor_back_while_python_ends() -> None:
+    """It would abort the process. The thread comes last on a busy machine, and the group outlives its destruction."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LEAVES], env={**os.environ, **world, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+
+
 def hung_up(rank: int, folder: str) -> int:
     def reward(**columns: Any) -> list[float]:
         if rank == 1 and trainer.progress.step >= 2:
@@ -124,6 +164,18 @@ def test_a_message_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert said == [True, False, False, True]
     monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
     assert first_to_say("x")
+
+
+def test_what_a_launcher_left_is_not_found_by_a_later_one_of_the_same_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is started again, where an error would not be printed at all."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert [first_to_say("x"), first_to_say("x")] == [True, False]
+    monkeypatch.setattr(meeting, "_stat", lambda pid: ["S"] * 19 + ["1"])
+    assert [first_to_say("x"), first_to_say("x")] == [True, False]
 
 
 def test_a_process_that_waits_for_its_parent_is_not_alive() -> None:

@@ -161,8 +161,8 @@ class TRLConfig(Section):
             )
         if self.backend.rollout == "layers" and self.sampler.engine == "copy":
             yield at("backend.rollout", "'layers' saves memory that sampler.engine: copy takes; leave one out.")
-        if self.backend.rollout == "layers" and self.sampler.engine == "paged":
-            yield at("backend.rollout", "'layers' needs sampler.engine: transformers; it is 'paged'.")
+        if self.backend.rollout == "layers" and self.sampler.engine in ("paged", "vllm", "vllm_colocated"):
+            yield at("backend.rollout", f"'layers' needs sampler.engine: transformers; it is {self.sampler.engine!r}.")
         if self.train.group_by_length and self.model.model_arch_type == "diffusion":
             yield at("train.group_by_length", "True is for text: images have no lengths; leave it out.")
         generates = isinstance(self.method, OnlineTextMethodConfig) or self.data.prompts or self.data.eval_prompts

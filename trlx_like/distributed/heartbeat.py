@@ -168,6 +168,19 @@ def _leave() -> None:
     """
     if dist.is_initialized():
         dist.destroy_process_group()
+        # Threads of a group end with it, unless something still holds it, as all that divides weights does.
+        end = time.monotonic() + GRACE
+        time.sleep(0.02)  # others may use Python meanwhile, to give a tensor back
+        while _gloo_is_busy() and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def _gloo_is_busy() -> bool:
+    """Tell whether a thread of gloo runs, or is about to. Linux says so; elsewhere it is not known."""
+    with suppress(OSError):
+        stats = [file.read_text() for file in Path("/proc/self/task").glob("*/stat")]
+        return any(re.match(r"\d+ \(pt_gloo\w*\) R", stat) for stat in stats)
+    return False
 
 
 def read_notes(place: Path) -> list[dict[str, Any]]:

@@ -93,8 +93,10 @@ def test_options_that_a_backend_would_not_follow_are_refused() -> None:
 def test_a_copy_of_all_weights_does_not_go_with_rollouts_by_layers() -> None:
     given: dict[str, Any] = {"backend": {"kind": "fsdp", "rollout": "layers"}, "sampler": {"engine": "copy"}}
     assert "backend.rollout: 'layers' saves" in sentence_of(lambda: default_ppo_config().evolve(**given))
-    given["sampler"]["engine"] = "paged"
-    assert "'layers' needs sampler.engine: transformers" in sentence_of(lambda: default_ppo_config().evolve(**given))
+    for engine in ("paged", "vllm", "vllm_colocated"):
+        given["sampler"]["engine"] = engine
+        words = f"'layers' needs sampler.engine: transformers; it is '{engine}'."
+        assert words in sentence_of(lambda: default_ppo_config().evolve(**given))
 
 
 def test_images_are_not_grouped_by_length() -> None:

@@ -128,15 +128,16 @@ def test_the_reference_of_dpo_answers_itself(server: VLLMServer, tmp_path: Path)
     assert served.reference_texts == plain.reference_texts and any(map(any, plain.reference_texts.values()))
 
 
-def _on_two(rank: int, folder: Path, url: str) -> tuple[int, float]:
-    more: dict[str, Any] = {"train.batch_size": 4}
+def _on_two(rank: int, folder: Path, url: str, kind: str) -> tuple[int, float]:
+    more: dict[str, Any] = {"train.batch_size": 4, "backend.kind": kind}
     trainer = trainer_of(folder, url, **more)
     return trainer.learn()["rollout/samples"], trainer.progress.round
 
 
-def test_two_processes_share_a_server(server: VLLMServer, tmp_path: Path) -> None:
-    """The main process alone sends weights."""
-    first, second = on_ranks(_on_two, tmp_path, server.url, timeout=120)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_share_a_server(kind: str, server: VLLMServer, tmp_path: Path) -> None:
+    """The main process alone sends weights, which are whole."""
+    first, second = on_ranks(_on_two, tmp_path, server.url, kind, timeout=120)
     assert first == second and first[1] == 3
     assert server.routes["/collective_rpc"] == server.routes["/update_weight_version"] < 12
 
