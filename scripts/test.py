@@ -32,7 +32,8 @@ VARIABLES = {
 UNIT = "tests/unit"
 # What needs DeepSpeed or bitsandbytes, and these with what they need beside the packages of the tests.
 APART = [
-    *("tests/distributed/test_zero.py", "tests/distributed/test_zero_engine.py", "tests/contract/test_quantized.py"),
+    *("tests/distributed/test_zero.py", "tests/distributed/test_zero_engine.py"),
+    *("tests/distributed/test_nonfinite_ranks.py", "tests/contract/test_quantized.py"),
     *("tests/unit/models/test_formats.py", "tests/unit/models/test_wrapper.py", "tests/unit/test_optim.py"),
 ]
 PACKAGES_APART = ("bitsandbytes", "deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")
