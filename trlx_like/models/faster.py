@@ -91,7 +91,7 @@ class _FasterGELU(nn.GELU):
 
     def forward(self, states: Tensor) -> Tensor:
         """Apply it to states [*]."""
-        if not _plain(states) or states.numel() < LEAST // 2**8:
+        if not _plain(states) or states.numel() < LEAST // 2**4:
             return super().forward(states)
         if torch.is_grad_enabled() and states.requires_grad:
             return cast(Tensor, _TanhGELU.apply(states))  # type: ignore[no-untyped-call]
