@@ -21,7 +21,7 @@ OWN = {
     "imagined.py": "weights without memory, to estimate a run",
     "models/adapters.py": "the number format of a new adapter",
     "models/diffusion.py": "number formats, before the model is divided",
-    "models/faster.py": "a tensor of its own, in the backward pass of GELU",
+    "models/faster.py": "what GELU has just made",
     "models/heads.py": "a head that is being made",
     "samplers/plain_copy.py": "the engine's own copy of the weights",
     "trainers/ddpo.py": "advantages of samples",
