@@ -26,6 +26,7 @@ SIX_STEPS = {
 # A diffusion model's log-probabilities divide by small variances: the norm of its gradients is up to 2.6, and 1e-7 of
 # that, a rounding error, is not small beside the gradients of some weights.
 LARGER = {"DDPOTrainer": {"optimizer.kwargs": {"lr": 5e-4, "eps": 1e-4}}}
+REPLAYED = {name: {"method.replay_best": True} for name in ("GRPOTrainer", "OnlineDPOTrainer")}
 AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
 
@@ -36,7 +37,8 @@ def learned(rank: int, name: str, folder: Path, stop: int = 0) -> dict[str, Any]
     stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
     """
     callbacks = [StopAfter(stop)] if stop else []
-    trainer = make(name, folder, **{**SIX_STEPS, **LARGER.get(name, {}), **AUTO}, callbacks=callbacks)
+    changes = {**SIX_STEPS, **LARGER.get(name, {}), **REPLAYED.get(name, {}), **AUTO}
+    trainer = make(name, folder, **changes, callbacks=callbacks)
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.learn()
     ids = [

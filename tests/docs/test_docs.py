@@ -90,10 +90,10 @@ def test_the_metrics_that_are_logged_are_those_documented(tmp_path: Path) -> Non
     named = {metric for metric in logged if metric.startswith("metrics/")}
     logged = logged - named | {"metrics/<name>"}
     assert {"reward/lambda/mean", "rollout/reward/lambda/mean"} <= logged
-    # Logged by the runs of tests/contract/test_nonfinite.py and tests/unit/trainers/test_online.py, test_empty.py and
-    # test_groups.py.
+    # Logged by the runs of tests/contract/test_nonfinite.py and tests/unit/trainers/test_online.py, test_empty.py,
+    # test_groups.py and test_replay.py.
     logged |= {"train/nonfinite_steps", "policy/rollout_ratio", "policy/rollout_ratio_capped", "rollout/empty_rounds"}
-    logged.add("rollout/max_at_k")
+    logged |= {"rollout/max_at_k", "rollout/replayed"}
     assert documented_metrics() == {re.sub("/(count_letters|lambda)/", "/<name>/", metric) for metric in logged}
 
 

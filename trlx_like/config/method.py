@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from trlx_like.config.generation import experience_problems, generation_problems
+from trlx_like.config.generation import experience_problems, forbidding, generation_problems
 from trlx_like.config.problems import Problem, at
-from trlx_like.config.resume import Applied, OfRollouts, OfWeights
+from trlx_like.config.resume import Applied, OfRollouts, OfRound, OfWeights
 from trlx_like.config.section import Section
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class OnlineTextMethodConfig(TextMethodConfig):
     gen_experience_kwargs: OfRollouts[dict[str, Any] | None] = None
     """Generation options for rollouts, the text that is trained on; null: the same as `gen_kwargs`."""
 
+    @property
+    def group_size(self) -> int:
+        """Number of responses to a prompt, which follow each other in a round."""
+        return 1
+
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
         if self.gen_experience_kwargs is not None:
@@ -105,6 +110,26 @@ class OnlineTextMethodConfig(TextMethodConfig):
     def experience_kwargs(self) -> dict[str, Any]:
         """Return a copy of the options that rollouts are generated with."""
         return dict(self.gen_kwargs if self.gen_experience_kwargs is None else self.gen_experience_kwargs)
+
+
+class ComparingMethodConfig(OnlineTextMethodConfig):
+    """Hold the option of a method that compares the responses to a prompt."""
+
+    replay_best: OfRound[bool] = False
+    """Let the best response so far to a prompt stand in for its last new one, if it scores above all new ones."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from super().conflicts()
+        if not self.replay_best:
+            return
+        if self.group_size < 2:
+            yield at("method.replay_best", "with one response to a prompt, no new one would be left; use two or more.")
+        for option in forbidding(self.experience_kwargs):
+            yield at(
+                "method.replay_best",
+                f"a response of an earlier policy may have tokens that {option} forbids by now; leave {option} out of "
+                "the options of rollouts.",
+            )
 
 
 class PolicyGradientMethodConfig(OnlineTextMethodConfig):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,48 @@ class ResponsePool:
             pool.made = [(known[n], score) for n, score in zip(made[row].tolist(), scores[row].tolist(), strict=True)]
 
 
+class BestResponse(NamedTuple):
+    """Hold the best response so far to a prompt."""
+
+    score: float
+    response: list[int]  # token ids
+    finish_reason: str
+
+
+class BestResponses:
+    """Remember the best response so far to each row of the data; among equal scores the one that came first."""
+
+    def __init__(self) -> None:
+        self._best: dict[int, tuple[float, bytes, str]] = {}  # by row; ids are packed
+
+    def get(self, row: int) -> BestResponse | None:
+        """Return the best response so far to a row of the data; None if there is none yet."""
+        if (best := self._best.get(row)) is None:
+            return None
+        return BestResponse(best[0], _unpack(best[1]), best[2])
+
+    def update(self, found: Iterable[tuple[int, BestResponse]]) -> None:
+        """Remember the responses that score above the best so far to their row of the data."""
+        for row, (score, response, reason) in found:
+            if row not in self._best or score > self._best[row][0]:
+                self._best[row] = score, _pack(response), reason
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows, scores and responses, as flat tensors and texts."""
+        best = list(self._best.values())
+        return {
+            "rows": torch.tensor(list(self._best), dtype=torch.int64),
+            "scores": torch.tensor([score for score, _, _ in best], dtype=torch.float64),
+            "responses": _flat(response for _, response, _ in best),
+            "finish_reasons": [reason for _, _, reason in best],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the contents by those that were saved."""
+        best = zip(state["scores"].tolist(), _rows(state["responses"]), state["finish_reasons"], strict=True)
+        self._best = dict(zip(state["rows"].tolist(), best, strict=True))
+
+
 @dataclass
 class _Pool:
     """The responses to one prompt."""
@@ -114,12 +157,12 @@ def _unpack(packed: bytes) -> list[int]:
 
 
 def _flat(rows: Iterable[bytes]) -> dict[str, Tensor]:
-    unpacked = [_unpack(row) for row in rows]
+    packed = list(rows)
     return {
-        "ids": torch.tensor([token for row in unpacked for token in row], dtype=torch.int32),
-        "lengths": torch.tensor([len(row) for row in unpacked], dtype=torch.int64),
+        "ids": torch.tensor(np.frombuffer(b"".join(packed), dtype=np.int32)),
+        "lengths": torch.tensor([len(row) // 4 for row in packed], dtype=torch.int64),
     }
 
 
 def _rows(flat: dict[str, Tensor]) -> list[bytes]:
-    return [_pack(row.tolist()) for row in flat["ids"].split(flat["lengths"].tolist())]
+    return [row.numpy().tobytes() for row in flat["ids"].split(flat["lengths"].tolist())]

@@ -34,6 +34,7 @@ NOT_STATE = {
     ".rollouts.samples",  # of the round, for its metrics
     ".rollouts.faults",
     ".rollouts.prompts",
+    ".rollouts.taken",
     ".sampler.engine.lm",  # brought up to date before it is used
     ".sampler.engine.version",  # the same
     ".rollouts.extreme",
@@ -42,7 +43,7 @@ NOT_STATE = {
     ".divergence_watch.optimisation",  # looked at as the trainer's own
     ".optimisation.guard._copies",  # of the last step, to undo it
     *(".optimisation.guard._known", ".optimisation.guard._weights", ".optimisation.guard._moments"),  # looked up again
-    ".by_hand.sampler",  # the same
+    *(".by_hand.sampler", ".replay.rollouts"),  # looked at as the trainer's own
     ".rollouts.scoring",  # looked at as the trainer's own
 }
 # Gone by every step boundary: between two steps a step is half done.

@@ -28,7 +28,6 @@ from trlx_like.functional.kl import kl_k1, kl_k3
 from trlx_like.functional.masked import masked_sum, zero_padding
 from trlx_like.functional.policy_gradient import clip_sides, clipped_surrogate, ratio_metrics
 from trlx_like.functional.sequences import sequence_means, sequence_sums
-from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.online import OnlineTextTrainer, whole
@@ -81,12 +80,13 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         """Whether the log-probabilities of a round are computed before its first step, besides those of sampling.
 
         With one step a round the loss is computed with the policy that has sampled, so its own log-probabilities are
-        the old ones. A reference, a correction and an engine with weights of its own need them apart.
+        the old ones. A reference, a correction, an engine with weights of its own and replay need them apart.
         """
         method = self.method
         one_step = self.passes == 1 and method.num_prompts * method.num_generations <= self.config.train.batch_size
         own = getattr(self.sampler.engine, "lm", None) is self.model.lm
-        return not (one_step and own and method.beta == 0 and method.rollout_correction == "none")
+        plain = method.beta == 0 and method.rollout_correction == "none" and not method.replay_best
+        return not (one_step and own and plain)
 
     @property
     def max_at_k(self) -> int:
@@ -109,10 +109,6 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         """
 
     # A round.
-
-    def take_prompts(self, count: int) -> PromptBatch:
-        """Return this process's share of the next `count` prompts, each repeated `num_generations` times."""
-        return super().take_prompts(count).repeated(self.method.num_generations)
 
     def make_experience(self) -> Metrics:
         method = self.method

@@ -18,6 +18,7 @@ from trlx_like.samplers.engines import ENGINES
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import ROLLOUTS, Metrics
 from trlx_like.trainers.ledger import Use
+from trlx_like.trainers.replay import Replay
 from trlx_like.trainers.rollouts import dense
 from trlx_like.trainers.text import E, TextTrainer
 
@@ -30,6 +31,16 @@ class OnlineTextTrainer(TextTrainer[E]):
     uses = frozenset({"prompts", "eval_prompts"})
     needs: ClassVar[tuple[str, ...]] = ("reward_fn", "prompts")
 
+    replay: Replay | None = None
+    """The best responses so far, with `method.replay_best`."""
+
+    def build(self, tokenizer: Any = None) -> None:
+        super().build(tokenizer)
+        if getattr(self.method, "replay_best", False):
+            self.replay = Replay(self.world, self.rollouts, self.method.group_size, self.sampler.decode)
+            self.rollouts.replays = True
+            self.state.register("best_responses", self.replay.best)
+
     def read_inputs(self, tokenizer: Any = None) -> None:
         engine = self.config.sampler.engine
         if self.cuts and not getattr(ENGINES.get(engine), "tells_choices", False):
@@ -40,6 +51,10 @@ class OnlineTextTrainer(TextTrainer[E]):
                 "only (method.gen_kwargs) and leave it out of method.gen_experience_kwargs."
             )
         super().read_inputs(tokenizer)
+
+    def take_prompts(self, count: int) -> PromptBatch:
+        """Return this process's share of the next `count` prompts, each as often as it has responses in a group."""
+        return super().take_prompts(count).repeated(self.method.group_size)
 
     @property
     def cuts(self) -> list[str]:
@@ -115,8 +130,10 @@ class OnlineTextTrainer(TextTrainer[E]):
         for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
             samples.components = scores.components
             self.rollouts.add_text(samples, scores.rewards)
-            yield samples, scores.rewards
+            yield (samples, scores.rewards) if self.replay is None else self.replay.stand_in(samples, scores.rewards)
         self.rollouts.check(may_be_empty=more)
+        if self.replay is not None:
+            self.replay.remember()
 
     def scores_of_others(self, chunks: Sequence[TextSamples], **options: Any) -> list[list[Reward]]:
         """Sample another response to the prompt of each given response, and score it, such as for a baseline.

@@ -16,13 +16,14 @@ from torch import Tensor
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.online_dpo import OnlineDPOConfig
 from trlx_like.data import Completion, PreferenceExperience
+from trlx_like.errors import ConfigError
 from trlx_like.functional.kl import kl_k3
 from trlx_like.functional.preference import ipo_loss, sigmoid_loss
 from trlx_like.functional.sequences import sequence_sums
 from trlx_like.models.policy import PolicyOutput
-from trlx_like.pipelines.prompts import PromptBatch
 from trlx_like.rewards.call import Reward
 from trlx_like.rewards.judges import GroupReward, WinRate, make_judge
+from trlx_like.rewards.judging import kind_of
 from trlx_like.trainers.base import LossOutput, Metrics
 from trlx_like.trainers.dpo_losses import Pairs
 from trlx_like.trainers.online import OnlineTextTrainer, whole
@@ -54,6 +55,11 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
     def build(self, tokenizer: Any = None) -> None:
         self.judge = make_judge(self.data["judge"]) if "judge" in self.data else None
         if self.judge is not None:
+            if self.method.replay_best and kind_of(self.judge) != "check":
+                raise ConfigError(
+                    "method.replay_best: the judge's scores count wins within a group, so those of different rounds "
+                    "cannot be compared. Use a reward function, or a judge that checks."
+                )
             self.judged = GroupReward(self.judge, self.method.n_generations_per_prompt)
             self.scoring.runner(self.judged)
         super().build(tokenizer)
@@ -102,10 +108,6 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             assert out.ref_logprobs is not None
             found[rows] = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).cpu()
         return found.tolist()
-
-    def take_prompts(self, count: int) -> PromptBatch:
-        """Return this process's share of the next `count` prompts, each repeated `n_generations_per_prompt` times."""
-        return super().take_prompts(count).repeated(self.method.n_generations_per_prompt)
 
     @property
     def scorer(self) -> Callable[..., Any] | None:

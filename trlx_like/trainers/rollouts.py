@@ -28,6 +28,7 @@ from trlx_like.rewards.outcome import Reward, whole
 from trlx_like.rewards.runner import Scores
 from trlx_like.samplers.text import TextSamples
 from trlx_like.trainers.context import Metrics, Row, Run
+from trlx_like.trainers.ledger import Use
 from trlx_like.trainers.scoring import Scoring, after_faults
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Sample:
     prompt_length: int | None = None  # in tokens; None for images
     length: int | None = None
     finished: bool | None = None  # whether it ended by itself, not at max_new_tokens
+    replaced: bool = False  # whether the trainer gets an earlier response in its place
 
 
 @dataclass
@@ -69,22 +71,26 @@ class Rollouts:
         scoring: Calls the reward function.
         samples: The samples of the round so far.
         prompts: Prompts taken for the round so far, over all processes.
+        taken: Epoch and row of each of these, if they were taken from the training data.
         faults: Calls of reward functions that failed in this round.
         scored: Whether there is a reward function.
+        replays: Whether responses may be replaced by earlier ones.
     """
 
     run: Run
     scoring: Scoring
     samples: list[Sample] = field(default_factory=list)
     prompts: int = 0
+    taken: list[Use] = field(default_factory=list)
     faults: int = 0  # calls of reward functions that failed in this round
     extreme: tuple[float, str] = (0.0, "")  # largest absolute score of this process, and its sample as words
     warned: bool = False  # of an outlier
     scored: bool = True
+    replays: bool = False
 
     def begin(self) -> None:
         """Start a round, and drop the samples of the last one."""
-        self.samples, self.prompts, self.faults, self.extreme = [], 0, 0, (0.0, "")
+        self.samples, self.prompts, self.taken, self.faults, self.extreme = [], 0, [], 0, (0.0, "")
         self.run.ledger.begin()
 
     def own(self, prompts: Columns) -> Columns:
@@ -186,9 +192,12 @@ class Rollouts:
         return added
 
     def keep(self, kept: Sequence[bool]) -> None:
-        """Set for each of this process's samples, in the order they were added, whether the trainer learns from it."""
+        """Set for each of this process's samples, in the order they were added, whether the trainer learns from it.
+
+        It learns from none that an earlier response has replaced.
+        """
         for sample, keep in zip(self.samples, kept, strict=True):
-            sample.kept = keep
+            sample.kept = keep and not sample.replaced
 
     def check(self, *, may_be_empty: bool = False) -> None:
         """Check that enough samples of the round have a reward. Every process calls it.
@@ -216,6 +225,8 @@ class Rollouts:
         self._warn_of_outlier([sample.score for sample in everything if sample.score is not None])
         (faults,) = self.run.world.sum([self.faults])
         metrics = round_metrics(everything) | {"rollout/reward_faults": float(faults)}
+        if self.replays:
+            metrics["rollout/replayed"] = float(sum(sample.replaced for sample in everything))
         return {name: value for name, value in metrics.items() if self.scored or name not in OF_SCORES}
 
     def _find_extreme(self, rewards: Sequence[Reward], *texts: Sequence[str]) -> None:

@@ -224,6 +224,7 @@ class TextTrainer(BaseRLTrainer[E]):
     def take_prompts(self, count: int) -> PromptBatch:
         """Take the next `count` prompts of the training data, and return this process's share."""
         prompts = self.rollouts.own(self.prompts.take(count))
+        self.rollouts.taken += self.prompts.taken
         self.run.ledger.use(self.world.share(self.prompts.taken), self.prompts.rows)
         return prompts
 

@@ -8,12 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from trlx_like.config.generation import longest_response
-from trlx_like.config.method import PolicyGradientMethodConfig
+from trlx_like.config.method import ComparingMethodConfig, PolicyGradientMethodConfig
 from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
-class GroupMethodConfig(PolicyGradientMethodConfig):
+class GroupMethodConfig(ComparingMethodConfig, PolicyGradientMethodConfig):
     """Options of policy gradients that compare the responses to a prompt and need no value function."""
 
     num_generations: OfRound[int] = Field(default=8, ge=1)
@@ -61,6 +61,10 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
         return longest_response(self.experience_kwargs)
 
     @property
+    def group_size(self) -> int:
+        return self.num_generations
+
+    @property
     def measures_kl(self) -> bool:
         return self.beta > 0
 
@@ -71,6 +75,8 @@ class GroupMethodConfig(PolicyGradientMethodConfig):
             return
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
             yield at("method.soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
+        if self.replay_best and self.rollout_correction != "none":
+            yield at("method.replay_best", "a response of an earlier policy has no method.rollout_correction; use one.")
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trlx_like.config.method import DropoutMethodConfig, OnlineTextMethodConfig, Sections
+from trlx_like.config.method import ComparingMethodConfig, DropoutMethodConfig, Sections
 from trlx_like.config.problems import Accepts, Problem, only
 from trlx_like.config.resume import Applied, OfRollouts, OfRound
 
@@ -15,7 +15,7 @@ GEN_KWARGS = {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0
 """The defaults of TRL."""
 
 
-class OnlineDPOConfig(DropoutMethodConfig, OnlineTextMethodConfig):
+class OnlineDPOConfig(DropoutMethodConfig, ComparingMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
     gen_kwargs: OfRollouts[dict[str, Any]] = GEN_KWARGS
@@ -48,6 +48,10 @@ class OnlineDPOConfig(DropoutMethodConfig, OnlineTextMethodConfig):
     def beta_of(self, epoch: int) -> float:
         """Return beta for a pass over the prompts, counted from 0. After the end of a list its last value stays."""
         return self.beta[min(epoch, len(self.beta) - 1)] if isinstance(self.beta, list) else self.beta
+
+    @property
+    def group_size(self) -> int:
+        return self.n_generations_per_prompt
 
     @property
     def measures_kl(self) -> bool:
