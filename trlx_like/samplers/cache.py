@@ -26,20 +26,21 @@ class RowLayer(DynamicLayer):
         self.most, self.columns = rows, columns
         self.rows = self.start = self.end = 0
         self.room: list[Tensor] = []
+        self.held: list[Tensor] = []  # the first n rows of the buffers
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [n, heads, t, width]; return all of them that are visible."""
         count = key_states.shape[-2]
+        for held, new in zip(self.held, (key_states, value_states), strict=True):
+            held.narrow(2, self.end, count).copy_(new)
         self.end += count
-        shown = self.show(self.start)
-        for held, new in zip(shown, (key_states, value_states), strict=True):
-            held[:, :, -count:] = new
-        return shown
+        return self.show(self.start)
 
     def show(self, start: int) -> tuple[Tensor, Tensor]:
         """Hide the columns before `start`; return the visible keys and values."""
         self.start = start
-        self.keys, self.values = (held[: self.rows, :, start : self.end] for held in self.room)
+        keys, values = self.held
+        self.keys, self.values = keys.narrow(2, start, self.end - start), values.narrow(2, start, self.end - start)
         return self.keys, self.values
 
     def admit(self, states: Sequence[Tensor], index: Tensor) -> None:
@@ -54,12 +55,14 @@ class RowLayer(DynamicLayer):
             # A hidden column is multiplied by 0, which would keep a NaN.
             held[before : self.rows, :, : self.end - width] = 0
             held[before : self.rows, :, self.end - width : self.end] = new[index]
+        self.held = [held[: self.rows] for held in self.room]
 
     def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:
         """Keep the first `rows` rows, after the rows `movers` behind them have taken the places `holes`."""
         for held in self.room if len(holes) else []:
             held[holes, :, self.start : self.end] = held[movers, :, self.start : self.end]
         self.rows = rows
+        self.held = [held[:rows] for held in self.room]
 
     def shift(self) -> None:
         """Move the visible columns to the beginning of the buffers."""

@@ -35,6 +35,7 @@ from trlx_like.samplers.attention import attention_for_decoding
 from trlx_like.samplers.decode import Decoding, needs_generate
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, refuse_nan, warpers
 from trlx_like.samplers.generation import greedy, is_exact, is_plain
+from trlx_like.samplers.lean import lean
 from trlx_like.samplers.stopping import StopStrings, finished
 
 logger = logging.getLogger(__name__)
@@ -249,7 +250,12 @@ class TransformersEngine:
             completes = StopStrings(stop, self.tokenizer, 0).complete if stop else None
             all_processors = [*self.processors, *processors]
             decoding = Decoding(self.lm, prompt, prompt_mask, config, keys, all_processors, completes, tell, at_once)
-            with neutral(self.lm), attention_for_decoding(self.lm, decoding.at_once), torch.inference_mode():
+            with (
+                neutral(self.lm),
+                lean(self.lm),
+                attention_for_decoding(self.lm, decoding.at_once),
+                torch.inference_mode(),
+            ):
                 decoding.run()
             return decoding.sampled(tell or plain)
         logger.debug("generate() of transformers writes the responses, because of %s.", reason)
