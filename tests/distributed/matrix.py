@@ -7,7 +7,8 @@
     python -m tests.distributed.matrix --kind zero3     # DeepSpeed, which has to be installed; zero1 and zero2 too
 
 It prints a table: the largest difference of a weight, of a moment of Adam and of a metric after six steps of AdamW. The
-exit code is 1 if a difference is above its bound, or the exports have other files, names or shapes.
+exit code is 1 if a difference is above its bound, or the exports have other files, or anything but the numbers of their
+tensors differs in a file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.contract.recipes import GENERATION, ONE_PROCESS, PROMPTS, RECIPES, make
+from tests.contract.recipes import GENERATION, LORA, ONE_PROCESS, PROMPTS, RECIPES, make
 from tests.distributed.ranks import on_ranks, whole
+from tests.tiny import saved_tiny
 from trlx_like.testing.compare import apart
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-5}
@@ -71,6 +74,8 @@ ALONE: dict[str, dict[str, dict[str, Any]]] = {
         "an empty rank": {"method.num_rollouts": 1, "eval_prompts": PROMPTS[:1], "method.gen_kwargs": SIX_TOKENS},
         "ragged": {"method.num_rollouts": 3, "train.minibatch_size": 1},
         "gradients": {"backend.shard": "gradients"},
+        # Exported alone, in the format of peft, because the model is in a folder.
+        "adapter of a folder": {"model.model_path": saved_tiny(), "model.peft_config": LORA},
     }
 }
 """Variants of one trainer, for what does not depend on the trainer."""
@@ -106,11 +111,21 @@ def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any
     items = trainer.state.items  # a reference that does not move has a fingerprint, which is small
     kept = [item for item in ("model", "optimizer", "reference") if item in items and not items[item].small]
     states = {item: whole(trainer.run.backend, items[item].item.state_dict()) for item in kept}
-    exported = {str(file.relative_to(folder)): None for file in sorted(folder.glob("checkpoint_*/hf_model/**/*"))}
-    for file in exported:
-        exported[file] = load_file(folder / file) if file.endswith(".safetensors") else None  # type: ignore[assignment]
     metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
-    return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported}
+    return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported(folder)}
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    """All files of a run's exports by their names: tensors and metadata of safetensors, and lines of the others."""
+    files = sorted(path for path in folder.glob("**/hf_model/**/*") if path.is_file())
+    return {str(path.relative_to(folder)): _content(path) for path in files}
+
+
+def _content(path: Path) -> Any:
+    if path.suffix != ".safetensors":
+        return path.read_bytes().decode("latin-1").splitlines(keepends=True)
+    with safe_open(path, "pt") as opened:
+        return {"metadata": opened.metadata(), "tensors": load_file(path)}
 
 
 def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:

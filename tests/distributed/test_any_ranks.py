@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import StopAfter, assert_same, rows
-from tests.distributed.matrix import KINDS
+from tests.distributed.matrix import KINDS, exported
 from tests.distributed.ranks import on_ranks, whole
 from trlx_like.errors import CheckpointError
+from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
 
 FEW = ("DDPOTrainer", "PPOTrainer", "SFTTrainer")
@@ -30,20 +31,22 @@ AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
 
 
-def learned(rank: int, name: str, folder: Path, stop: int = 0) -> dict[str, Any]:
-    """Train, and return the weights before and after, and the ids of the store's elements in their order.
+def learned(rank: int, name: str, folder: Path, stop: int = 0, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Train, and return weights before and after, the ids of the store's elements in their order, and the export.
 
     stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
     """
     callbacks = [StopAfter(stop)] if stop else []
-    trainer = make(name, folder, **{**SIX_STEPS, **LARGER.get(name, {}), **AUTO}, callbacks=callbacks)
-    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer = make(name, folder, **{**SIX_STEPS, **LARGER.get(name, {}), **AUTO, **changes}, callbacks=callbacks)
+    backend = trainer.run.backend
+    before = {key: value.clone() for key, value in backend.weights(trainer.model)}
     trainer.learn()
     ids = [
         [getattr(element, field).tolist() for field in SAMPLED if hasattr(element, field)]
         for element in trainer.store.elements
     ]
-    return {"before": before, "after": trainer.model.state_dict(), "ids": ids}
+    after = {key: value.clone() for key, value in backend.weights(trainer.model)}
+    return {"before": before, "after": after, "ids": ids, "exported": exported(folder / "checkpoint_6")}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,7 @@ def assert_close(found: Sequence[dict[str, Any]], alone: dict[str, Any], folder:
         assert one["ids"] == alone["ids"]
         for key, weight in alone["after"].items():
             torch.testing.assert_close(one["after"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
+    assert alone["exported"] and apart(found[0]["exported"], alone["exported"], "export") < 2e-6
     for got, expected in zip(rows(folder), rows(other), strict=True):
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-5, nan_ok=True)
 
@@ -125,7 +129,7 @@ def learned_with_a_cut(rank: int, folder: Path) -> dict[str, Any]:
     trainer.learn()
     assert all(element.choices is not None for element in trainer.store.elements)
     ids = [[element.response.tolist(), element.choices.tolist()] for element in trainer.store.elements]
-    return {"before": {}, "after": trainer.model.state_dict(), "ids": ids}
+    return {"after": trainer.model.state_dict(), "ids": ids, "exported": exported(folder / "checkpoint_6")}
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contract.recipes import make
+from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import assert_same
 from tests.distributed import matrix, test_async_save, test_own_reading
 from tests.distributed.ranks import on_ranks
-from tests.distributed.test_any_ranks import state_at
+from tests.distributed.test_any_ranks import assert_close, learned, state_at
 from tests.distributed.test_fsdp import CASES, assert_training_as_estimated, interrupted
 from tests.tiny import save_tiny
 from trlx_like.distributed import zero_engine
@@ -115,6 +115,21 @@ def test_checkpoints_of_every_stage_are_read_by_every_other(tmp_path: Path) -> N
     found.append(state_at(0, place, matrix.KINDS["ddp"], 0, None))
     for state in found[1:]:
         assert_same(state, found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_goes_on_under_other_backends(name: str, tmp_path: Path) -> None:
+    """Begun under FSDP2 on four processes, continued on one, and ended under ZeRO-2 on two."""
+    matrix.import_deepspeed()
+    alone = learned(0, name, tmp_path / "1")
+    for kind, processes, stop in (("fsdp", 4, 2), ("ddp", 1, 4)):
+        codes = on_ranks(
+            learned, name, tmp_path / "n", stop, matrix.KINDS[kind], processes=processes, exits=True, timeout=300
+        )
+        assert codes == [143] * processes
+    ended = on_ranks(learned, name, tmp_path / "n", 0, matrix.KINDS["zero2"], timeout=300)
+    assert_close(ended, alone, tmp_path / "n", tmp_path / "1")
 
 
 @pytest.mark.slow
