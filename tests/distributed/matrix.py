@@ -3,6 +3,7 @@
     python -m tests.distributed.matrix                  # all cases, on 2 processes: 4 to 8 minutes
     python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
     python -m tests.distributed.matrix --processes 4
+    python -m tests.distributed.matrix --kind hybrid --processes 4  # as on two machines
     python -m tests.distributed.matrix --kind layers    # fsdp that gathers one block at a time to sample
     python -m tests.distributed.matrix --kind zero3     # DeepSpeed, which has to be installed; zero1 and zero2 too
 
@@ -26,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.contract.recipes import GENERATION, LORA, ONE_PROCESS, PROMPTS, RECIPES, make
-from tests.distributed.ranks import on_ranks, whole
+from tests.distributed.ranks import on_ranks, on_two_machines, whole
 from tests.tiny import saved_tiny
 from trlx_like.testing.compare import apart
 
@@ -37,6 +38,7 @@ OF_SGD = {"weights": 1e-6}
 KINDS: dict[str, dict[str, Any]] = {
     "ddp": {"backend.kind": "ddp", "backend.shard": "full"},
     "fsdp": {"backend.kind": "fsdp"},
+    "hybrid": {"backend.kind": "fsdp", "backend.shard": "hybrid"},
     "layers": {"backend.kind": "fsdp", "backend.rollout": "layers", "sampler.engine": "transformers"},
     "zero1": {"backend.kind": "deepspeed", "backend.shard": "optimizer"},
     "zero2": {"backend.kind": "deepspeed", "backend.shard": "gradients"},
@@ -98,13 +100,18 @@ def cases(only: str = "", kind: str = "fsdp") -> Iterator[tuple[str, str, dict[s
         for variant, changes in variants.items():
             label = f"{name} / {variant}"
             # The stages of ZeRO are the values of `backend.shard`.
-            if only in label and label not in REFUSED and (kind[:4] != "zero" or "backend.shard" not in changes):
+            if (
+                only in label
+                and label not in REFUSED
+                and (kind in ("fsdp", "layers") or "backend.shard" not in changes)
+            ):
                 steps = SGD if variant == "SGD" else {**SIX_STEPS, **LARGER_EPS.get(label, {})}
                 yield label, name, {**changes, **steps}
 
 
 def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any:
-    """Train on one of several processes; the main one returns the state, metrics and exported tensors."""
+    """Train on one of several processes; the main one returns the state, metrics and exported files."""
+    on_two_machines(changes)
     trainer = make(name, folder, **changes)
     trainer.learn()
     assert trainer.run.backend.sharded == (changes["backend.kind"] != "ddp")

@@ -12,7 +12,7 @@ import torch
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import StopAfter, assert_same, rows
 from tests.distributed.matrix import KINDS, exported
-from tests.distributed.ranks import on_ranks, whole
+from tests.distributed.ranks import on_ranks, on_two_machines, whole
 from trlx_like.errors import CheckpointError
 from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
@@ -36,6 +36,7 @@ def learned(rank: int, name: str, folder: Path, stop: int = 0, changes: Mapping[
 
     stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
     """
+    on_two_machines(changes)
     callbacks = [StopAfter(stop)] if stop else []
     trainer = make(name, folder, **{**SIX_STEPS, **LARGER.get(name, {}), **AUTO, **changes}, callbacks=callbacks)
     backend = trainer.run.backend
@@ -50,17 +51,18 @@ def learned(rank: int, name: str, folder: Path, stop: int = 0, changes: Mapping[
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("name", "kind", "ranks"),
     [
-        pytest.param(name, ranks, marks=[] if name in FEW and ranks == 2 else pytest.mark.slow)
+        pytest.param(name, kind, ranks, marks=[] if name in FEW and ranks == 2 else pytest.mark.slow)
         for name in RECIPES
-        for ranks in (2, 4)
+        for kind, ranks in (("ddp", 2), ("ddp", 4), ("fsdp", 4), ("hybrid", 4))
     ],
 )
-def test_the_run_is_that_of_one_process(name: str, ranks: int, tmp_path: Path) -> None:
+def test_the_run_is_that_of_one_process(name: str, kind: str, ranks: int, tmp_path: Path) -> None:
     """Drawn samples, and pairs or responses that the trainer leaves out, in chunks of another size on each number."""
     alone = learned(0, name, tmp_path / "1")
-    assert_close(on_ranks(learned, name, tmp_path / "n", processes=ranks), alone, tmp_path / "n", tmp_path / "1")
+    many = on_ranks(learned, name, tmp_path / "n", 0, KINDS[kind], processes=ranks)
+    assert_close(many, alone, tmp_path / "n", tmp_path / "1")
     moved = max(float((alone["after"][key] - weight).abs().max()) for key, weight in alone["before"].items())
     assert moved > 1e-3
 

@@ -22,7 +22,7 @@ from tests.tiny import save_tiny
 from trlx_like.distributed import zero_engine
 from trlx_like.errors import ConfigError
 
-STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "layers")]
+STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "hybrid", "layers")]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
