@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import assert_same
-from tests.distributed import matrix, test_async_save, test_own_reading
+from tests.distributed import matrix, test_async_save, test_launched, test_own_reading
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_any_ranks import assert_close, learned, state_at
 from tests.distributed.test_fsdp import CASES, assert_training_as_estimated, interrupted
@@ -247,3 +247,25 @@ def test_training_takes_what_the_estimate_says(stage: str, length: int, tmp_path
     """Long samples take more than the buffers of DeepSpeed, short ones less."""
     matrix.import_deepspeed()
     assert_training_as_estimated("SFTTrainer", tmp_path, {**matrix.KINDS[stage], "train.seq_length": length})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shard"), [("zero2", "gradients"), ("zero3", "full")])
+def test_accelerate_launch_with_a_file_of_ours(name: str, shard: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    test_launched.assert_launch_trains(tmp_path, name, {"kind": "deepspeed", "shard": shard})
+
+
+MISMATCHES = {
+    "zero3": ({"kind": "ddp"}, "deepspeed: true (ACCELERATE_USE_DEEPSPEED), and backend.kind is ddp"),
+    "zero2": ({"kind": "deepspeed"}, "zero_stage: 2 (ACCELERATE_DEEPSPEED_ZERO_STAGE), and backend.shard is full"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_accelerate_launch_with_a_file_of_another_backend(name: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    backend, words = MISMATCHES[name]
+    run = test_launched.launch(tmp_path, test_launched.ROOT / "configs" / "accelerate" / f"{name}.yaml", **backend)
+    test_launched.assert_launch_refused(tmp_path, run, words)
