@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ from transformers import (
     UMT5Config,
 )
 
-from trlx_like.testing.tiny import LETTERS as LETTERS, tiny_gpt2, tiny_tokenizer as tiny_tokenizer
+from trlx_like.testing.tiny import LETTERS as LETTERS, NO_DROPOUT, tiny_gpt2, tiny_tokenizer as tiny_tokenizer
 
 FAMILIES = ("gpt2", "llama", "qwen3", "gpt_neox", "opt")
 ODD_FAMILIES = ("gemma2", "cohere", "granite", "bloom", "falcon", "opt_projected")
@@ -107,3 +111,11 @@ def save_tiny(folder: Path, family: str = "gpt2", **extra: Any) -> str:
     tiny_lm(family, **extra).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@functools.cache
+def saved_tiny() -> str:
+    """A folder with a tiny model and tokenizer, which this process deletes when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="tiny_lm_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return save_tiny(folder, **NO_DROPOUT)

@@ -24,7 +24,7 @@ from trlx_like.check import quiet
 from trlx_like.config import TRLConfig
 from trlx_like.data import Completion
 from trlx_like.data.diffusion import DenoisingExperience
-from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, tensors_of
+from trlx_like.distributed.footprint import DIVIDES, Table, bytes_of, divide, forget_casts, tensors_of
 from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.optim import bounded
 from trlx_like.rehearsal import make_rehearsal
@@ -146,6 +146,7 @@ def _table(trainer: Any, gpus: int, config: TRLConfig) -> tuple[Table, int]:
     if several:  # the gradients of the first micro-batch are there when the second one begins
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
+    forget_casts(model, config, gpus)
     with LiveBytes(kind) as live:
         trainer.optimisation.probe(batch, trainer.loss)
     data = Counter(activations=_step_bytes(trainer, batch, config), gradients=gradients * several)

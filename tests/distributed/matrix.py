@@ -3,11 +3,13 @@
     python -m tests.distributed.matrix                  # all cases, on 2 processes: 4 to 8 minutes
     python -m tests.distributed.matrix --only PPO       # cases whose name contains PPO
     python -m tests.distributed.matrix --processes 4
+    python -m tests.distributed.matrix --kind hybrid --processes 4  # as on two machines
     python -m tests.distributed.matrix --kind layers    # fsdp that gathers one block at a time to sample
     python -m tests.distributed.matrix --kind zero3     # DeepSpeed, which has to be installed; zero1 and zero2 too
 
 It prints a table: the largest difference of a weight, of a moment of Adam and of a metric after six steps of AdamW. The
-exit code is 1 if a difference is above its bound, or the exports have other files, names or shapes.
+exit code is 1 if a difference is above its bound, or the exports have other files, or anything but the numbers of their
+tensors differs in a file.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.contract.recipes import GENERATION, ONE_PROCESS, PROMPTS, RECIPES, make
-from tests.distributed.ranks import on_ranks, whole
+from tests.contract.recipes import GENERATION, LORA, ONE_PROCESS, PROMPTS, RECIPES, make
+from tests.distributed.ranks import on_ranks, on_two_machines, whole
+from tests.tiny import saved_tiny
 from trlx_like.testing.compare import apart
 
 BOUNDS = {"weights": 2e-6, "moments": 2e-5, "metrics": 1e-5}
@@ -34,6 +38,7 @@ OF_SGD = {"weights": 1e-6}
 KINDS: dict[str, dict[str, Any]] = {
     "ddp": {"backend.kind": "ddp", "backend.shard": "full"},
     "fsdp": {"backend.kind": "fsdp"},
+    "hybrid": {"backend.kind": "fsdp", "backend.shard": "hybrid"},
     "layers": {"backend.kind": "fsdp", "backend.rollout": "layers", "sampler.engine": "transformers"},
     "zero1": {"backend.kind": "deepspeed", "backend.shard": "optimizer"},
     "zero2": {"backend.kind": "deepspeed", "backend.shard": "gradients"},
@@ -71,6 +76,8 @@ ALONE: dict[str, dict[str, dict[str, Any]]] = {
         "an empty rank": {"method.num_rollouts": 1, "eval_prompts": PROMPTS[:1], "method.gen_kwargs": SIX_TOKENS},
         "ragged": {"method.num_rollouts": 3, "train.minibatch_size": 1},
         "gradients": {"backend.shard": "gradients"},
+        # Exported alone, in the format of peft, because the model is in a folder.
+        "adapter of a folder": {"model.model_path": saved_tiny(), "model.peft_config": LORA},
     }
 }
 """Variants of one trainer, for what does not depend on the trainer."""
@@ -93,24 +100,39 @@ def cases(only: str = "", kind: str = "fsdp") -> Iterator[tuple[str, str, dict[s
         for variant, changes in variants.items():
             label = f"{name} / {variant}"
             # The stages of ZeRO are the values of `backend.shard`.
-            if only in label and label not in REFUSED and (kind[:4] != "zero" or "backend.shard" not in changes):
+            if (
+                only in label
+                and label not in REFUSED
+                and (kind in ("fsdp", "layers") or "backend.shard" not in changes)
+            ):
                 steps = SGD if variant == "SGD" else {**SIX_STEPS, **LARGER_EPS.get(label, {})}
                 yield label, name, {**changes, **steps}
 
 
 def learn(rank: int, name: str, changes: Mapping[str, Any], folder: Path) -> Any:
-    """Train on one of several processes; the main one returns the state, metrics and exported tensors."""
+    """Train on one of several processes; the main one returns the state, metrics and exported files."""
+    on_two_machines(changes)
     trainer = make(name, folder, **changes)
     trainer.learn()
     assert trainer.run.backend.sharded == (changes["backend.kind"] != "ddp")
     items = trainer.state.items  # a reference that does not move has a fingerprint, which is small
     kept = [item for item in ("model", "optimizer", "reference") if item in items and not items[item].small]
     states = {item: whole(trainer.run.backend, items[item].item.state_dict()) for item in kept}
-    exported = {str(file.relative_to(folder)): None for file in sorted(folder.glob("checkpoint_*/hf_model/**/*"))}
-    for file in exported:
-        exported[file] = load_file(folder / file) if file.endswith(".safetensors") else None  # type: ignore[assignment]
     metrics = {name: value for name, value in trainer.last_metrics.items() if not name.startswith("time/")}
-    return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported}
+    return None if rank else {"reference": {}, **states, "metrics": metrics, "exported": exported(folder)}
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    """All files of a run's exports by their names: tensors and metadata of safetensors, and lines of the others."""
+    files = sorted(path for path in folder.glob("**/hf_model/**/*") if path.is_file())
+    return {str(path.relative_to(folder)): _content(path) for path in files}
+
+
+def _content(path: Path) -> Any:
+    if path.suffix != ".safetensors":
+        return path.read_bytes().decode("latin-1").splitlines(keepends=True)
+    with safe_open(path, "pt") as opened:
+        return {"metadata": opened.metadata(), "tensors": load_file(path)}
 
 
 def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,3 +23,9 @@ def whole(backend: Any, tree: Any) -> Any:
     if isinstance(tree, dict):
         return type(tree)((name, whole(backend, value)) for name, value in tree.items())
     return [whole(backend, value) for value in tree] if isinstance(tree, list) else tree
+
+
+def on_two_machines(changes: Mapping[str, Any]) -> None:
+    """Let half of the processes seem to be on another machine, if weights are divided within a machine."""
+    if changes.get("backend.shard") == "hybrid":
+        os.environ["LOCAL_WORLD_SIZE"] = str(int(os.environ["WORLD_SIZE"]) // 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import StopAfter, assert_same, rows
-from tests.distributed.matrix import KINDS
-from tests.distributed.ranks import on_ranks, whole
+from tests.distributed.matrix import KINDS, exported
+from tests.distributed.ranks import on_ranks, on_two_machines, whole
 from trlx_like.errors import CheckpointError
+from trlx_like.testing.compare import apart
 from trlx_like.trainers.interrupt import Interrupted
 
 FEW = ("DDPOTrainer", "PPOTrainer", "SFTTrainer")
@@ -31,35 +32,39 @@ AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
 
 
-def learned(rank: int, name: str, folder: Path, stop: int = 0) -> dict[str, Any]:
-    """Train, and return the weights before and after, and the ids of the store's elements in their order.
+def learned(rank: int, name: str, folder: Path, stop: int = 0, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Train, and return weights before and after, the ids of the store's elements in their order, and the export.
 
     stop: the step in which a signal ends the run; 0 for none. A run in a folder with a checkpoint goes on from it.
     """
+    on_two_machines(changes)
     callbacks = [StopAfter(stop)] if stop else []
-    changes = {**SIX_STEPS, **LARGER.get(name, {}), **REPLAYED.get(name, {}), **AUTO}
-    trainer = make(name, folder, **changes, callbacks=callbacks)
-    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    of_all = {**SIX_STEPS, **LARGER.get(name, {}), **REPLAYED.get(name, {}), **AUTO}
+    trainer = make(name, folder, **of_all | changes, callbacks=callbacks)
+    backend = trainer.run.backend
+    before = {key: value.clone() for key, value in backend.weights(trainer.model)}
     trainer.learn()
     ids = [
         [getattr(element, field).tolist() for field in SAMPLED if hasattr(element, field)]
         for element in trainer.store.elements
     ]
-    return {"before": before, "after": trainer.model.state_dict(), "ids": ids}
+    after = {key: value.clone() for key, value in backend.weights(trainer.model)}
+    return {"before": before, "after": after, "ids": ids, "exported": exported(folder / "checkpoint_6")}
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("name", "kind", "ranks"),
     [
-        pytest.param(name, ranks, marks=[] if name in FEW and ranks == 2 else pytest.mark.slow)
+        pytest.param(name, kind, ranks, marks=[] if name in FEW and ranks == 2 else pytest.mark.slow)
         for name in RECIPES
-        for ranks in (2, 4)
+        for kind, ranks in (("ddp", 2), ("ddp", 4), ("fsdp", 4), ("hybrid", 4))
     ],
 )
-def test_the_run_is_that_of_one_process(name: str, ranks: int, tmp_path: Path) -> None:
+def test_the_run_is_that_of_one_process(name: str, kind: str, ranks: int, tmp_path: Path) -> None:
     """Drawn samples, and pairs or responses that the trainer leaves out, in chunks of another size on each number."""
     alone = learned(0, name, tmp_path / "1")
-    assert_close(on_ranks(learned, name, tmp_path / "n", processes=ranks), alone, tmp_path / "n", tmp_path / "1")
+    many = on_ranks(learned, name, tmp_path / "n", 0, KINDS[kind], processes=ranks)
+    assert_close(many, alone, tmp_path / "n", tmp_path / "1")
     moved = max(float((alone["after"][key] - weight).abs().max()) for key, weight in alone["before"].items())
     assert moved > 1e-3
 
@@ -116,6 +121,7 @@ def assert_close(found: Sequence[dict[str, Any]], alone: dict[str, Any], folder:
         assert one["ids"] == alone["ids"]
         for key, weight in alone["after"].items():
             torch.testing.assert_close(one["after"][key], weight, rtol=0, atol=2e-6, msg=(key + ": {}").format)
+    assert alone["exported"] and apart(found[0]["exported"], alone["exported"], "export") < 2e-6
     for got, expected in zip(rows(folder), rows(other), strict=True):
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-5, nan_ok=True)
 
@@ -127,7 +133,7 @@ def learned_with_a_cut(rank: int, folder: Path) -> dict[str, Any]:
     trainer.learn()
     assert all(element.choices is not None for element in trainer.store.elements)
     ids = [[element.response.tolist(), element.choices.tolist()] for element in trainer.store.elements]
-    return {"before": {}, "after": trainer.model.state_dict(), "ids": ids}
+    return {"after": trainer.model.state_dict(), "ids": ids, "exported": exported(folder / "checkpoint_6")}
 
 
 @pytest.mark.slow

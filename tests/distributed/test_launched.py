@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-from tests.contract.recipes import GENERATION, PROMPTS, ingredients, make
+from tests.contract.recipes import GENERATION, NO_DROPOUT, PROMPTS, ingredients, make
+from tests.distributed.matrix import exported
 from tests.distributed.ranks import on_ranks
 from tests.tiny import save_tiny
 from trlx_like.distributed.launched import check_launcher
 from trlx_like.errors import ConfigError
+from trlx_like.testing.compare import apart
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,6 +159,33 @@ LAUNCHES = {
 }
 
 
+def launch(folder: Path, launcher: Path, **backend: str) -> subprocess.CompletedProcess[str]:
+    """Train for two steps by `accelerate launch` with a YAML of accelerate and a section `backend`."""
+    config = {
+        "model": {"model_path": save_tiny(folder / "model", **NO_DROPOUT)},
+        "method": {"name": "SFTConfig", "gen_kwargs": GENERATION},
+        "optimizer": {"name": "adamw", "kwargs": {"lr": 3e-3, "eps": 1e-6}},
+        "train": {"trainer": "SFTTrainer", "seq_length": 20, "batch_size": 2, "total_steps": 2, "epochs": 1},
+        "backend": backend,
+    }
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    (folder / "run.py").write_text(f"import trlx_like\ntrlx_like.train('config.yml', samples={PROMPTS!r})\n")
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launcher), "run.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def assert_launch_refused(folder: Path, run: subprocess.CompletedProcess[str], words: str) -> None:
+    assert run.returncode, run.stdout
+    assert run.stderr.count("trlx_like.errors.ConfigError: ") == 1 and words in run.stderr, run.stderr
+    assert not (folder / "ckpts").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "words"), LAUNCHES.values(), ids=list(LAUNCHES))
 def test_accelerate_launch_ends_with_the_exit_code_of_a_mistake(
@@ -164,24 +194,28 @@ def test_accelerate_launch_ends_with_the_exit_code_of_a_mistake(
     launcher = {"compute_environment": "LOCAL_MACHINE", "use_cpu": name != "fsdp.yml", "num_processes": 2}
     launcher |= {"num_machines": 1, "machine_rank": 0, "mixed_precision": "no", **settings}
     (tmp_path / name).write_text(yaml.safe_dump(launcher))
-    config = {
-        "model": {"model_path": save_tiny(tmp_path / "model")},
-        "method": {"name": "SFTConfig", "gen_kwargs": GENERATION},
-        "train": {"trainer": "SFTTrainer", "seq_length": 20, "batch_size": 2, "total_steps": 1, "epochs": 1},
-    }
-    (tmp_path / "config.yml").write_text(yaml.safe_dump(config))
-    (tmp_path / "run.py").write_text(f"import trlx_like\ntrlx_like.train('config.yml', samples={PROMPTS!r})\n")
-    run = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", name, "run.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert run.returncode, run.stdout
-    assert run.stderr.count("trlx_like.errors.ConfigError: ") == 1 and words in run.stderr, run.stderr
-    assert not (tmp_path / "ckpts").exists()
+    assert_launch_refused(tmp_path, launch(tmp_path, tmp_path / name), words)
+
+
+FOLLOWED = {"ddp": {"kind": "ddp"}, "fsdp2": {"kind": "fsdp"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), FOLLOWED.items())
+def test_accelerate_launch_with_a_file_of_ours(name: str, backend: dict[str, str], tmp_path: Path) -> None:
+    assert_launch_trains(tmp_path, name, backend)
+
+
+def assert_launch_trains(folder: Path, name: str, backend: dict[str, str]) -> None:
+    """With a file of `configs/accelerate` two processes end with the export of one that nobody launched."""
+    run = launch(folder, ROOT / "configs" / "accelerate" / f"{name}.yaml", **backend)
+    assert run.returncode == 0 and "SFTTrainer: 2 processes on cpu" in run.stdout + run.stderr, run.stderr
+    two = exported(folder / "ckpts")
+    shutil.rmtree(folder / "ckpts")
+    file = folder / "config.yml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "backend": {}}))
+    subprocess.run([sys.executable, "run.py"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert two and apart(two, exported(folder / "ckpts"), "export") < 2e-6
 
 
 def test_an_error_that_a_program_does_not_catch_is_printed_by_one_process(tmp_path: Path) -> None:

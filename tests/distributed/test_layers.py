@@ -15,14 +15,16 @@ from tests.distributed import matrix
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_fsdp import CASES, live_bytes, references
 from tests.tiny import tiny_config
+from tests.unit import test_estimate
 from trlx_like.estimate import estimate
 
+BLOCK = 4 * (12 * 96**2 + 13 * 96)
+"""Bytes of a block of GPT-2 of this width."""
 
-def sampling(folder: Path, rollout: str) -> Any:
-    model = {"model.model_path": tiny_config(n_embd=96, n_layer=6, n_head=4)}
-    return make(
-        "PPOTrainer", folder, **{**matrix.SIX_STEPS, **model, "backend.kind": "fsdp", "backend.rollout": rollout}
-    )
+
+def sampling(folder: Path, rollout: str, **more: Any) -> Any:
+    options = {"model.model_path": tiny_config(n_embd=96, n_layer=6, n_head=4), "backend.kind": "fsdp", **more}
+    return make("PPOTrainer", folder, **{**matrix.SIX_STEPS, **options, "backend.rollout": rollout})
 
 
 def held_in_sampling(rank: int, folder: Path, rollout: str) -> tuple[int, int]:
@@ -62,6 +64,27 @@ def test_blocks_are_whole_while_they_run_alone(tmp_path: Path) -> None:
         expected = row.total() - row["optimizer"] - row["copies"]  # these are made by the first step
         assert found[rollout] == pytest.approx(expected, rel=0.1)
     assert found["whole"] - found["layers"] > 0.8 * blocks * 11 / 12
+
+
+def allocated_in_sampling(rank: int, folder: Path, precision: str) -> int:
+    """The most bytes that the allocator gives out in a round, beside what is there before it."""
+    trainer = sampling(folder, "layers", **{"backend.mixed_precision": precision})
+    with test_estimate.measured() as made, trainer.run.backend.sampling():
+        trainer.make_experience()
+    return test_estimate.most(made)
+
+
+@pytest.mark.slow
+def test_bfloat16_takes_no_copy_of_all_weights(tmp_path: Path) -> None:
+    """Autocast would keep a copy of each block in 16 bits, half as large, until all have run."""
+    found = {
+        precision: min(
+            count for _ in range(3) for count in on_ranks(allocated_in_sampling, tmp_path / precision, precision)
+        )
+        for precision in ("no", "bf16")
+    }  # the least of three runs, as gloo's threads hold what they gather for different times
+    print(found)
+    assert found["bf16"] < found["no"] + 1.5 * BLOCK
 
 
 @pytest.mark.parametrize("case", ["PPOTrainer / ragged", pytest.param("ILQLTrainer / plain", marks=pytest.mark.slow)])

@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contract.recipes import make
+from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import assert_same
-from tests.distributed import matrix, test_async_save, test_own_reading
+from tests.distributed import matrix, test_async_save, test_launched, test_own_reading
 from tests.distributed.ranks import on_ranks
-from tests.distributed.test_any_ranks import state_at
+from tests.distributed.test_any_ranks import assert_close, learned, state_at
 from tests.distributed.test_fsdp import CASES, assert_training_as_estimated, interrupted
 from tests.tiny import save_tiny
 from trlx_like.distributed import zero_engine
 from trlx_like.errors import ConfigError
 
-STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "layers")]
+STAGES = [kind for kind in matrix.KINDS if kind not in ("fsdp", "hybrid", "layers")]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"backend.mixed_precision": "fp16"}, "gradients would not be scaled; use bf16"),
@@ -115,6 +115,21 @@ def test_checkpoints_of_every_stage_are_read_by_every_other(tmp_path: Path) -> N
     found.append(state_at(0, place, matrix.KINDS["ddp"], 0, None))
     for state in found[1:]:
         assert_same(state, found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_goes_on_under_other_backends(name: str, tmp_path: Path) -> None:
+    """Begun under FSDP2 on four processes, continued on one, and ended under ZeRO-2 on two."""
+    matrix.import_deepspeed()
+    alone = learned(0, name, tmp_path / "1")
+    for kind, processes, stop in (("fsdp", 4, 2), ("ddp", 1, 4)):
+        codes = on_ranks(
+            learned, name, tmp_path / "n", stop, matrix.KINDS[kind], processes=processes, exits=True, timeout=300
+        )
+        assert codes == [143] * processes
+    ended = on_ranks(learned, name, tmp_path / "n", 0, matrix.KINDS["zero2"], timeout=300)
+    assert_close(ended, alone, tmp_path / "n", tmp_path / "1")
 
 
 @pytest.mark.slow
@@ -232,3 +247,25 @@ def test_training_takes_what_the_estimate_says(stage: str, length: int, tmp_path
     """Long samples take more than the buffers of DeepSpeed, short ones less."""
     matrix.import_deepspeed()
     assert_training_as_estimated("SFTTrainer", tmp_path, {**matrix.KINDS[stage], "train.seq_length": length})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shard"), [("zero2", "gradients"), ("zero3", "full")])
+def test_accelerate_launch_with_a_file_of_ours(name: str, shard: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    test_launched.assert_launch_trains(tmp_path, name, {"kind": "deepspeed", "shard": shard})
+
+
+MISMATCHES = {
+    "zero3": ({"kind": "ddp"}, "deepspeed: true (ACCELERATE_USE_DEEPSPEED), and backend.kind is ddp"),
+    "zero2": ({"kind": "deepspeed"}, "zero_stage: 2 (ACCELERATE_DEEPSPEED_ZERO_STAGE), and backend.shard is full"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_accelerate_launch_with_a_file_of_another_backend(name: str, tmp_path: Path) -> None:
+    matrix.import_deepspeed()
+    backend, words = MISMATCHES[name]
+    run = test_launched.launch(tmp_path, test_launched.ROOT / "configs" / "accelerate" / f"{name}.yaml", **backend)
+    test_launched.assert_launch_refused(tmp_path, run, words)

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tests.contract.recipes import ONE_PROCESS, scenarios
+from tests.distributed.matrix import KINDS, import_deepspeed
 from tests.faults import kills, system_calls
 
 
@@ -20,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every killed and resumed run is the run that was never killed."""
     options = _options().parse_args(arguments)
     chance = random.Random(options.seed)
-    kills.OPTIONS |= {"train.async_save": options.async_save, "backend.kind": options.backend}
+    kills.OPTIONS |= {"train.async_save": options.async_save, **KINDS[options.backend]}
+    if options.backend.startswith("zero"):
+        import_deepspeed()
     kinds = options.kind or [kind for kind in kills.KINDS if kind != "publish" or system_calls.available()]
     runs = [key for key in scenarios() if options.variants or key in kills.trainers()]
     runs = [key for key in runs if options.ranks == 1 or key not in ONE_PROCESS]
@@ -76,7 +79,8 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=main.__doc__)
     parser.add_argument("--points", type=int, default=200, help="number of kills")
     parser.add_argument("--ranks", type=int, default=1, help="processes of each run, of which one is killed")
-    parser.add_argument("--backend", default="ddp", choices=["ddp", "fsdp"], help="`backend.kind` of each run")
+    backends = ["ddp", "fsdp", "layers", "zero1", "zero2", "zero3"]
+    parser.add_argument("--backend", default="ddp", choices=backends, help="what holds the weights of each run")
     parser.add_argument("--trainer", action="append", choices=kills.trainers(), help="by default every registered one")
     parser.add_argument("--kind", action="append", choices=list(kills.KINDS), help="kind of point, by default all")
     parser.add_argument("--seed", type=int, default=0, help="draws the points")

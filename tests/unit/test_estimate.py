@@ -18,7 +18,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from tests.contract.recipes import RECIPES, ingredients
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_tokenizer
 from tests.tiny_pipelines import saved, sd, unet
 from tests.unit.cli_support import ppo_file, run, said
 from trlx_like.api import make_trainer
@@ -416,3 +416,24 @@ def test_what_attention_works_with_counts(length: int) -> None:
     with imagined(), LiveBytes() as live:
         attend()
     assert live.peak.total() == pytest.approx(most(given_out), rel=0.02)
+
+
+WITHOUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "PPO": ("PPOTrainer", {}),
+    "DPO, divided": ("DPOTrainer", {"backend.kind": "fsdp", "model.num_layers_unfrozen": 1}),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_no_weight_is_read_and_none_has_memory(case: str, tmp_path: Path) -> None:
+    """Of a model of 65 MB, whose file has no weights."""
+    folder, sizes = tmp_path / "model", {"hidden_size": 512, "intermediate_size": 2048}
+    tiny_config("llama", layers=2, vocabulary=24_000, max_position_embeddings=256, **sizes).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    name, changes = WITHOUT[case]
+    config = ingredients(name, tmp_path / "run", **{**COMMON, **changes, "model.model_path": str(folder)})[0]
+    with measured() as made:
+        table = estimate(config, gpus=2).table
+    assert table["load"].total() > 30 * 2**20
+    assert most(made) < 2**18

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from trlx_like.config import TRLConfig
@@ -67,6 +68,12 @@ def divide(table: Table, model: nn.Module, config: TRLConfig, gpus: int) -> None
             row["weights"] += zero * gathered
     if zero:
         _add_buffers(table, [p for p in model.parameters() if p.requires_grad], config, shares["gradients"])
+
+
+def forget_casts(model: nn.Module, config: TRLConfig, gpus: int) -> None:
+    """Free the copies of weights that autocast makes after each block, as fsdp does."""
+    for block in blocks(model) if config.backend.kind == "fsdp" and gpus > 1 else ():
+        block.register_forward_hook(lambda *_: torch.clear_autocast_cache())
 
 
 def _add_buffers(table: Table, trained: list[nn.Parameter], config: TRLConfig, share: float) -> None:

@@ -57,6 +57,7 @@ class ShardedBackend(DividedBackend):
             model.add_module(name, other)
         again = self.config.backend.shard != "gradients"
         for block in blocks(model):
+            block.register_forward_hook(_forget_casts)
             self._divide(block, again)
         self._divide(model, False)
         self._check_reading()
@@ -166,6 +167,12 @@ class ShardedBackend(DividedBackend):
             self._whole = False
             for unit in gathered:
                 torch_fsdp.divide(unit)
+
+
+def _forget_casts(block: nn.Module, *_: Any) -> None:
+    """Free the copies in 16 bits that autocast keeps of a divided block's weights until the forward pass ends."""
+    if isinstance(block, FSDPModule):
+        torch.clear_autocast_cache()
 
 
 def make_sharded(world: World, config: TRLConfig) -> Backend:

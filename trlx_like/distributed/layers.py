@@ -75,4 +75,5 @@ class Layers:
 
 
 def _after(block: Any, *_: Any) -> None:
+    torch.clear_autocast_cache()  # or copies of the weights in 16 bits would stay
     torch_fsdp.divide(block)

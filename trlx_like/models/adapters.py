@@ -157,8 +157,14 @@ def train_adapter(lm: PreTrainedModel) -> None:
     _prepare_trained(lm)
 
 
+def sort_names(config: Any) -> None:
+    """Sort the sets of names of a `PeftConfig`, which would be saved in another order by each process."""
+    vars(config).update({name: sorted(value) for name, value in vars(config).items() if isinstance(value, set)})
+
+
 def _prepare_trained(lm: PreTrainedModel) -> None:
     """Store the adapter in float32, also beside a model of 16 bits."""
+    sort_names(lm.peft_config[_NAME])
     for name, parameter in lm.named_parameters():
         # peft converts what goes in and out of its layers, but not of the copies of whole layers.
         if parameter.requires_grad and "modules_to_save" not in name:

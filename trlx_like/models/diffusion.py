@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trlx_like.data.diffusion import Conditioning
 from trlx_like.errors import ConfigError, raised_as
 from trlx_like.functional.diffusion import guided
-from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, log_trained, read_adapter
+from trlx_like.models.adapters import OPTION, AdapterWeights, leave_out_frozen, log_trained, read_adapter, sort_names
 from trlx_like.models.diffusion_families import family_of, no_bars
 from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.merging import has_adapter, merged
@@ -94,6 +94,7 @@ class DiffusionModel(nn.Module):
         config.target_modules = config.target_modules or TARGETS
         with raised_as(ConfigError, (TypeError, ValueError), f"{OPTION} does not fit {type(self.denoiser).__name__}"):
             self.denoiser.add_adapter(config)  # type: ignore[operator]
+        sort_names(config)
         leave_out_frozen(self, self.denoiser)
         log_trained(self.denoiser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,16 @@ def test_an_exported_adapter_loads_with_transformers_and_with_peft(
         expected = lm.eval()(ids).logits
         for loader in (AutoModelForCausalLM, peft.AutoPeftModelForCausalLM):
             assert torch.equal(loader.from_pretrained(folder).eval()(ids).logits, expected)
+
+
+def test_names_are_written_in_one_order(tmp_path: Path) -> None:
+    """peft keeps them in a set, whose order differs from process to process."""
+    path = save_tiny(tmp_path / "base", "llama")
+    save_model(load_trained_model(ModelConfig(model_path=path, peft_config=LORA | LINEAR)), tmp_path / "new")
+    save_model(load_trained_model(ModelConfig(model_path=str(tmp_path / "new"))), tmp_path / "again")
+    for folder in ("new", "again"):
+        names = json.loads((tmp_path / folder / "adapter_config.json").read_text())["target_modules"]
+        assert len(names) == 14 and names == sorted(names)
 
 
 def test_an_exported_adapter_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
