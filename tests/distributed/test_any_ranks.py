@@ -40,7 +40,7 @@ def learned(rank: int, name: str, folder: Path, stop: int = 0, changes: Mapping[
     on_two_machines(changes)
     callbacks = [StopAfter(stop)] if stop else []
     of_all = {**SIX_STEPS, **LARGER.get(name, {}), **REPLAYED.get(name, {}), **AUTO}
-    trainer = make(name, folder, **of_all | changes, callbacks=callbacks)
+    trainer = make(name, folder, **{**of_all, **changes}, callbacks=callbacks)
     backend = trainer.run.backend
     before = {key: value.clone() for key, value in backend.weights(trainer.model)}
     trainer.learn()
