@@ -132,7 +132,8 @@ def _content(path: Path) -> Any:
     if path.suffix != ".safetensors":
         return path.read_bytes().decode("latin-1").splitlines(keepends=True)
     with safe_open(path, "pt") as opened:
-        return {"metadata": opened.metadata(), "tensors": load_file(path)}
+        # safetensors writes the names in any order.
+        return {"metadata": dict(sorted((opened.metadata() or {}).items())), "tensors": load_file(path)}
 
 
 def differences(name: str, changes: Mapping[str, Any], processes: int = 2, kind: str = "fsdp") -> dict[str, float]:
