@@ -3,6 +3,7 @@
     python -m benchmarks.peers make                            # once: the environments of the peers
     python -m benchmarks.side_by_side ppo --size 1.8M --repeats 2 --write
     python -m benchmarks.side_by_side ppo --size 124M --unfrozen 2 --laps 3
+    python -m benchmarks.side_by_side ppo --value-model policy     # beside the last PPO of TRL
 
 Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
 that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo, ddpo), some optimizer steps
@@ -52,6 +53,8 @@ PEERS = {
     **dict.fromkeys(("grpo", "rloo", "online_dpo", "dpo", "sft", "reward"), ("TRL 1.16.0", "trl_1_16")),
     "decode": (f"transformers {transformers.__version__}", "transformers_generate"),
 }
+VALUE_MODEL = ("TRL 1.12.0", "trl_1_12")
+"""The peer of PPO that has a value model."""
 # Of a lap: prompts (online) and their responses, tokens of a response, samples and number of the optimizer steps.
 SHAPES: dict[str, dict[str, dict[str, int]]] = {
     "ppo": {
@@ -108,9 +111,12 @@ def texts(rng: random.Random, count: int, words: int, vocabulary: int) -> list[s
     return [" ".join(str(rng.randrange(vocabulary - 1)) for _ in range(words)) for _ in range(count)]
 
 
-def task(work: str, size: str, laps: int, unfrozen: int = -1, sampling: str = "float32") -> dict[str, Any]:
+def task(
+    work: str, size: str, laps: int, unfrozen: int = -1, sampling: str = "float32", value_model: str | None = None
+) -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
     made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling, "laps": laps}
+    made["value_model"], (made["peer"], made["program"]) = value_model, VALUE_MODEL if value_model else PEERS[work]
     made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": PROMPTS, "pairs": []}
     if work == "ddpo":
         return made | SHAPES[work][size]
@@ -223,7 +229,7 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
     """Run both sides of a task once; return for each lap its case, its number, and what each side said."""
     work, laps = made["work"], made["laps"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
-    _, program = PEERS[work]
+    program = made["program"]
     python = sys.executable if work == "decode" else str(interpreter(program))
     commands = {
         "ours": [sys.executable, "-m", "benchmarks.ours"],
@@ -365,6 +371,12 @@ def main() -> None:
     parser.add_argument("--size", help="weights of the model: 1.8M (default) or 124M; 1.0M for ddpo")
     parser.add_argument("--unfrozen", type=int, default=-1, help="top blocks that are trained; -1: all (ppo, dpo)")
     parser.add_argument("--sampling", default="float32", help="number format of our sampler's weights (ppo)")
+    parser.add_argument(
+        "--value-model",
+        choices=["policy", "own", "none"],
+        help="measure beside TRL 1.12, whose PPO has a value model in place of a head: the blocks of the policy, which "
+        "run once more for it, a GPT-2 of its own, or none, so that each value is 0 (ppo)",
+    )
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
@@ -377,17 +389,20 @@ def main() -> None:
         parser.error("--unfrozen is for ppo and dpo: the peer's side of the others trains all blocks")
     if given.sampling != "float32" and given.work != "ppo":
         parser.error("--sampling is for ppo")
-    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling)
+    if given.value_model and given.work != "ppo":
+        parser.error("--value-model is for ppo")
+    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling, given.value_model)
     laps = [lap for _ in range(given.repeats) for lap in turns(given.size, made)]
     command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
     for case in dict.fromkeys(lap["case"] for lap in laps):
         top = f", {given.unfrozen} of {SIZES[given.size]['layers']} blocks" if given.unfrozen >= 0 else ""
         drawn = f", sampled in {given.sampling}" if given.sampling != "float32" else ""
-        key = f"{given.work} {given.size}{top}{drawn}{case and f', {case}'}"
+        values = f", value model: {given.value_model}" if given.value_model else ""
+        key = f"{given.work} {given.size}{top}{drawn}{values}{case and f', {case}'}"
         found = summary([lap for lap in laps if lap["case"] == case])
-        print(shown(key, PEERS[given.work][0], found))
+        print(shown(key, made["peer"], found))
         if given.write:
-            write(key, PEERS[given.work][0], found, command)
+            write(key, made["peer"], found, command)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ ENVIRONMENTS = {
         "datasets==4.1.1",
         "peft==0.17.1",
     ],
+    # The last TRL with a PPOTrainer, beside the versions that this project is tested with.
+    "trl_1_12": ["trl==1.12.0", "-c", str(ROOT / "constraints.txt"), "transformers", "accelerate", "datasets"],
     # Beside it the versions that this project is tested with.
     "trl_1_16": ["trl==1.16.0", "-c", str(ROOT / "constraints.txt"), "transformers", "accelerate", "datasets"],
 }

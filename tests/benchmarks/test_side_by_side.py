@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks import side_by_side
-from benchmarks.peers.__main__ import interpreter
+from benchmarks.peers.__main__ import ENVIRONMENTS, interpreter
 from benchmarks.peers.laps import Counts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,20 @@ def test_the_page_has_the_tables_that_are_written(tmp_path: Path, monkeypatch: p
     assert "`python -m nothing` |" in rows[3]
     heads = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| w")]
     assert "| ".join([" ", *(f"{name} " for name in counts), ""]).strip()[2:] in heads[1]
+
+
+def test_a_value_model_is_for_the_last_ppo_of_trl() -> None:
+    made = side_by_side.task("ppo", "1.8M", 3, value_model="own")
+    other = side_by_side.task("ppo", "1.8M", 3)
+    assert (made["peer"], made["program"], other["program"]) == ("TRL 1.12.0", "trl_1_12", "trl_0_11")
+    assert {name: made[name] for name in side_by_side.SHAPES["ppo"]["1.8M"]} == side_by_side.SHAPES["ppo"]["1.8M"]
+    assert made["prompts"] == other["prompts"]
+
+
+def test_each_peer_is_the_version_that_its_environment_has() -> None:
+    for peer, program in [side_by_side.VALUE_MODEL, *side_by_side.PEERS.values()]:
+        if program != "transformers_generate":
+            assert ENVIRONMENTS[program][0] == peer.lower().replace(" ", "==")
 
 
 def test_an_environment_that_is_missing_is_named() -> None:
