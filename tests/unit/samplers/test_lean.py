@@ -63,16 +63,23 @@ def test_hooks_run_and_a_new_weight_is_used() -> None:
     assert seen.count("LlamaMLP") == len(lm.model.layers)
 
 
-@pytest.mark.parametrize("kind", ["instance", "class"])
+@pytest.mark.parametrize("kind", ["instance", "class", "weight"])
 def test_a_module_that_is_called_in_a_way_of_its_own_is_left_alone(kind: str) -> None:
     class Twice(nn.Linear):
         def __call__(self, states: Tensor) -> Any:
             return 2 * super().__call__(states)
 
+    class Part(nn.Parameter):
+        """A weight of another class, which a backend may replace at each call."""
+
     lm: Any = tiny_lm("llama").eval()
     head = lm.lm_head
     if kind == "class":
         head.__class__ = Twice
+    elif kind == "weight":
+        head.weight = Part(head.weight.detach())
+        with lean(lm):
+            assert type(head) is nn.Linear
     else:
         once = head.forward
         head.forward = lambda states: 2 * once(states)
