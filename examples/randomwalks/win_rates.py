@@ -70,9 +70,10 @@ def win_rate(draw: Draw, size: str, walks: int = WALKS, **train: Any) -> float:
     tuning = configurations.load("online_dpo_randomwalks").evolve(
         model={"model_path": str(folder / "model")},
         data={"prompts": None, "eval_prompts": None, "reward_fn": None, "metric_fn": None},
-        method={"beta": 0.1, "gen_experience_kwargs": None},
+        # A judge that ranks says which of two walks is better, and not how good one is: there is no best one so far.
+        method={"beta": 0.1, "gen_experience_kwargs": None, "replay_best": False},
         optimizer={"kwargs": {"lr": rate}},
-        scheduler={"kwargs": {"total_iters": STEPS}},
+        scheduler={"kwargs": {"total_iters": STEPS, "end_factor": 0.1}},
         train={"checkpoint_dir": str(folder / "tuned"), "seed": draw.seed, "eval_interval": 1000}
         | {"batch_size": 32, "total_steps": STEPS, "epochs": 1000, **train},
     )
