@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.distributed.matrix import KINDS, import_deepspeed
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, on_two_machines
 from tests.distributed.test_torch_fsdp import assert_steps_are_those_of_whole_weights, started, toy
 
 import_deepspeed()
@@ -70,6 +70,7 @@ def test_whole_modules_are_plain_modules_and_divided_ones_again_after_it(tmp_pat
 
 
 def written(rank: int, folder: Path, changes: dict[str, Any]) -> None:
+    on_two_machines(changes)
     model: Any = toy()
     model.blocks[1].requires_grad_(False)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
@@ -97,7 +98,7 @@ def written(rank: int, folder: Path, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [*KINDS.values(), {**KINDS["zero3"], **PERSISTENT}], ids=[*KINDS, "persistent"])
 def test_weights_are_changed_outside_of_the_optimizer(changes: dict[str, Any], tmp_path: Path) -> None:
     """Those of a target that is not trained, and trained ones."""
-    on_ranks(written, tmp_path, changes)
+    on_ranks(written, tmp_path, changes, processes=4 if changes == KINDS["hybrid"] else 2)
 
 
 def in_turn(rank: int, folder: Path, changes: dict[str, Any]) -> Any:
