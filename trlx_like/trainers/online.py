@@ -109,6 +109,8 @@ class OnlineTextTrainer(TextTrainer[E]):
         """
         if not more:
             self.rollouts.begin()
+            if self.replay is not None:
+                self.replay.found.clear()  # of a round that failed
             self.sync_sampler()
 
         def sample(begin: int, size: int) -> TextSamples | None:

@@ -36,7 +36,7 @@ class Replay:
     def __init__(self, world: World, rollouts: Rollouts, group_size: int, decode: Callable[[Completion], Any]) -> None:
         self.world, self.rollouts, self.group_size, self.decode = world, rollouts, group_size, decode
         self.best = BestResponses()
-        self._found: list[tuple[int, int, BestResponse]] = []  # number in the round, row of the data; of this process
+        self.found: list[tuple[int, int, BestResponse]] = []  # number in the round, row of the data; of this process
 
     def stand_in(self, samples: TextSamples, rewards: list[Reward]) -> tuple[TextSamples, list[Reward]]:
         """Return the samples that were last added to the round, and their rewards, with earlier responses among them.
@@ -57,14 +57,14 @@ class Replay:
                 earlier[places[-1]] = known
             elif first is not None and (known is None or scores[first] > known.score):
                 new = BestResponse(scores[first], response[first][mask[first]].tolist(), samples.finish_reasons[first])
-                self._found.append((samples.numbers[start], row, new))
+                self.found.append((samples.numbers[start], row, new))
         return self._with(samples, rewards, earlier) if earlier else (samples, rewards)
 
     def remember(self) -> None:
         """Remember the best responses that all processes have found since the last call. Every process calls it."""
-        found = sorted(self.world.gather(self._found), key=lambda entry: entry[0])
+        found = sorted(self.world.gather(self.found), key=lambda entry: entry[0])
         self.best.update((row, response) for _, row, response in found)
-        self._found = []
+        self.found = []
 
     def _with(
         self, samples: TextSamples, rewards: list[Reward], earlier: dict[int, BestResponse]

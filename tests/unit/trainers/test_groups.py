@@ -401,7 +401,11 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
         (RLOOConfig, {"baseline": "batch", "credit": "prefix"}, "method.credit: 'prefix' compares within groups"),
         (RLOOConfig, {"baseline": "batch", "max_at_k": 2}, "method.max_at_k: above 1 compares within groups"),
         (RLOOConfig, {"baseline": "batch", "num_generations": 1, "replay_best": True}, "no new one would be left"),
-        (GRPOConfig, {"replay_best": True, "rollout_correction": "token"}, "replay_best: .* no method.rollout_corr"),
+        (
+            GRPOConfig,
+            {"replay_best": True, "rollout_correction": "token"},
+            "replay_best: method.rollout_correction cannot",
+        ),
         (GRPOConfig, {"replay_best": True, "gen_kwargs": {**GENERATION, "top_k": 5}}, "replay_best: .* top_k forbids"),
         (GRPOConfig, {"num_generations": 4, "max_at_k": 4}, r"max_at_k: 4 .* method.num_generations .4. must be above"),
         (

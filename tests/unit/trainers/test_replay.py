@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from tests.contract.recipes import PROMPTS, count_letters, make
 from trlx_like.data.pool import BestResponse, BestResponses
-from trlx_like.errors import ConfigError
+from trlx_like.errors import ConfigError, RewardError
 
 GROUPS = {"method.num_prompts": len(PROMPTS), "method.num_generations": 3, "method.replay_best": True}
 PAIRS = {"method.num_prompts": len(PROMPTS), "method.n_generations_per_prompt": 3, "method.replay_best": True}
@@ -145,3 +145,20 @@ def test_the_first_of_the_best_is_remembered_and_saved(found: list[tuple[int, in
         of_row = [(float(score), ids, "eos") for of, score, ids in found if of == row]
         expected = max(of_row, key=lambda entry: entry[0]) if of_row else None
         assert best.get(row) == loaded.get(row) == expected
+
+
+def test_a_round_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Failing:
+        calls = 0
+
+        def __call__(self, outputs: Sequence[str], **_: Any) -> list[float]:
+            self.calls += 1
+            if self.calls == 3:
+                raise ValueError("no answer")
+            return [10.0 if self.calls < 3 else 1.0] * len(outputs)
+
+    trainer = make("GRPOTrainer", tmp_path, reward_fn=Failing(), **{**GROUPS, "method.chunk_size": 1})
+    with pytest.raises(RewardError, match="no answer"):
+        trainer.make_experience()
+    trainer.make_experience()
+    assert {trainer.replay.best.get(row).score for row in range(len(PROMPTS))} == {1.0}

@@ -76,7 +76,8 @@ class GroupMethodConfig(ComparingMethodConfig, PolicyGradientMethodConfig):
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
             yield at("method.soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
         if self.replay_best and self.rollout_correction != "none":
-            yield at("method.replay_best", "a response of an earlier policy has no method.rollout_correction; use one.")
+            words = "method.rollout_correction cannot correct a response of an earlier policy; set one of the two only."
+            yield at("method.replay_best", words)
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:
