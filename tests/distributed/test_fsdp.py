@@ -350,7 +350,7 @@ def assert_training_as_estimated(name: str, folder: Path, changes: Mapping[str, 
     AcceleratorState._reset_state(reset_partial_state=True)  # it remembers the first number format of a process
     table = estimate(ingredients(name, folder, **changes)[0], gpus=2).table
     AcceleratorState._reset_state(reset_partial_state=True)
-    counts = least(on_ranks(trained, name, folder, changes, timeout=400) for _ in range(2))
+    counts = least(on_ranks(trained, name, folder, changes, timeout=400) for _ in range(4))
     training = max(table[phase].total() for phase in ("forward/backward", "step"))
     print(name, (training, counts["train"]), (table["rest"].total(), counts["rest"]))
     assert training == pytest.approx(counts["train"], rel=0.1)
