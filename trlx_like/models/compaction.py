@@ -7,7 +7,6 @@ whole rows, but for rounding. Models with dropout read whole rows, since another
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -62,8 +61,10 @@ class Compaction:
             written = self._cost(rows, response, prompt + response)
             best = min(best, TWO_PASSES * (self._cost(len(shared.first), prompt) + written))
         if self.longest:
-            of_row, *sizes = torch.stack([same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]).tolist()
-            plans = [RowPlan.of(groups, *sizes) for groups in (range(rows), _in_pairs(of_row, *sizes, self.longest))]
+            columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
+            of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
+            groupings = range(rows), _in_pairs(of_row, prompts, responses, self.longest)
+            plans = [RowPlan.of(groups, prompts, responses) for groups in groupings]
             cost, plan = min(((self._cost(plan.rows, plan.width), plan) for plan in plans), key=itemgetter(0))
             if cost < best and plan.width <= self.longest:
                 return PackedRows.of(batch, plan, self.bias)
@@ -121,19 +122,14 @@ def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
 
 def _agrees(lm: PreTrainedModel, bias: torch.dtype | None) -> bool:
     """Test whether a model computes the same in packed rows: it has to follow both mask and positions."""
+    ids = torch.arange(100, device=lm.device) % lm.config.get_text_config().vocab_size
     prompts, responses = (1, 1, 3, 3, 2), (3, 2, 1, 4, 2)
-    ids = iter(range(1000))
-    rows = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        shared = torch.arange(prompt) + 5 * prompt
-        rows.append((shared, torch.tensor([next(ids) for _ in range(response)])))
-    vocabulary = lm.config.get_text_config().vocab_size
+    rows = [
+        (ids[9 * p : 10 * p], ids[7 * n : 7 * n + r]) for n, (p, r) in enumerate(zip(prompts, responses, strict=True))
+    ]
     batch = Completion.collate(
-        [
-            Completion(prompt % vocabulary, torch.ones_like(prompt).bool(), ids % vocabulary, torch.ones_like(ids).bool())
-            for prompt, ids in rows
-        ]
-    ).to(lm.device)
+        [Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool()) for p, r in rows]
+    )
     packed = PackedRows.of(batch, RowPlan.of((0, 0, 1, 1, 2), prompts, responses), bias)
     try:
         with torch.no_grad(), evaluating(lm):
@@ -142,5 +138,5 @@ def _agrees(lm: PreTrainedModel, bias: torch.dtype | None) -> bool:
         return False
     real = batch.inputs()["attention_mask"].bool()
     difference = (whole - other)[real].float().norm()
-    # Rounding is far below this bound, and what another mask or position changes is far above, even with random weights.
+    # Rounding is far below this bound, and another mask or position is far above, even with random weights.
     return bool(difference < 1e-3 * whole[real].float().norm())

@@ -68,7 +68,8 @@ class PackedRows:
 
     def unpack(self, states: Tensor) -> Tensor:
         """Bring states of packed rows [N, W, H] back into the batch [B, T, H], where those of padding mean nothing."""
-        return states.flatten(0, 1).index_select(0, self.places.flatten()).unflatten(0, self.places.shape)
+        flat: Tensor = states.flatten(0, 1).index_select(0, self.places.flatten())
+        return flat.view(*self.places.shape, *states.shape[2:])
 
     @classmethod
     def of(cls, batch: Completion, plan: RowPlan, bias: torch.dtype | None = None) -> PackedRows:

@@ -223,7 +223,12 @@ class LanguagePolicy(nn.Module):
         return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
 
     def _head(
-        self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int, whole: Callable[[Tensor], Tensor]
+        self,
+        name: str,
+        hidden: Tensor,
+        branches: dict[int, BlockInputs],
+        states: int,
+        whole: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Compute a head's output at the last `states` states; `whole` returns the states of whole rows."""
         if name in self.head_branch:

@@ -73,7 +73,8 @@ class SharedPrompts:
 
 def same_prompts(batch: Completion) -> Tensor:
     """Number the different prompts of a batch, and return the number of each row's prompt. [B] int64"""
-    return torch.cat([batch.prompt, batch.prompt_mask], dim=1).unique(dim=0, return_inverse=True)[1]
+    numbers: Tensor = torch.cat([batch.prompt, batch.prompt_mask], dim=1).unique(dim=0, return_inverse=True)[1]
+    return numbers
 
 
 def last_states(lm: PreTrainedModel, inputs: Mapping[str, Tensor], shared: SharedPrompts | None) -> Tensor:
