@@ -101,6 +101,19 @@ def test_models_that_read_whole_rows(family: str) -> None:
     assert compaction_of(sharp_lm(family)).longest == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_follow_the_mask_reads_whole_rows(dtype: torch.dtype) -> None:
+    lm = tiny_lm("llama").to(dtype)  # with the small weights of its initialisation
+    assert compaction_of(lm).longest == 64
+
+    def forget(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = kwargs["attention_mask"]
+        return args, {**kwargs, "attention_mask": torch.ones_like(mask).tril() if mask.dim() == 4 else mask}
+
+    lm.model.register_forward_pre_hook(forget, with_kwargs=True)
+    assert compaction_of(lm).longest == 0
+
+
 def test_dropout_reads_whole_rows() -> None:
     made = compaction_of(tiny_lm("gpt2", resid_pdrop=0.1))
     assert made.longest == 0 and not made.share
