@@ -61,7 +61,7 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
     common["num_key_value_heads"] = 1
     if family == "gemma2":
         caps = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
-        return Gemma2Config(head_dim=8, sliding_window=4, **{**common, **caps, **extra})
+        return Gemma2Config(head_dim=8, **{**common, **caps, "sliding_window": 4, **extra})
     if family == "cohere":
         return CohereConfig(**{**common, "logit_scale": 0.25, **extra})
     if family == "granite":

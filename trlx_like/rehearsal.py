@@ -63,7 +63,7 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     data = {name: rows for name, rows in DATA.items() if name in kind.uses}
     functions = {"reward_fn": never_called} if "reward_fn" in needs else {}
     trainer = kind(changed, **texts, **functions, **train.trainer_kwargs, **data)
-    trainer.model.share_prompts = False  # prompts of a rehearsal are equal, those of a run may all differ
+    trainer.model.compaction = None  # prompts of a rehearsal are equal, those of a run may all differ
     return trainer
 
 

@@ -5,6 +5,7 @@ Logits are computed at response tokens only and in chunks of rows, never as one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,10 +17,12 @@ from trlx_like.data import Completion
 from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
+from trlx_like.models.compaction import Compaction
 from trlx_like.models.layout import BlockInputs, blocks, decoder_start, lm_head, run_base, use_eager_attention_if_biased
 from trlx_like.models.merging import has_adapter
+from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.reference import Reference, make_reference
-from trlx_like.models.shared_prompts import SharedPrompts, last_states, why_no_cache
+from trlx_like.models.shared_prompts import SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -89,7 +92,7 @@ class LanguagePolicy(nn.Module):
         # In a list, so that it does not become a submodule, which is trained and saved.
         self._reference: list[Reference] = []
         self.trunk: Trunk | None = None
-        self.share_prompts = False  # read a prompt once for all rows that have it, if the model `can_share`
+        self.compaction: Compaction | None = None  # None: every row is read whole, with its padding
         if has_adapter(lm):
             leave_out_frozen(self, lm)
 
@@ -116,7 +119,7 @@ class LanguagePolicy(nn.Module):
         """
         if other is not None:
             use_eager_attention_if_biased(other)
-            self.share_prompts &= why_no_cache(other) is None
+            self.compaction = self.compaction and self.compaction.also_of(other)
         self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
 
     def drop_reference(self) -> None:
@@ -159,18 +162,27 @@ class LanguagePolicy(nn.Module):
         Returns:
             What was requested.
         """
-        inputs = batch.inputs(self.start)
         width = batch.response.shape[1]
         lowest = None if self.trunk is None else self.trunk.lowest
         # The blocks at which reference, heads and kept states branch off.
         wanted = sorted({at for at in (*self.head_branch.values(), self.branch, lowest) if at is not None})
-        shared = SharedPrompts.of(batch) if self.share_prompts and not wanted else None
+        compact = self.compaction and self.compaction.of(batch, branches=bool(wanted))
+        packed = compact if isinstance(compact, PackedRows) else None
+        shared = compact if isinstance(compact, SharedPrompts) else None
+        inputs = batch.inputs(self.start) if packed is None else packed.inputs
         if self.trunk is not None and batch.trunk is not None:
-            hidden, branches = self.trunk(batch.trunk, inputs, wanted)
+            kept = batch.trunk if packed is None else packed.pack(batch.trunk)
+            last, branches = self.trunk(kept, inputs, wanted)
         elif wanted:
-            hidden, branches = run_base(self.lm, inputs, wanted)
+            last, branches = run_base(self.lm, inputs, wanted)
         else:
-            hidden, branches = last_states(self.lm, inputs, shared), {}
+            last, branches = last_states(self.lm, inputs, shared), {}
+
+        def whole(states: Tensor) -> Tensor:
+            """Return states of packed rows as those of the batch, and others unchanged."""
+            return states if packed is None else packed.unpack(states)
+
+        hidden = whole(last)
         real = batch.scored
         at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
         ids = batch.response[real]  # [N]
@@ -181,8 +193,8 @@ class LanguagePolicy(nn.Module):
             logprobs=_spread(scores.logprobs, real),
             states=hidden[:, -width - 1 :],
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
-            heads={n: self._head(n, hidden, branches, width + 1) for n in self.heads} if heads else {},
-            trunk=None if lowest is None else branches[lowest].hidden.detach(),
+            heads={n: self._head(n, hidden, branches, width + 1, whole) for n in self.heads} if heads else {},
+            trunk=None if lowest is None else whole(branches[lowest].hidden.detach()),
         )
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
@@ -191,7 +203,7 @@ class LanguagePolicy(nn.Module):
             held = self._reference[0]
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
-                ref_tokens = held.hidden(inputs, hidden, branch, shared)[:, -width - 1 : -1][real]
+                ref_tokens = whole(held.hidden(inputs, last, branch, shared))[:, -width - 1 : -1][real]
                 if reference:
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
                     output.ref_logprobs = _spread(ref_scores.logprobs, real)
@@ -210,10 +222,17 @@ class LanguagePolicy(nn.Module):
         previous = batch.previous(self.start)[real]
         return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
 
-    def _head(self, name: str, hidden: Tensor, branches: dict[int, BlockInputs], states: int) -> Tensor:
-        """Compute a head's output at the last `states` states."""
+    def _head(
+        self,
+        name: str,
+        hidden: Tensor,
+        branches: dict[int, BlockInputs],
+        states: int,
+        whole: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Compute a head's output at the last `states` states; `whole` returns the states of whole rows."""
         if name in self.head_branch:
-            hidden = self.head_tops[name](branches[self.head_branch[name]])
+            hidden = whole(self.head_tops[name](branches[self.head_branch[name]]))
         return cast(Tensor, self.heads[name](hidden[:, -states:]))
 
 

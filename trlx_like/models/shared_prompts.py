@@ -56,18 +56,25 @@ class SharedPrompts:
     of_row: Tensor  # [B] int64, the prompt of each row
 
     @classmethod
-    def of(cls, batch: Completion) -> SharedPrompts | None:
-        """Find the prompts that are worth sharing; None if too few rows share one."""
+    def of(cls, batch: Completion, of_row: Tensor) -> SharedPrompts | None:
+        """Find the prompts that are worth sharing; None if too few rows share one.
+
+        Args:
+            batch: The batch.
+            of_row: What `same_prompts` returns.
+        """
         rows, width = batch.prompt.shape
-        tokens = rows * (width + batch.response.shape[1])
-        if (rows - 1) * width < WORTH * tokens:
-            return None
-        columns = torch.cat([batch.prompt, batch.prompt_mask], dim=1)  # [B, 2P]
-        different, of_row = columns.unique(dim=0, return_inverse=True)
-        if (rows - len(different)) * width < WORTH * tokens:
+        different = int(of_row.max()) + 1
+        if (rows - different) * width < WORTH * rows * (width + batch.response.shape[1]):
             return None
         index = torch.arange(rows, device=of_row.device)
-        return cls(width, of_row.new_zeros(len(different)).scatter_(0, of_row, index), of_row)
+        return cls(width, of_row.new_zeros(different).scatter_(0, of_row, index), of_row)
+
+
+def same_prompts(batch: Completion) -> Tensor:
+    """Number the different prompts of a batch, and return the number of each row's prompt. [B] int64"""
+    numbers: Tensor = torch.cat([batch.prompt, batch.prompt_mask], dim=1).unique(dim=0, return_inverse=True)[1]
+    return numbers
 
 
 def last_states(lm: PreTrainedModel, inputs: Mapping[str, Tensor], shared: SharedPrompts | None) -> Tensor:

@@ -7,8 +7,6 @@ the last token of this one, and every output is learned exactly once.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
-from heapq import heappop, heappush
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from trlx_like.data.columns import Column, ranges
 from trlx_like.data.flat import FlatRows
+from trlx_like.functional.bins import best_fit
 from trlx_like.pipelines.tokens import Dialogue
 
 
@@ -77,23 +76,7 @@ def fit_best(samples: FlatRows[Dialogue], max_length: int) -> Packing:
     starts, lengths = starts[useful], lengths[useful]
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
-    row, rows = array("q"), 0
-    left: list[int] = []  # how many tokens some row has left, sorted
-    with_left: list[list[int]] = [[] for _ in range(max_length)]  # by the tokens left: the rows, the first one on top
-    for length in lengths.tolist():
-        at = bisect_left(left, length)
-        if at == len(left):
-            room, into, rows = max_length, rows, rows + 1
-        else:
-            room = left[at]
-            into = heappop(with_left[room])
-            if not with_left[room]:
-                del left[at]
-        row.append(into)
-        room -= length
-        if not with_left[room]:
-            insort(left, room)
-        heappush(with_left[room], into)
+    row = best_fit(lengths.tolist(), max_length)
     return Packing(samples, np.asarray(row, dtype=np.int64), starts, lengths)
 
 

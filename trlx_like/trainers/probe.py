@@ -33,8 +33,8 @@ class ProbeMemory(Callback):
 def probe(trainer: Any) -> None:
     """Generate to the maximum length, and run the longest micro-batch forward and backward; change nothing."""
     before, seed = trainer.state.snapshot(), trainer.config.train.seed
-    shares = getattr(trainer.model, "share_prompts", False)
-    trainer.model.share_prompts = False  # prompts of a probe are equal, those of the run may all differ
+    compaction = getattr(trainer.model, "compaction", None)
+    trainer.model.compaction = None  # prompts of a probe are equal, those of the run may all differ
     try:
         with isolated_rng(seed):
             with trainer.run.backend.sampling(), torch.no_grad():
@@ -44,7 +44,7 @@ def probe(trainer: Any) -> None:
                 batch = trainer.longest(trainer.run.microbatch_size)
             trainer.optimisation.probe(batch, trainer.loss)
     finally:
-        trainer.model.share_prompts = shares
+        trainer.model.compaction = compaction
         trainer.state.restore(before)
 
 

@@ -91,7 +91,7 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             raise ConfigError(f"method.{option}: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:
             self.model.trunk = None  # what the frozen blocks make of a sample has other noise in each step
-            self.model.share_prompts = False  # and so has each row
+            self.model.compaction = None  # and so has each row
 
     def read_data(self) -> None:
         packing = self.method.held_out_packing

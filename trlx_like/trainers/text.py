@@ -15,6 +15,7 @@ from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.generation import longest_response, swept
 from trlx_like.data import Completion, Experience
 from trlx_like.errors import ConfigError, DataError, raised_as
+from trlx_like.models.compaction import compaction_of
 from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.export import save_policy
 from trlx_like.models.layout import hidden_size, vocabulary_size
@@ -22,7 +23,6 @@ from trlx_like.models.loading import checkpoint_activations, inspect_model, load
 from trlx_like.models.merging import has_adapter, plain_weights
 from trlx_like.models.policy import LanguagePolicy, PolicyOutput
 from trlx_like.models.reference import Fingerprint
-from trlx_like.models.shared_prompts import can_share
 from trlx_like.models.sources import check_fit
 from trlx_like.models.tokenizer import load_tokenizer
 from trlx_like.pipelines.chat import common_options
@@ -96,7 +96,7 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
-        self.model.share_prompts = can_share(lm) and not self.run.backend.sharded  # all processes run equally often
+        self.model.compaction = compaction_of(lm, self.run.backend.sharded)
         self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
         self.sampler = self.sampler_of(self.make_engine())
         self.run.backend.after_sampling.append(self.sampler.rest)

@@ -9,9 +9,12 @@ from torch import Tensor
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
 from trlx_like.data import Completion
+from trlx_like.models.compaction import Compaction
 from trlx_like.models.layout import blocks
 from trlx_like.models.policy import LanguagePolicy
-from trlx_like.models.shared_prompts import SharedPrompts, can_share
+from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts
+
+SHARING = Compaction(hidden=16, share=True)
 
 
 def shared_batch(order: tuple[int, ...] = (0, 1, 0, 2, 1, 0)) -> Completion:
@@ -45,7 +48,7 @@ def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
     assert can_share(policy.lm)
     batch = shared_batch()
     expected = scored(policy, batch)
-    policy.share_prompts = True
+    policy.compaction = SHARING
     found = scored(policy, batch)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -54,7 +57,7 @@ def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
 
 def test_blocks_read_each_prompt_once() -> None:
     policy = valued_policy(sharp_lm("llama"))
-    policy.share_prompts = True
+    policy.compaction = SHARING
     tokens: list[tuple[int, ...]] = []
     blocks(policy.lm)[0].register_forward_hook(lambda _, args, output: tokens.append(tuple(args[0].shape[:2])))
     policy(shared_batch())
@@ -66,7 +69,7 @@ def test_blocks_read_each_prompt_once() -> None:
 
 def test_the_rows_of_each_prompt() -> None:
     batch = shared_batch((0, 1, 0, 2, 1, 0))
-    shared = SharedPrompts.of(batch)
+    shared = SharedPrompts.of(batch, same_prompts(batch))
     assert shared is not None and shared.width == 5 and len(shared.first) == 3
     assert torch.equal(batch.prompt[shared.first][shared.of_row], batch.prompt)
     assert torch.equal(batch.prompt_mask[shared.first][shared.of_row], batch.prompt_mask)
@@ -75,7 +78,7 @@ def test_the_rows_of_each_prompt() -> None:
 def test_padding_tells_prompts_apart() -> None:
     batch = shared_batch((0, 0, 0, 0, 0, 0))
     batch.prompt_mask[1, -3] = False  # the same ids, of which one is padding
-    shared = SharedPrompts.of(batch)
+    shared = SharedPrompts.of(batch, same_prompts(batch))
     assert shared is not None
     assert (shared.of_row == shared.of_row[0]).tolist() == [True, False, True, True, True, True]
 
@@ -86,7 +89,8 @@ def test_few_tokens_are_not_worth_it() -> None:
     for length, worth in ((6, False), (5, True)):
         responses = batch_of_ids(((1, length), (1, length)))
         prompt, mask = prompts.prompt[[0, 0]], prompts.prompt_mask[[0, 0]]
-        found = SharedPrompts.of(Completion(prompt, mask, responses.response, responses.mask))
+        batch = Completion(prompt, mask, responses.response, responses.mask)
+        found = SharedPrompts.of(batch, same_prompts(batch))
         assert (found is not None) == worth
 
 
@@ -105,8 +109,8 @@ def test_dropout_and_checkpointing_read_every_prompt() -> None:
 
 def test_a_reference_with_an_encoder_reads_every_prompt() -> None:
     policy = valued_policy(sharp_lm("gpt2"))
-    policy.share_prompts = True
+    policy.compaction = SHARING
     policy.add_reference(sharp_lm("llama"))
-    assert policy.share_prompts
+    assert policy.compaction.share
     policy.add_reference(sharp_lm("t5"))
-    assert not policy.share_prompts
+    assert not policy.compaction.share

@@ -10,7 +10,7 @@ import torch
 
 from tests.contract.recipes import RECIPES, make
 from tests.contract.runs import rows
-from trlx_like.models.shared_prompts import SharedPrompts
+from trlx_like.models.compaction import Compaction
 from trlx_like.trainers.probe import probe
 
 
@@ -60,15 +60,15 @@ def test_it_meets_the_longest_sample_first(tmp_path: Path, monkeypatch: pytest.M
 def test_it_reads_every_row_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its prompts are equal, and would be read once."""
     shared: list[str] = []
-    of = SharedPrompts.of
+    of = Compaction.of
     trainer = make("GRPOTrainer", tmp_path, **{"train.probe_memory": True, "train.total_steps": 1})
 
-    def counted(batch: Any) -> Any:
+    def counted(self: Compaction, *args: Any, **kwargs: Any) -> Any:
         shared.append("batch")
-        return of(batch)
+        return of(self, *args, **kwargs)
 
-    monkeypatch.setattr(SharedPrompts, "of", counted)
+    monkeypatch.setattr(Compaction, "of", counted)
     probe(trainer)
     assert not shared
     trainer.learn()
-    assert shared and trainer.model.share_prompts
+    assert shared and trainer.model.compaction.share

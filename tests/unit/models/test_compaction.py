@@ -1,0 +1,222 @@
+"""How batches are read: the same scores and gradients as of whole rows, for every family, and fewer tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
+from tests.unit.models.support import batch_of_ids, rows_of_ids, sharp_lm, valued_policy
+from tests.unit.models.test_shared_prompts import scored
+from trlx_like.data import Completion, PreferenceExperience, RolloutStore
+from trlx_like.models.compaction import Compaction, compaction_of
+from trlx_like.models.loading import checkpoint_activations
+from trlx_like.models.packed_rows import PackedRows
+from trlx_like.models.shared_prompts import SharedPrompts
+
+UNPACKED = {"bloom": "takes a mask [B, T] alone"}
+WINDOW = {"gemma2": {"sliding_window": 40}}
+
+
+def pairs_of_rows() -> Completion:
+    """Two responses each to prompts of 6, 1 and 3 tokens, and a prompt that stands alone."""
+    prompts = batch_of_ids(((6, 1), (1, 1), (3, 1), (2, 1)))
+    responses = batch_of_ids(tuple((1, length) for length in (7, 2, 3, 1, 5, 4, 1)), seed=7)
+    rows = [0, 1, 2, 0, 1, 2, 3]
+    return Completion(prompts.prompt[rows], prompts.prompt_mask[rows], responses.response, responses.mask)
+
+
+def packing(lm: Any) -> Compaction:
+    """What a model can do, with attention that costs next to nothing, so that all that saves tokens is done."""
+    return replace(compaction_of(lm), share=False, hidden=10**6)
+
+
+def assert_scores_of_whole_rows(policy: Any, batch: Completion) -> None:
+    expected = scored(policy, batch)
+    policy.compaction = packing(policy.lm)
+    assert isinstance(policy.compaction.of(batch), PackedRows)
+    found = scored(policy, batch)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES + ODD_FAMILIES if family not in UNPACKED])
+def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
+    policy = valued_policy(sharp_lm(family, **WINDOW.get(family, {})))
+    policy.add_reference()
+    assert_scores_of_whole_rows(policy, pairs_of_rows())
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "top": {"num_layers_unfrozen": 1},
+    "heads": {"num_layers_unfrozen": 0},
+    "value branch": {"head_blocks": {"value": 1}},
+    "temperature": {"temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_part_of_a_policy(options: dict[str, Any], attention: str) -> None:
+    lm = sharp_lm("llama")
+    lm.set_attn_implementation(attention)
+    policy = valued_policy(lm, **options)
+    policy.add_reference()
+    assert_scores_of_whole_rows(policy, pairs_of_rows())
+
+
+def test_another_reference_and_gradient_checkpointing() -> None:
+    lm = sharp_lm("gpt2")
+    checkpoint_activations(lm)
+    policy = valued_policy(lm.train())
+    policy.add_reference(sharp_lm("llama", seed=1))
+    assert_scores_of_whole_rows(policy, pairs_of_rows())
+
+
+def test_kept_states() -> None:
+    """States that come from packed rows are those of the batch, and packed rows start from them."""
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
+    policy.add_reference()
+    assert policy.add_trunk() is None
+    batch = pairs_of_rows()
+    expected = policy.trunk_states(batch)
+    whole = scored(policy, batch)
+    policy.compaction = packing(policy.lm)
+    kept = policy(batch).trunk
+    assert kept is not None
+    real = batch.inputs()["attention_mask"].bool()
+    assert torch.allclose(kept[real], expected[real], atol=1e-5)
+    batch.keep(kept)
+    for name, value in scored(policy, batch).items():
+        assert (value - whole[name]).norm() <= 1e-5 * whole[name].norm() + 1e-5, name
+
+
+@pytest.mark.parametrize("family", [*UNPACKED, *SEQ2SEQ_FAMILIES])
+def test_models_that_read_whole_rows(family: str) -> None:
+    assert compaction_of(sharp_lm(family)).longest == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_follow_the_mask_reads_whole_rows(dtype: torch.dtype) -> None:
+    lm = tiny_lm("llama").to(dtype)  # with the small weights of its initialisation
+    assert compaction_of(lm).longest == 64
+
+    def forget(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = kwargs["attention_mask"]
+        return args, {**kwargs, "attention_mask": torch.ones_like(mask).tril() if mask.dim() == 4 else mask}
+
+    lm.model.register_forward_pre_hook(forget, with_kwargs=True)
+    assert compaction_of(lm).longest == 0
+
+
+def test_dropout_reads_whole_rows() -> None:
+    made = compaction_of(tiny_lm("gpt2", resid_pdrop=0.1))
+    assert made.longest == 0 and not made.share
+
+
+def test_sharded_weights_are_read_in_one_pass() -> None:
+    made = compaction_of(sharp_lm("gpt2"), sharded=True)
+    assert made.longest == 64 and not made.share
+
+
+def test_a_packed_row_is_in_the_window() -> None:
+    """The window counts places in the row, and a second answer is further from the prompt than its positions say."""
+    made = compaction_of(sharp_lm("gemma2", sliding_window=12))
+    assert made.longest == 12
+    batch = batch_of_ids(((4, 6), (4, 6), (1, 1), (1, 1)))
+    batch.prompt[1] = batch.prompt[0]
+    compact = replace(made, share=False, hidden=10**6).of(batch)
+    assert isinstance(compact, PackedRows) and compact.inputs["input_ids"].shape == (3, 10)  # the pair has 16 tokens
+    assert replace(made, share=False, hidden=10**6, longest=9).of(batch) is None
+
+
+def test_a_reference_limits_both() -> None:
+    made = compaction_of(sharp_lm("gpt2"))
+    assert made.also_of(sharp_lm("llama")) == made
+    assert made.also_of(sharp_lm("gemma2", sliding_window=40)).longest == 0  # whose attention takes another mask
+    assert made.also_of(sharp_lm("llama", max_position_embeddings=32)).longest == 32
+    other = made.also_of(sharp_lm("t5"))
+    assert other.longest == 0 and not other.share
+
+
+def test_rows_of_one_length_are_read_as_they_are() -> None:
+    assert compaction_of(sharp_lm("gpt2")).of(batch_of_ids(((3, 4),) * 4)) is None
+
+
+def test_the_cheapest_is_taken() -> None:
+    """2 H = 2000, so 8 rows of 60 + 20 tokens cost 640 * 1.04 = 665.6.
+
+    As pairs: 4 * 100 * 1.05 = 420. With the prompts apart: 1.15 * (4 * 60 * 1.03 + 8 * 20 * 1.04) = 475.6. If all have
+    one prompt, that is 1.15 * (60 * 1.03 + 8 * 20 * 1.04) = 262.4.
+    """
+    batch = batch_of_ids(((60, 20),) * 8)
+    able = Compaction(hidden=1000, share=True, longest=128)
+    assert able.of(batch) is None
+    for row in range(4):
+        batch.prompt[row + 4] = batch.prompt[row]
+    assert isinstance(able.of(batch), PackedRows)
+    assert isinstance(replace(able, longest=99).of(batch), SharedPrompts)
+    assert able.of(batch, branches=True) is not None
+    assert replace(able, longest=99).of(batch, branches=True) is None
+    batch.prompt[:] = batch.prompt[0]
+    assert isinstance(able.of(batch), SharedPrompts)
+
+
+def test_packed_samples_are_left_alone() -> None:
+    class Packed(Completion):
+        def inputs(self, start: int | None = None) -> dict[str, torch.Tensor]:
+            made = super().inputs(start)
+            del made["attention_mask"]
+            return made
+
+    batch = Packed.collate([Packed(**vars(row)) for row in rows_of_ids()])
+    assert packing(sharp_lm("gpt2")).of(batch) is None
+
+
+def varied(rng: random.Random, median: int, most: int) -> torch.Tensor:
+    """Tokens of a log-normal number, as dialogues that people compare have (HH-RLHF, Bai et al. 2022)."""
+    length = round(median * 2.718281828 ** rng.gauss(0, 0.8))
+    return torch.tensor([rng.randrange(2000) for _ in range(max(2, min(most, length)))])
+
+
+def computed_per_token(store: RolloutStore[Any], batch_size: int, by_length: bool) -> tuple[float, float]:
+    """Tokens that a model of width 144 computes for each real one, with padded rows and as it chooses."""
+    real = padded = computed = 0
+    for batch in store.batches(batch_size, torch.Generator().manual_seed(0), by_length=by_length):
+        rows = batch.completions()  # type: ignore[union-attr]
+        compact = Compaction(hidden=144, longest=1024).of(rows)
+        whole = rows.inputs()["attention_mask"]
+        real, padded = real + int(whole.sum()), padded + whole.numel()
+        computed += compact.source.numel() if isinstance(compact, PackedRows) else whole.numel()
+    return padded / real, computed / real
+
+
+@pytest.mark.parametrize(("by_length", "least", "most"), [(False, 2.0, 0.9), (True, 1.5, 0.75)])
+@pytest.mark.parametrize("batch_size", [8, 32])
+def test_tokens_that_pairs_of_mixed_lengths_compute(
+    batch_size: int, by_length: bool, least: float, most: float
+) -> None:
+    """Real tokens count the prompt of a pair twice, as it is in both rows."""
+    rng, store = random.Random(0), RolloutStore(PreferenceExperience)
+    for _ in range(320):
+        sides = varied(rng, 90, 384), varied(rng, 45, 127), varied(rng, 45, 127)
+        columns = [column for ids in sides for column in (ids, torch.ones_like(ids).bool())]
+        store.push([PreferenceExperience(*columns)])
+    padded, computed = computed_per_token(store, batch_size, by_length)
+    assert padded > least and computed < most
+
+
+@pytest.mark.parametrize(("by_length", "least", "most"), [(False, 1.8, 1.25), (True, 1.3, 1.05)])
+@pytest.mark.parametrize("batch_size", [8, 32])
+def test_tokens_that_rows_of_mixed_lengths_compute(batch_size: int, by_length: bool, least: float, most: float) -> None:
+    rng, store = random.Random(0), RolloutStore(Completion)
+    for _ in range(960):
+        prompt, response = varied(rng, 90, 384), varied(rng, 45, 127)
+        store.push([Completion(prompt, torch.ones_like(prompt).bool(), response, torch.ones_like(response).bool())])
+    padded, computed = computed_per_token(store, batch_size, by_length)
+    assert padded > least and computed < most
