@@ -33,7 +33,7 @@ GUIDANCE = 10.0
 # node; with half as many walks per round it may settle on a path that is one step too long.
 PPO: dict[str, Any] = {
     **{"batch_size": 128, "num_rollouts": 256, "chunk_size": 256},
-    **{"init_kl_coef": 0.01, "whiten_advantages": True},
+    **{"init_kl_coef": 0.01, "whiten_advantages": True, "replay_best": False},
 }
 PPO_STEPS, ALONE_STEPS = 200, 280
 # The temperature of training, and one as sharp as ILQL decodes: beta 100 takes the best action that it knows.

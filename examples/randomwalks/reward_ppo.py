@@ -42,8 +42,10 @@ def tune(
     """Train PPO from `start` on the reward model in `reward`; return the last metrics."""
     config = configurations.load("ppo_randomwalks").evolve(
         model={"model_path": str(start)},
-        # Learned rewards have any mean and unit, so that advantages are whitened.
-        method={"init_kl_coef": kl, "whiten_advantages": True, "gen_experience_kwargs": None},
+        # Learned rewards have any mean and unit, so that advantages are whitened. The walk that such a reward likes
+        # best may be the one about which it is most wrong, and is not repeated.
+        method={"init_kl_coef": kl, "whiten_advantages": True, "gen_experience_kwargs": None}
+        | {"replay_best": False, "num_rollouts": 192, "chunk_size": 192},
         train={"seed": seed, "checkpoint_dir": str(directory), "resume_from_checkpoint": None},
     )
     trainer = trlx_like.train(

@@ -71,7 +71,7 @@ def win_rate(draw: Draw, size: str, walks: int = WALKS, **train: Any) -> float:
         model={"model_path": str(folder / "model")},
         data={"prompts": None, "eval_prompts": None, "reward_fn": None, "metric_fn": None},
         # A judge that ranks says which of two walks is better, and not how good one is: there is no best one so far.
-        method={"beta": 0.1, "gen_experience_kwargs": None, "replay_best": False},
+        method={"beta": 0.1, "gen_experience_kwargs": None, "replay_best": False, "n_generations_per_prompt": 4},
         optimizer={"kwargs": {"lr": rate}},
         scheduler={"kwargs": {"total_iters": STEPS, "end_factor": 0.1}},
         train={"checkpoint_dir": str(folder / "tuned"), "seed": draw.seed, "eval_interval": 1000}

@@ -329,6 +329,8 @@ RECIPES = {
                 "train.eval_interval": 3,
                 "train.total_steps": 6,
                 "method.init_kl_coef": 1.0,
+                "method.replay_best": True,
+                "method.num_rollouts": 8,
                 "sampler.engine": "copy",
             },
             "reference scale": {

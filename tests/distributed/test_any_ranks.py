@@ -27,7 +27,10 @@ SIX_STEPS = {
 # A diffusion model's log-probabilities divide by small variances: the norm of its gradients is up to 2.6, and 1e-7 of
 # that, a rounding error, is not small beside the gradients of some weights.
 LARGER = {"DDPOTrainer": {"optimizer.kwargs": {"lr": 5e-4, "eps": 1e-4}}}
-REPLAYED = {name: {"method.replay_best": True} for name in ("GRPOTrainer", "OnlineDPOTrainer")}
+REPLAYED: dict[str, dict[str, Any]] = {
+    **{name: {"method.replay_best": True} for name in ("GRPOTrainer", "OnlineDPOTrainer")},
+    "PPOTrainer": {"method.replay_best": True, "method.num_rollouts": 8},  # to 5 prompts
+}
 AUTO = {"train.resume_from_checkpoint": "auto"}
 SAMPLED = ("response", "chosen", "rejected", "order")
 

@@ -112,8 +112,8 @@ class OnlineTextMethodConfig(TextMethodConfig):
         return dict(self.gen_kwargs if self.gen_experience_kwargs is None else self.gen_experience_kwargs)
 
 
-class ComparingMethodConfig(OnlineTextMethodConfig):
-    """Hold the option of a method that compares the responses to a prompt."""
+class ReplayMethodConfig(OnlineTextMethodConfig):
+    """Hold the option of a method that compares the responses to a prompt, within a group or by a value function."""
 
     replay_best: OfRound[bool] = False
     """Let the best response so far to a prompt stand in for its last new one, if it scores above all new ones."""
@@ -122,8 +122,6 @@ class ComparingMethodConfig(OnlineTextMethodConfig):
         yield from super().conflicts()
         if not self.replay_best:
             return
-        if self.group_size < 2:
-            yield at("method.replay_best", "with one response to a prompt, no new one would be left; use two or more.")
         for option in forbidding(self.experience_kwargs):
             yield at(
                 "method.replay_best",
@@ -132,13 +130,19 @@ class ComparingMethodConfig(OnlineTextMethodConfig):
             )
 
 
-class PolicyGradientMethodConfig(OnlineTextMethodConfig):
+class PolicyGradientMethodConfig(ReplayMethodConfig):
     """Hold the options of a method whose loss weights the log-probabilities of sampled tokens by advantages."""
 
     rollout_correction: Applied[Literal["none", "token", "sequence"]] = "none"
     """Weight the policy loss by the learner's over the sampling engine's probability, of each token or sequence."""
     rollout_correction_cap: Applied[float] = Field(default=2.0, ge=1)
     """Largest weight of `rollout_correction`; larger ones are cut to it (truncated importance sampling)."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from super().conflicts()
+        if self.replay_best and self.rollout_correction != "none":
+            words = "method.rollout_correction cannot correct a response of an earlier policy; set one of the two only."
+            yield at("method.replay_best", words)
 
     def acting(self) -> dict[str, bool]:
         return {**super().acting(), "rollout_correction_cap": self.rollout_correction != "none"}

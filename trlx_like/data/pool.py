@@ -103,40 +103,45 @@ class BestResponse(NamedTuple):
     score: float
     response: list[int]  # token ids
     finish_reason: str
+    token_rewards: list[float] | None = None  # from the first token on, if the score is their sum
 
 
 class BestResponses:
     """Remember the best response so far to each row of the data; among equal scores the one that came first."""
 
     def __init__(self) -> None:
-        self._best: dict[int, tuple[float, bytes, str]] = {}  # by row; ids are packed
+        self._best: dict[int, tuple[float, bytes, str, array[float]]] = {}  # by row; ids are packed
 
     def get(self, row: int) -> BestResponse | None:
         """Return the best response so far to a row of the data; None if there is none yet."""
         if (best := self._best.get(row)) is None:
             return None
-        return BestResponse(best[0], _unpack(best[1]), best[2])
+        return BestResponse(best[0], _unpack(best[1]), best[2], best[3].tolist() or None)
 
     def update(self, found: Iterable[tuple[int, BestResponse]]) -> None:
         """Remember the responses that score above the best so far to their row of the data."""
-        for row, (score, response, reason) in found:
+        for row, (score, response, reason, rewards) in found:
             if row not in self._best or score > self._best[row][0]:
-                self._best[row] = score, _pack(response), reason
+                self._best[row] = score, _pack(response), reason, array("d", rewards or [])
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows, scores and responses, as flat tensors and texts."""
         best = list(self._best.values())
+        rewards = [reward for *_, rewards in best for reward in rewards]
         return {
             "rows": torch.tensor(list(self._best), dtype=torch.int64),
-            "scores": torch.tensor([score for score, _, _ in best], dtype=torch.float64),
-            "responses": _flat(response for _, response, _ in best),
-            "finish_reasons": [reason for _, _, reason in best],
+            "scores": torch.tensor([score for score, *_ in best], dtype=torch.float64),
+            "responses": _flat(response for _, response, *_ in best),
+            "finish_reasons": [reason for _, _, reason, _ in best],
+            "token_rewards": torch.tensor(rewards, dtype=torch.float64),
+            "rewarded": torch.tensor([len(rewards) for *_, rewards in best], dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the contents by those that were saved."""
-        best = zip(state["scores"].tolist(), _rows(state["responses"]), state["finish_reasons"], strict=True)
-        self._best = dict(zip(state["rows"].tolist(), best, strict=True))
+        rewards = [array("d", part.tolist()) for part in state["token_rewards"].split(state["rewarded"].tolist())]
+        columns = state["scores"].tolist(), _rows(state["responses"]), state["finish_reasons"], rewards
+        self._best = dict(zip(state["rows"].tolist(), zip(*columns, strict=True), strict=True))
 
 
 @dataclass

@@ -128,11 +128,14 @@ class OnlineTextTrainer(TextTrainer[E]):
                     )
             return samples
 
+        def scored() -> Iterator[tuple[TextSamples, list[Reward]]]:
+            for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
+                samples.components = scores.components
+                self.rollouts.add_text(samples, scores.rewards)
+                yield samples, scores.rewards
+
         assert self.scorer is not None or "reward_fn" not in self.needs
-        for samples, scores in self.rollouts.chunks(self.scorer, count, chunk_size, sample, TextSamples.rows):
-            samples.components = scores.components
-            self.rollouts.add_text(samples, scores.rewards)
-            yield (samples, scores.rewards) if self.replay is None else self.replay.stand_in(samples, scores.rewards)
+        yield from scored() if self.replay is None else self.replay.replayed(scored())
         self.rollouts.check(may_be_empty=more)
         if self.replay is not None:
             self.replay.remember()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import fields
 from trlx_like.config.methods.ppo import PPOConfig
 from trlx_like.data import Completion, padded
-from trlx_like.errors import DataError
+from trlx_like.errors import ConfigError, DataError
 from trlx_like.functional.kl import adaptive_kl_coef, full_kl, kl_k3, kl_penalty
 from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import (
@@ -247,8 +247,11 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
         Raises:
             DataError: If the numbers of queries, responses and scores differ, a response is empty, a score is not
                 finite, or a mask does not fit.
-            ConfigError: If training is complete: `train.total_steps` or `train.epochs` (rounds) is reached.
+            ConfigError: If training is complete: `train.total_steps` or `train.epochs` (rounds) is reached. Or
+                `method.replay_best` is set, which needs to know the row of the data that a query is.
         """
+        if self.replay is not None:
+            raise ConfigError("method.replay_best: step cannot tell which row of the data a query is; set it to false.")
         if not len(queries) == len(responses) == len(scores):
             raise DataError(
                 f"step: {len(queries)} queries, {len(responses)} responses and {len(scores)} scores must be as many."

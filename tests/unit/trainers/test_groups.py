@@ -400,7 +400,6 @@ def test_two_processes_compare_as_one(prompts: int, scale: str, tmp_path: Path) 
         (RLOOConfig, {"baseline": "batch", "scale_rewards": "group"}, "scale_rewards: 'group' compares within groups"),
         (RLOOConfig, {"baseline": "batch", "credit": "prefix"}, "method.credit: 'prefix' compares within groups"),
         (RLOOConfig, {"baseline": "batch", "max_at_k": 2}, "method.max_at_k: above 1 compares within groups"),
-        (RLOOConfig, {"baseline": "batch", "num_generations": 1, "replay_best": True}, "no new one would be left"),
         (
             GRPOConfig,
             {"replay_best": True, "rollout_correction": "token"},

@@ -8,12 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from trlx_like.config.generation import longest_response
-from trlx_like.config.method import ComparingMethodConfig, PolicyGradientMethodConfig
+from trlx_like.config.method import PolicyGradientMethodConfig
 from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfReference, OfRollouts, OfRound
 
 
-class GroupMethodConfig(ComparingMethodConfig, PolicyGradientMethodConfig):
+class GroupMethodConfig(PolicyGradientMethodConfig):
     """Options of policy gradients that compare the responses to a prompt and need no value function."""
 
     num_generations: OfRound[int] = Field(default=8, ge=1)
@@ -75,9 +75,6 @@ class GroupMethodConfig(ComparingMethodConfig, PolicyGradientMethodConfig):
             return
         if self.soft_punish_cache is not None and self.soft_punish_cache > self.max_new_tokens:
             yield at("method.soft_punish_cache", f"{self.soft_punish_cache} is above max_new_tokens.")
-        if self.replay_best and self.rollout_correction != "none":
-            words = "method.rollout_correction cannot correct a response of an earlier policy; set one of the two only."
-            yield at("method.replay_best", words)
         yield from self.group_problems()
 
     def group_problems(self) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trlx_like.config.method import ComparingMethodConfig, DropoutMethodConfig, Sections
+from trlx_like.config.method import DropoutMethodConfig, ReplayMethodConfig, Sections
 from trlx_like.config.problems import Accepts, Problem, only
 from trlx_like.config.resume import Applied, OfRollouts, OfRound
 
@@ -15,7 +15,7 @@ GEN_KWARGS = {"max_new_tokens": 64, "temperature": 0.9, "top_k": 0, "top_p": 1.0
 """The defaults of TRL."""
 
 
-class OnlineDPOConfig(DropoutMethodConfig, ComparingMethodConfig):
+class OnlineDPOConfig(DropoutMethodConfig, ReplayMethodConfig):
     """DPO on pairs of the policy's own responses, as a judge or a reward function prefers them (Guo et al. 2024)."""
 
     gen_kwargs: OfRollouts[dict[str, Any]] = GEN_KWARGS

@@ -85,6 +85,9 @@ class PPOConfig(PolicyGradientMethodConfig):
         if self.norm_reward and self.scale_reward is None:
             given = shown(self.scale_reward)
             yield at("method.norm_reward", f"true needs method.scale_reward ({given}) to be 'running' or 'ref'.")
+        if self.replay_best and self.target is not None:
+            words = "method.target adapts the KL weight to responses of the present policy; set one of the two only."
+            yield at("method.replay_best", words)
 
     def acting(self) -> dict[str, bool]:
         ref = dict.fromkeys(("ref_mean", "ref_std"), self.scale_reward == "ref")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.config.support import VALID, errors_of
 from trlx_like.config.methods.ppo import PPOConfig
+from trlx_like.errors import ConfigError
 
 METHOD = {
     "gamma: 2": "gamma: must be a number from 0 to 1, got 2.",
@@ -41,6 +42,19 @@ METHOD = {
 @pytest.mark.parametrize(("setting", "sentence"), METHOD.items())
 def test_errors_of_the_method(tmp_path: Path, setting: str, sentence: str) -> None:
     assert errors_of(tmp_path, VALID + f"  {setting}\n") == [f"x.yml:11: method.{sentence}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"target": 1.0}, "method.target adapts the KL weight to responses of the present policy"),
+        ({"rollout_correction": "token"}, "method.rollout_correction cannot correct a response of an earlier policy"),
+        ({"gen_kwargs": {"max_new_tokens": 4, "top_k": 5}}, "may have tokens that top_k forbids by now"),
+    ],
+)
+def test_what_earlier_responses_cannot_be_mixed_with(option: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"method.replay_best: .*{sentence}"):
+        PPOConfig(replay_best=True, **option)
 
 
 @pytest.mark.parametrize("off", ["ignored", False, None])
