@@ -25,14 +25,14 @@ SIZE = 300
 class Panel:
     """Hold learned and exact values [N] for the picture, and the group of each point, which gives its colour.
 
-    unit: What a group counts, such as "moves" for "3 moves".
+    label: Names a group by its number: "{} moves" for "3 moves".
     """
 
     title: str
     exact: Floats
     learned: Floats
     groups: npt.NDArray[np.int64]
-    unit: str
+    label: str
 
 
 def expectiles(x: Floats, weights: npt.ArrayLike, tau: float) -> Floats:
@@ -94,7 +94,7 @@ class Reader:
 
 def picture(panels: Sequence[Panel]) -> str:
     """Draw learned against exact values as SVG, side by side."""
-    named = {int(group): panel.unit for panel in panels for group in panel.groups}
+    named = {int(group): panel.label.format(int(group)) for panel in panels for group in panel.groups}
     hues = {group: 300 * place // max(len(named) - 1, 1) for place, group in enumerate(sorted(named))}
     parts = []
     for number, panel in enumerate(panels):
@@ -112,7 +112,7 @@ def picture(panels: Sequence[Panel]) -> str:
             parts.append(f'<circle {at} r="3" fill="hsl({hues[int(group)]},70%,45%)" fill-opacity=".5"/>')
         parts.append(f'<text x="{left + SIZE / 2:.0f}" y="{72 + SIZE}" text-anchor="middle">exact</text>')
     keys = [
-        f'<text x="{50 + 70 * place}" y="{SIZE + 96}" fill="hsl({hue},70%,45%)">{group} {named[group]}</text>'
+        f'<text x="{50 + 70 * place}" y="{SIZE + 96}" fill="hsl({hue},70%,45%)">{named[group]}</text>'
         for place, (group, hue) in enumerate(hues.items())
     ]
     width = 70 + max(len(panels) * (SIZE + 70), 70 * len(keys))

@@ -82,4 +82,4 @@ def diagnose(given: argparse.Namespace) -> list[Panel]:
     pairs = [(cell, move) for cell in found for move in np.flatnonzero(exact.counts[cell])]  # moves of the data
     learned = np.array([found[cell][move] for cell, move in pairs])
     at = tuple(np.array(pairs).T)
-    return [Panel("Q of the moves in the data", exact.q[at], learned, maze.distance[at[0]], "moves")]
+    return [Panel("Q of the moves in the data", exact.q[at], learned, maze.distance[at[0]], "{} moves")]

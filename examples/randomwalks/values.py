@@ -160,7 +160,7 @@ def diagnose(given: argparse.Namespace) -> list[Panel]:
     for name, value in advantage_estimates(states, model).items():
         print(f"correlation with the exact advantage {value:5.2f}  {name}")
     often = np.argsort(-visits)[:DRAWN]
-    return [Panel("V of the policy", v[often], model.values[often], states.distance[often], "moves")]
+    return [Panel("V of the policy", v[often], model.values[often], states.distance[often], "{} moves")]
 
 
 def ilql(states: States, model: Learned, fixed: tuple[States, Floats, Floats]) -> list[Panel]:
@@ -189,6 +189,6 @@ def ilql(states: States, model: Learned, fixed: tuple[States, Floats, Floats]) -
     state, token = np.nonzero(states.children[often])
     edges = often[state], token
     return [
-        Panel("V", v[often], model.values[often], states.distance[often], "moves"),
-        Panel("Q of edges", q[edges], model.q[edges], states.distance[often[state]], "moves"),
+        Panel("V", v[often], model.values[often], states.distance[often], "{} moves"),
+        Panel("Q of edges", q[edges], model.q[edges], states.distance[often[state]], "{} moves"),
     ]

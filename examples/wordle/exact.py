@@ -31,7 +31,7 @@ class Sets:
     def __init__(self, wordle: Wordle) -> None:
         self.size = len(wordle.words)
         if self.size > MOST_WORDS:
-            raise ValueError(f"exact values: a list of {self.size} words is too long, at most {MOST_WORDS} are solved.")
+            raise ValueError(f"words: {self.size} are too many for exact values, at most {MOST_WORDS} are solved.")
         answers = []  # for each guess the words of each clue, as bits, and whether the clue says that it is right
         for row in wordle.clues:
             answers.append([(bits(row == clue), clue == wordle.right) for clue in np.unique(row)])

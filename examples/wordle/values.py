@@ -148,6 +148,6 @@ def compared(
     some, pairs = draw.permutation(len(v))[:DRAWN], draw.permutation(q.size)[:DRAWN]
     groups = turns.astype(np.int64)
     return [
-        Panel("V", aim_v[some], v[some], groups[some], "guesses"),
-        Panel("Q of words", aim_q.ravel()[pairs], q.ravel()[pairs], groups[pairs // len(words)], "guesses"),
+        Panel("V", aim_v[some], v[some], groups[some], "guess {}"),
+        Panel("Q of words", aim_q.ravel()[pairs], q.ravel()[pairs], groups[pairs // len(words)], "guess {}"),
     ]

@@ -77,7 +77,7 @@ def test_a_model_is_asked_in_every_state(small: States, tmp_path: Path) -> None:
 
 def test_the_picture_has_a_point_for_each_value() -> None:
     values, moves = np.array([0.0, 0.5, 1.0]), np.array([3, 2, 1])
-    panels = [Panel("V", values, values, moves, "moves"), Panel("Q", values, values**2, moves, "moves")]
+    panels = [Panel("V", values, values, moves, "{} moves"), Panel("Q", values, values**2, moves, "{} moves")]
     root = ElementTree.fromstring(picture(panels))
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 6
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -136,7 +136,7 @@ def test_each_mistake_is_named() -> None:
 
 
 def test_a_list_that_is_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"a list of 431 words is too long, at most {MOST_WORDS}"):
+    with pytest.raises(ValueError, match=f"words: 431 are too many for exact values, at most {MOST_WORDS}"):
         Sets(Wordle())
 
 
