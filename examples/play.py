@@ -131,17 +131,17 @@ def play_trained(
     return results
 
 
-def main(
-    doc: str | None,
-    run: Callable[[Draw], list[Result]],
-    bounds: Callable[[int], dict[str, float]],
-    directory: Path,
-    problem: str,
-) -> None:
-    """Run `--seeds` times, one after the other on one thread, and print a table beside the bounds."""
+def game_parser(doc: str | None, directory: Path, problem: str) -> argparse.ArgumentParser:
+    """Make the parser of a game's program. The arguments are those of `examples.problems.add_options`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, 1, directory, problem)
-    given = parser.parse_args()
+    return parser
+
+
+def main(
+    given: argparse.Namespace, run: Callable[[Draw], list[Result]], bounds: Callable[[int], dict[str, float]]
+) -> None:
+    """Run `--seeds` times, one after the other on one thread, and print a table beside the bounds."""
     torch.set_num_threads(1)
     drawn = draws(given)
     runs = [run(draw) for draw in drawn]

@@ -34,7 +34,7 @@ from examples.maze.task import (
     tokenizer,
     wander,
 )
-from examples.play import Episode, Result, cloning, main, play_trained
+from examples.play import Episode, Result, cloning, game_parser, main, play_trained
 from examples.problems import Draw
 
 BETA = 80  # for rewards in units of ten moves
@@ -79,4 +79,4 @@ def bounds(problem: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(__doc__, run, bounds, Path("runs/maze"), "maze")
+    main(game_parser(__doc__, Path("runs/maze"), "maze").parse_args(), run, bounds)

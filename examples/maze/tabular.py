@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from examples.maze.task import LIMIT, MOVES, Data, Floats, Maze
+from examples.values import expectiles
 
 
 @dataclass
@@ -56,19 +56,3 @@ def transitions(maze: Maze, turns: list[str]) -> list[tuple[int, int]]:
     cells = [maze.observations.index(text) for text in turns[::2]]
     moves = [list(MOVES).index(text.strip()) for text in turns[1::2]]
     return list(zip(cells, moves, strict=True))[:LIMIT]
-
-
-def expectiles(x: Floats, weights: npt.ArrayLike, tau: float) -> Floats:
-    """Solve tau sum w (x - v)+ = (1 - tau) sum w (v - x)+ for v in each row; 0 for rows without weight."""
-    weights = np.asarray(weights, dtype=float)
-    v = np.zeros(len(x))
-    seen = weights.sum(axis=1) > 0
-    low = np.where(weights > 0, x, np.inf).min(axis=1, where=seen[:, None], initial=np.inf)
-    v[seen] = low[seen]
-    for _ in range(100):
-        pull = weights * np.where(x > v[:, None], tau, 1 - tau)  # the asymmetric weights at the current v
-        new = np.where(seen, (pull * x).sum(axis=1) / np.where(seen, pull.sum(axis=1), 1), 0.0)
-        if np.array_equal(new, v):
-            break
-        v = new
-    return v

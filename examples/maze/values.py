@@ -1,37 +1,27 @@
 """Say in which cells a run of ILQL on a maze loses its score, and compare its Q there with that of the table.
 
-    python examples/maze/values.py runs/maze/ilql --problem 21 [--beta 80]
-
-The folder is that of a run, of which the last checkpoint is read, or an exported model. The model plays from each start
-`PLAYS` times, sampling at temperature 1. A move costs a point for each step that it adds to the shortest way.
-Over an episode that arrives, these costs add up to what its score misses to the shortest path from its start. Q is read
-at each turn that is played, so the model may be one that reads earlier turns. The table is that of `tabular.py`: the
-fixed point of the same losses on the same data. Q is in units of moves, and a gap is that of the best move to the next
-best.
+The model plays from each start `PLAYS` times, sampling at temperature 1. A move costs a point for each step that it
+adds to the shortest way. Over an episode that arrives, these costs add up to what its score misses to the shortest path
+from its start. Q is read at each turn that is played, so the model may be one that reads earlier turns. The table is
+that of `tabular.py`: the fixed point of the same losses on the same data. Q is in units of moves, and a gap is that of
+the best move to the next best.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs from any folder
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 import trlx_like
 from examples import configurations
-from examples.diagnose import model_folder
 from examples.maze import tabular
 from examples.maze.__main__ import BETA, episodes
 from examples.maze.task import MOVES, REWARD_UNIT, Floats, Maze, tokenizer, wander
 from examples.play import Score, play, table
-from trlx_like.functional.q_learning import guided_logits
-from trlx_like.samplers.guided import load_ilql_heads
+from examples.values import Panel, Reader, model_folder
 
 
 def added_steps(maze: Maze) -> Floats:
@@ -43,20 +33,12 @@ def added_steps(maze: Maze) -> Floats:
 
 def played(folder: Path, maze: Maze, beta: float) -> tuple[Score, list[tuple[int, int, Floats]]]:
     """Play an exported model; return its score, and the cell, the move and the Q [4], in moves, of each turn."""
-    lm: Any = AutoModelForCausalLM.from_pretrained(folder)
-    heads, read = load_ilql_heads(folder), tokenizer(maze)
-    if heads is None:
-        raise SystemExit(f"{folder} has no ILQL heads.")
-    lm.eval()
+    read = Reader(folder, tokenizer(maze))
     turns: list[tuple[int, int, Floats]] = []
 
-    @torch.no_grad()
     def respond(texts: list[str]) -> list[str]:
-        batch = read(texts, return_tensors="pt", padding=True)
-        out = lm(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
-        hidden = out.hidden_states[-1][:, -1]
-        q = heads.target_q(hidden)
-        logits = guided_logits(out.logits[:, -1], q, heads.value(hidden), beta)[:, : len(MOVES)]
+        guided, _, q = read(texts, beta)
+        logits = guided[:, : len(MOVES)]
         moves = torch.multinomial(logits.softmax(dim=-1), 1)[:, 0].tolist()
         cells = [maze.observations.index(text.splitlines(keepends=True)[-1]) for text in texts]
         turns.extend(zip(cells, moves, REWARD_UNIT * q[:, : len(MOVES)].double().numpy(), strict=True))
@@ -65,23 +47,24 @@ def played(folder: Path, maze: Maze, beta: float) -> tuple[Score, list[tuple[int
     return Score.of(play(respond, episodes(maze))), turns
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run folder, or folder of an exported model")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this game."""
     parser.add_argument("--problem", type=int, default=0, help="number of the maze")
     parser.add_argument("--beta", type=float, default=BETA, help="weight of the advantage in decoding")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+
+
+def diagnose(given: argparse.Namespace) -> list[Panel]:
+    """Print what a run loses in which cells, and return its Q and that of the table for the picture."""
     torch.manual_seed(given.problem)
     maze, method = Maze.drawn(given.problem), configurations.load("ilql_maze").method
     assert isinstance(method, trlx_like.ILQLConfig)
     exact, longer = tabular.solve(maze, wander(maze), method.gamma, method.tau), added_steps(maze)
     score, turns = played(model_folder(given.run), maze, given.beta)
-    rows, errors = [], []
+    rows, errors, found = [], [], {}
     for cell in maze.starts:
         here = [(move, q) for at, move, q in turns if at == cell]
         best = longer[cell] == 0
-        q = np.mean([q for _, q in here], axis=0)
+        found[cell] = q = np.mean([q for _, q in here], axis=0)
         errors.append(float(np.nanmean(np.abs(q - exact.q[cell]))))
         wrong = sum(not best[move] for move, _ in here) / len(here)
         largest = sum(not best[q.argmax()] for _, q in here) / len(here)
@@ -96,7 +79,7 @@ def main() -> None:
     shares = ["points lost", "wrong moves", "Q wrong"]
     head = ["cell", "to goal", "turns", *shares, "best in data", "exact gap", "learned gap"]
     print(table(head, rows))
-
-
-if __name__ == "__main__":
-    main()
+    pairs = [(cell, move) for cell in found for move in np.flatnonzero(exact.counts[cell])]  # moves of the data
+    learned = np.array([found[cell][move] for cell, move in pairs])
+    at = tuple(np.array(pairs).T)
+    return [Panel("Q of the moves in the data", exact.q[at], learned, maze.distance[at[0]], "{} moves")]

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from examples.randomwalks.task import EOS, GOAL, LETTERS, MAX_LENGTH, TOKENS, RandomWalks
+from examples.values import Floats, expectiles
 from trlx_like.pipelines.returns import standardized
 
-Floats = npt.NDArray[np.float64]
 END = TOKENS.index(EOS)
 
 
@@ -112,7 +111,7 @@ def ilql_fixed_point(task: RandomWalks, tau: float, gamma: float) -> tuple[State
     def choose(state: int, q: Floats) -> float:
         taken = policy[state] > 0
         following = np.where(np.arange(len(q)) == END, q, gamma * q)
-        return expectile(following[taken], policy[state][taken], tau)
+        return float(expectiles(following[None, taken], policy[state][None, taken], tau)[0])
 
     q, v = states.values(choose, low + unit * (states.scores - min(rewards)))
     q[:, :END] *= gamma
@@ -136,15 +135,3 @@ def guided_score(states: States, q: Floats, v: Floats, beta: float) -> float:
     weights = np.where(taken, np.exp(logits - logits.max(axis=1, keepdims=True, where=taken, initial=-1e9)), 0.0)
     _, score = states.of(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0))
     return float(score[states.start].mean())
-
-
-def expectile(values: Floats, weights: Floats, tau: float) -> float:
-    """Compute the v with tau E[(x - v)+] = (1 - tau) E[(v - x)+], for values x [K] with weights [K]."""
-    order = np.argsort(values)
-    x, w = values[order], weights[order]
-    for lower in range(len(x)):  # lower: how many values are below v
-        pull = np.where(np.arange(len(x)) < lower, 1 - tau, tau) * w
-        found = float(pull @ x / pull.sum())
-        if (lower == 0 or x[lower - 1] <= found) and found <= x[lower] + 1e-12:
-            return found
-    return float(x[-1])

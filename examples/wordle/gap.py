@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 import trlx_like
-from examples import configurations
 from examples.play import Respond, Score, play, responder, table
+from examples.wordle.__main__ import configured
 from examples.wordle.task import DATA_SEED, NO_WORD, WORDS, Bools, Game, Wordle, default_wordle, record
 from trlx_like.functional.q_learning import guided_logits
 
@@ -96,10 +96,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    config = configurations.load("ilql_wordle")
-    steps = {"total_steps": given.steps, "eval_interval": given.steps, "checkpoint_interval": given.steps}
     places = {"seed": given.seed, "checkpoint_dir": str(given.directory), "resume_from_checkpoint": None}
-    config = config.evolve(train={**steps, **places}, scheduler={"kwargs": {"total_iters": given.steps}})
+    config = configured(given.steps).evolve(train=places)
     wordle = default_wordle()
     data = record(wordle, episodes=given.steps * config.train.batch_size, seed=DATA_SEED)
     scores = sorted((game.score for game in data.games), reverse=True)

@@ -76,11 +76,21 @@ class Wordle:
         self.right = GREEN * sum(3**place for place in range(LETTERS))
 
     @classmethod
-    def drawn(cls, number: int) -> Wordle:
-        """Return the whole list for 0, and for any other number `DRAWN` words of it."""
-        if number == 0:
+    def drawn(cls, number: int, words: int | None = None) -> Wordle:
+        """Return a list of words.
+
+        Args:
+            number: The number of the problem, which draws the words.
+            words: How many are drawn; by default all for problem 0, and `DRAWN` for any other.
+
+        Raises:
+            ValueError: If `words` is not from 2 to the length of the whole list.
+        """
+        if number == 0 and words is None:
             return default_wordle()
-        return cls(np.random.default_rng(number).choice(WORDS, DRAWN, replace=False).tolist())
+        if words is not None and not 2 <= words <= len(WORDS):
+            raise ValueError(f"words: {words} must be from 2 to {len(WORDS)}, which is the whole list.")
+        return cls(np.random.default_rng(number).choice(WORDS, words or DRAWN, replace=False).tolist())
 
     def clue_line(self, guess: int, hidden: int) -> str:
         """Write a clue as text: a fact for each letter of the guess, as in "s- t2? o- n- e5!"."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from examples.diagnose import Learned, advantage_estimates, learned, losses, model_folder, picture
+from examples.diagnose import GAMES, main
+from examples.maze import task as maze_task
 from examples.randomwalks.exact import END, States
 from examples.randomwalks.task import TOKENS, RandomWalks, model_config, tokenizer
+from examples.randomwalks.values import Learned, advantage_estimates, learned, losses
+from examples.values import Panel, expectiles, model_folder, picture
+from examples.wordle import task as wordle_task
+from tests.examples.test_maze import CORRIDOR
 from tests.examples.test_randomwalks_task import graph
+from trlx_like import AutoModelForCausalLMWithILQLHeads
 
 
 @pytest.fixture(scope="module")
@@ -69,5 +77,41 @@ def test_a_model_is_asked_in_every_state(small: States, tmp_path: Path) -> None:
 
 def test_the_picture_has_a_point_for_each_value() -> None:
     values, moves = np.array([0.0, 0.5, 1.0]), np.array([3, 2, 1])
-    root = ElementTree.fromstring(picture([("V", values, values, moves), ("Q", values, values**2, moves)]))
+    panels = [Panel("V", values, values, moves, "{} moves"), Panel("Q", values, values**2, moves, "{} moves")]
+    root = ElementTree.fromstring(picture(panels))
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word and word.endswith("moves")] == ["1 moves", "2 moves", "3 moves"]
+
+
+def test_expectiles_by_hand() -> None:
+    # Of 0 and 3 with tau 2/3: 2/3 (3 - v) = 1/3 v, v = 2. Weights 2 and 1: 2/3 (3 - v) = 2/3 v, v = 3/2.
+    # At 1/2 it is the mean.
+    x = np.array([[0.0, 3.0], [0.0, 3.0], [5.0, 3.0], [1.0, 2.0]])
+    weights = [[1, 1], [2, 1], [0, 4], [0, 0]]
+    np.testing.assert_allclose(expectiles(x, weights, 2 / 3), [2, 1.5, 3, 0])
+    np.testing.assert_allclose(expectiles(x, weights, 1 / 2), [1.5, 1, 3, 0])
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_each_game_is_diagnosed_with_a_picture(
+    game: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    walks, maze = RandomWalks(adjacency=graph("ba bc cb cd db", nodes=4)), maze_task.Maze(CORRIDOR)
+    monkeypatch.setattr("examples.randomwalks.values.RandomWalks", lambda number: walks)
+    monkeypatch.setattr(maze_task.Maze, "drawn", lambda number: maze)
+    models: dict[str, Callable[[], Any]] = {
+        "randomwalks": lambda: AutoModelForCausalLM.from_config(model_config()),
+        "maze": lambda: AutoModelForCausalLM.from_config(maze_task.model_config(maze)),
+        "wordle": wordle_task.model,
+    }
+    AutoModelForCausalLMWithILQLHeads(models[game]()).save_pretrained(tmp_path / "model")
+    words = ["--words", "6"] if game == "wordle" else []
+    file = tmp_path / "pictures" / "values.svg"
+    monkeypatch.setattr(
+        "sys.argv", ["diagnose", game, str(tmp_path / "model"), "--problem", "1", *words, "--picture", str(file)]
+    )
+    main()
+    said = capsys.readouterr().out
+    assert "score" in said and "exact" in said
+    assert ElementTree.parse(file).find(".//{http://www.w3.org/2000/svg}circle") is not None

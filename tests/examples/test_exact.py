@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from examples.randomwalks.exact import END, States, expectile, guided_score, ilql_fixed_point
+from examples.randomwalks.exact import END, States, guided_score, ilql_fixed_point
 from examples.randomwalks.task import GOAL, LETTERS, RandomWalks
 from tests.examples.test_randomwalks_task import graph
 
@@ -43,15 +43,6 @@ def test_random_walks_score_as_the_data_does() -> None:
     _, v = states.of(states.random_walk())
     scores = np.array(task.optimality(task.samples))
     assert abs(v[states.start].mean() - scores.mean()) < 4 * scores.std() / 1000**0.5
-
-
-def test_expectiles_by_hand() -> None:
-    # Of 0 and 3: 2/3 (3 - v) = 1/3 v, v = 2; with weights 2 and 1 v = 3/2; at 1/2 it is the mean.
-    x = np.array([3.0, 0.0])
-    assert expectile(x, np.array([1.0, 1.0]), 2 / 3) == pytest.approx(2)
-    assert expectile(x, np.array([1.0, 2.0]), 2 / 3) == pytest.approx(3 / 2)
-    assert expectile(x, np.array([1.0, 2.0]), 1 / 2) == pytest.approx(1)
-    assert expectile(np.array([4.0]), np.array([1.0]), 0.9) == 4.0
 
 
 @pytest.mark.parametrize("number", [1, 3])

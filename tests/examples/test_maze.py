@@ -118,15 +118,6 @@ def test_a_line_is_a_token(tmp_path: Path) -> None:
     assert config.vocab_size == len(task.tokenizer()) and config.max_position_embeddings > len(longest)
 
 
-def test_expectiles_by_hand() -> None:
-    # Of 0 and 3 with tau 2/3: 2/3 (3 - v) = 1/3 v, v = 2. Weights 2 and 1: 2/3 (3 - v) = 2/3 v, v = 3/2.
-    # At 1/2 it is the mean.
-    x = np.array([[0.0, 3.0], [0.0, 3.0], [5.0, 3.0], [1.0, 2.0]])
-    weights = [[1, 1], [2, 1], [0, 4], [0, 0]]
-    np.testing.assert_allclose(tabular.expectiles(x, weights, 2 / 3), [2, 1.5, 3, 0])
-    np.testing.assert_allclose(tabular.expectiles(x, weights, 1 / 2), [1.5, 1, 3, 0])
-
-
 def test_the_fixed_point_of_a_corridor_by_hand() -> None:
     """gamma 1/2, tau 1/2, so V is the mean of Q over the moves that were taken.
 
