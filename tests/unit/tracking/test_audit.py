@@ -121,7 +121,7 @@ def test_a_run_that_stays_as_it_is_shows_nothing() -> None:
     ("first", "last"),
     [
         ({"rollout/finished_fraction": 0.1}, {"rollout/finished_fraction": 0.0}),  # stories that never end
-        ({"rollout/finished_fraction": 0.79}, {"rollout/finished_fraction": 0.0}),  # random weights, which end by chance
+        ({"rollout/finished_fraction": 0.79}, {"rollout/finished_fraction": 0.0}),  # by chance
         ({"rollout/top_output_fraction": 0.6}, {"rollout/top_output_fraction": 0.9}),  # two classes to choose from
     ],
 )
