@@ -112,8 +112,10 @@ def reward_against_kl(history: History) -> Reading:
     if not math.isnan(history.start("objective/kl")):
         # k3 explodes on responses that the policy hardly writes any more, as the rejected ones of Online DPO become.
         kl, entropy = "objective/kl", "objective/entropy"
-        length = "rollout/length_mean"
-        scale = history.start(length) / (history.now(length) or math.nan)
+        # These are of the responses in pairs, and a rejected one may be far longer than most.
+        kept, every = "rollout/kept/length_mean", "rollout/length_mean"
+        first, last = (every if math.isnan(of(kept)) else kept for of in (history.start, history.now))
+        scale = history.start(first) / (history.now(last) or math.nan)
     value = (history.now(kl) + history.now(entropy)) * scale / (history.start(entropy) or math.nan)
     parts = f"{kl} {history.now(kl):.2g}, {entropy} {history.now(entropy):.2g}"
     words = f"the reference finds the outputs {value:.1f} times as surprising as its own ({parts})"

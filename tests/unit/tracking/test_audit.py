@@ -254,6 +254,8 @@ def test_online_dpo_has_kl_and_entropy_of_whole_responses() -> None:
     assert states(run_of({"objective/kl": 7.6}, first=first))["reward against KL"] == "found at step 9"
     longer = {"objective/kl": 7.6, "rollout/length_mean": 6.0}  # over more tokens it is less
     assert states(run_of(longer, first=first))["reward against KL"] == "clean"
+    in_pairs = {"objective/kl": 7.6, "rollout/kept/length_mean": 6.0, "rollout/length_mean": 2.0}
+    assert states(run_of(in_pairs, first=first))["reward against KL"] == "clean"
 
 
 def test_what_is_not_logged_is_not_measured() -> None:
