@@ -90,7 +90,7 @@ PLANTS = {
         "ppo",
         "letters",
         "blind value function",
-        {"method.cliprange_reward": None, "method.cliprange_value": None},
+        {"method.scale_reward": None, "method.cliprange_reward": None, "method.cliprange_value": None},
         hundredfold,
     ),
     "a policy that is frozen": Plant("ppo", "json", "too small steps", {"model.num_layers_unfrozen": 0}),

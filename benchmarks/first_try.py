@@ -2,7 +2,7 @@
 
     python -m benchmarks.first_try [--tasks letters json] [--trainers ppo grpo] [--seeds 1] [--write docs/first_try.md]
 
-A run is `default_<trainer>_config()` with a model, its number of positions, prompts, a reward function, and an end:
+A run is `default_<trainer>_config()` with a model, prompts, a reward function, and an end:
 --steps, or --seconds of CPU time for a run. It counts as learned if the score of 256 held-out outputs is above that of
 the start by at least two standard errors of the difference. The results go to a file as they come (--results), and runs
 that are in it are not made again. `--set optimizer.kwargs.lr=1e-4` changes an option, and is noted with the result.
@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 import trlx_like
-from benchmarks.tasks import POSITIONS, TASKS, Task, random_model
+from benchmarks.tasks import TASKS, Task, random_model
 from examples.assets import stories8m
 from trlx_like import Callback, TRLConfig
 from trlx_like.presets import PRESETS
@@ -65,8 +65,7 @@ class Measured:
 def run(name: str, trainer: str, seed: int, model: Path, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Train once, and return what the table shows."""
     task, started = TASKS[name], time.process_time()
-    positions = POSITIONS if not task.stories else 256
-    train = {"seq_length": positions, "seed": seed, "checkpoint_dir": str(folder), "total_steps": given.steps or 10**6}
+    train = {"seed": seed, "checkpoint_dir": str(folder), "total_steps": given.steps or 10**6}
     config = PRESETS[trainer]().evolve(model={"model_path": str(model)}, train=train)
     config = TRLConfig.update(config.to_dict(), dict(given.set))
     measured = Measured(task)

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import first_try
 from benchmarks.tasks import TASKS, random_model
+from trlx_like.config.auto import is_auto, responses_for
 from trlx_like.optim import learning_rate_for
 from trlx_like.presets import PRESETS
 
@@ -29,12 +30,12 @@ RATE, ROUND, KL = "learning rate", "round size", "KL weight"
 FACTORS = {RATE: 3, ROUND: 2, KL: 10}
 OPTIONS = {
     "ppo": {RATE: "optimizer.kwargs.lr", ROUND: "method.num_rollouts", KL: "method.init_kl_coef"},
-    "grpo": {RATE: "optimizer.kwargs.lr", ROUND: "method.num_prompts"},
+    "grpo": {RATE: "optimizer.kwargs.lr", ROUND: "method.num_prompts", KL: "method.beta"},
     "rloo": {RATE: "optimizer.kwargs.lr", ROUND: "method.num_prompts", KL: "method.beta"},
     "rft": {RATE: "optimizer.kwargs.lr", ROUND: "method.n_generations_per_prompt"},
     "online_dpo": {RATE: "optimizer.kwargs.lr", ROUND: "train.batch_size", KL: "method.beta"},
 }
-"""The options that are changed. The preset of GRPO has a KL weight of 0, and RFT has none."""
+"""The options that are changed. RFT has no KL weight."""
 TASKS_TRIED = ("letters", "length", "arithmetic")
 SEEDS = (1, 2, 3)
 LOST = 0.05
@@ -56,7 +57,7 @@ def _axis(preset: dict[str, Any], name: str, option: str) -> Axis:
     given: Any = preset
     for key in option.split("."):
         given = given[key]
-    middle = _rate() if name == RATE else float(given)
+    middle = _rate() if name == RATE else float(responses_for(first_try.PROMPTS) if is_auto(given) else given)
     values = [float(f"{value:.3g}") for value in (middle / FACTORS[name], middle, middle * FACTORS[name])]
     low, middle, high = map(int, values) if name == ROUND else values
     return [(low, {option: low}), (middle, {}), (high, {option: high})]

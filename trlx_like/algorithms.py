@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 IMDB = "lvwerra/gpt2-imdb"
+KL_WEIGHT = 0.05
+"""KL weight of presets in standard deviations of the scores per nat: PPO, GRPO and RLOO divide scores by theirs."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Algorithm:
 def _text(path: str, lr: float | str, **train: Any) -> dict[str, dict[str, Any]]:
     """Return a preset for a language model, with the optimizer and scheduler of trlX."""
     adam = {"lr": lr, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 1.0e-6}
-    common = {"seq_length": 1024, "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100}
+    common = {"seq_length": "auto", "epochs": 100, "checkpoint_interval": 10000, "eval_interval": 100}
     return {
         "model": {"model_path": path},
         "optimizer": {"name": "adamw", "kwargs": adam},
@@ -88,25 +90,26 @@ _DDPO: dict[str, dict[str, Any]] = {
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "PPO",
-        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for the rate, and all layers trained.",
-        _text(IMDB, "auto", total_steps=10000, batch_size=32),
+        "Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for rate, KL weight and layers.",
+        _text(IMDB, "auto", total_steps=10000, batch_size=32)
+        | {"method": {"scale_reward": "running", "init_kl_coef": KL_WEIGHT}},
         aliases=("AcceleratePPOTrainer",),
     ),
     Algorithm(
         "GRPO",
         "Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, "auto", total_steps=1000, batch_size=128),
+        _text(IMDB, "auto", total_steps=1000, batch_size=128) | {"method": {"beta": KL_WEIGHT, "kl_in": "reward"}},
     ),
     Algorithm(
         "RLOO",
         "Return the preset for RLOO, on a GPT-2 that was fine-tuned on film reviews.",
-        # So that the KL weight is in units of the scores' deviation, whatever the reward function.
-        _text(IMDB, "auto", total_steps=1000, batch_size=128) | {"method": {"scale_rewards": "batch"}},
+        _text(IMDB, "auto", total_steps=1000, batch_size=128)
+        | {"method": {"beta": KL_WEIGHT, "scale_rewards": "batch"}},
     ),
     Algorithm(
         "RFT",
         "Return the preset for rejection-sampling fine-tuning of a GPT-2 that was fine-tuned on film reviews.",
-        _text(IMDB, "auto", total_steps=1000, batch_size=32),
+        _text(IMDB, "auto", total_steps=1000, batch_size=32) | {"method": {"n_generations_per_prompt": "auto"}},
         aliases=("AccelerateRFTTrainer",),
     ),
     Algorithm(
@@ -139,14 +142,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(
         "OnlineDPO",
         "Return the preset for Online DPO on GPT-2: TRL's lengths, the best and the worst of eight responses.",
-        _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=16, seq_length=512)
-        | {"method": {"n_generations_per_prompt": 8}}
+        _text("gpt2", "auto", total_steps=10000, epochs=10000, batch_size=16)
+        | {"method": {"n_generations_per_prompt": 8, "beta": 0.5}}
         | {"tokenizer": {"truncation_side": "left"}},  # a prompt that is too long keeps its end
     ),
     Algorithm(
         "Distill",
         "Return the preset for distilling GPT-2 large into GPT-2 on the small model's own responses.",
-        _text("gpt2", 1.0e-5, total_steps=1000, batch_size=32, seq_length=512)
+        _text("gpt2", 1.0e-5, total_steps=1000, batch_size=32)
         | {"model": {"model_path": "gpt2", "ref_model_path": "gpt2-large"}},
     ),
     Algorithm(

@@ -25,7 +25,6 @@ from examples import configurations
 from examples.problems import Draw, add_options, draws, summary
 from examples.randomwalks.seeds import WALKS, Stopwatch
 from examples.randomwalks.task import RandomWalks, model_config
-from trlx_like.optim import learning_rate_for
 from trlx_like.rewards.judges import RewardJudge
 
 SIZES = {"small": (2, 32, 2), "middle": (4, 72, 6), "large": (6, 144, 6)}
@@ -66,7 +65,7 @@ def win_rate(draw: Draw, size: str, walks: int = WALKS, **train: Any) -> float:
     )
     start = trlx_like.train(imitation, samples=task.samples, eval_prompts=task.eval_prompts)
     start.save_pretrained(folder / "model")
-    rate = learning_rate_for(sum(weights.numel() for weights in start.model.parameters())) / 4
+    rate = min(6 / sum(weights.numel() for weights in start.model.parameters()) ** 0.75, 7.5e-4)
     tuning = configurations.load("online_dpo_randomwalks").evolve(
         model={"model_path": str(folder / "model")},
         data={"prompts": None, "eval_prompts": None, "reward_fn": None, "metric_fn": None},

@@ -156,7 +156,8 @@ def test_the_preset_of_ppo_has_the_values_of_trlx(models: dict[str, str], here: 
     method, rates = config.method, (config.optimizer.kwargs["lr"], config.scheduler.kwargs["eta_min"])
     assert (method.lam, method.scale_reward, config.train.batch_size, rates) == (0.95, None, 32, (3e-5, 3e-5))
     assert config.model.num_layers_unfrozen == 2
-    differ = dict.fromkeys(("optimizer", "scheduler", "model"))
+    assert (method.init_kl_coef, method.target, config.train.seq_length) == (0.001, None, 1024)
+    differ = dict.fromkeys(("optimizer", "scheduler", "model", "method", "train"))
     assert {**default_ppo_config().to_dict(), **differ} == {**config.to_dict(), **differ}
     with pytest.raises(ConfigError, match=r"train.seq_length \(1024\)|64 positions") as error:
         compat.train(models["gpt2"], happy)

@@ -31,10 +31,10 @@ from trlx_like.presets import (
 
 
 def test_ppo_has_the_values_of_trlx() -> None:
-    """But for the learning rate, 3e-5 there, which follows from the size, and the trained layers, two there."""
+    """But for the rate and the positions, which follow from the model, the KL weight, and the trained layers."""
     config = default_ppo_config()
     train, method = config.train, config.method
-    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 10000, 32)
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == ("auto", 100, 10000, 32)
     assert (train.checkpoint_interval, train.eval_interval, train.trainer) == (10000, 100, "PPOTrainer")
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("lvwerra/gpt2-imdb", -1)
     assert config.optimizer.kwargs == {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
@@ -45,9 +45,9 @@ def test_ppo_has_the_values_of_trlx() -> None:
     }
     assert isinstance(method, PPOConfig)
     assert (method.num_rollouts, method.chunk_size, method.ppo_epochs) == (128, 128, 4)
-    assert (method.init_kl_coef, method.target, method.horizon) == (0.001, None, 10000)
+    assert (method.init_kl_coef, method.target, method.horizon) == (0.05, None, 10000)
     assert (method.gamma, method.lam, method.cliprange, method.cliprange_value) == (1, 0.95, 0.2, 0.2)
-    assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, None, 10)
+    assert (method.vf_coef, method.scale_reward, method.cliprange_reward) == (1, "running", 10)
     assert method.gen_kwargs == {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
 
 
@@ -67,7 +67,7 @@ def test_ddpo_has_the_values_of_its_authors() -> None:
 def test_sft_has_the_values_of_trlx() -> None:
     config = default_sft_config()
     train = config.train
-    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (1024, 100, 1000, 8)
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == ("auto", 100, 1000, 8)
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
     assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 1e-4
     assert isinstance(config.method, SFTConfig)
@@ -78,15 +78,17 @@ def test_rft_has_the_options_of_trlx() -> None:
     method = config.method
     assert isinstance(method, RFTConfig)
     assert (method.start_percentile, method.end_percentile, method.n_improve_steps) == (0.7, 0.95, 4)
-    assert (method.n_generations_per_prompt, method.pool_size) == (32, None)
+    assert (method.n_generations_per_prompt, method.pool_size) == ("auto", None)
     assert (config.train.trainer, config.model.model_path) == ("RFTTrainer", "lvwerra/gpt2-imdb")
 
 
 def test_grpo_has_the_values_of_trl() -> None:
+    """But a KL weight, in the reward."""
     config = default_grpo_config()
     method = config.method
     assert isinstance(method, GRPOConfig)
-    assert (method.num_generations, method.num_iterations, method.beta, method.epsilon) == (8, 1, 0, 0.2)
+    assert (method.num_generations, method.num_iterations, method.epsilon) == (8, 1, 0.2)
+    assert (method.beta, method.kl_in, GRPOConfig().beta, GRPOConfig().kl_in) == (0.05, "reward", 0, "loss")
     assert (method.loss_type, method.scale_rewards, method.importance_sampling_level) == ("dapo", "group", "token")
     assert (config.train.trainer, config.optimizer.kwargs["lr"]) == ("GRPOTrainer", "auto")
 
@@ -103,7 +105,7 @@ def test_rloo_has_the_values_of_trl() -> None:
 
 def test_reward_has_the_values_of_trl() -> None:
     config = default_reward_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (1e-4, 8, 1024)
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (1e-4, 8, "auto")
     assert isinstance(config.method, RewardConfig)
     assert (config.method.too_long, config.method.disable_dropout) == ("drop", True)
 
@@ -119,7 +121,7 @@ def test_dpo_has_the_values_of_trl() -> None:
         0.5,
         True,
     )
-    assert (config.optimizer.kwargs["lr"], train.epochs, train.batch_size, train.seq_length) == (1e-6, 3, 8, 1024)
+    assert (config.optimizer.kwargs["lr"], train.epochs, train.batch_size, train.seq_length) == (1e-6, 3, 8, "auto")
 
 
 def test_each_call_makes_its_own() -> None:
@@ -140,8 +142,8 @@ def test_the_preset_that_fits_the_arguments() -> None:
 
 def test_online_dpo_has_the_lengths_of_trl_and_larger_rounds() -> None:
     config = default_online_dpo_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 16, 512)
-    assert config.to_dict()["method"]["n_generations_per_prompt"] == 8
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 16, "auto")
+    assert config.to_dict()["method"]["n_generations_per_prompt"] == 8 and config.to_dict()["method"]["beta"] == 0.5
     assert (config.train.trainer, config.method.name) == ("OnlineDPOTrainer", "OnlineDPOConfig")
 
 

@@ -32,9 +32,11 @@ MODULES: Mapping[str, Mapping[str, str]] = packaged(TABLES)["trlx_modules"]
 
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset of PPO with the learning rate and the two trained layers of trlX."""
+    """Return the preset of PPO with all values of trlX."""
     return presets.default_ppo_config().evolve(
         model={"num_layers_unfrozen": 2},
+        method={"init_kl_coef": 0.001, "scale_reward": None},
+        train={"seq_length": 1024},
         optimizer={"kwargs": {"lr": 3e-5}},
         scheduler={"kwargs": {"eta_min": 3e-5}},
     )

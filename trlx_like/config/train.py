@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from trlx_like.config.auto import AUTO, CountOrAuto
 from trlx_like.config.model import PathText
 from trlx_like.config.problems import Accepts, Problem, at, only
 from trlx_like.config.registries import TRAINERS
@@ -52,8 +53,8 @@ class TrainConfig(Section):
 
     total_steps: Applied[int] = Field(ge=1)
     """Number of optimizer steps after which training stops."""
-    seq_length: OfData[int] = Field(default=1024, ge=1)
-    """Maximum number of tokens of a prompt and its response together; not for images."""
+    seq_length: OfData[CountOrAuto] = AUTO
+    """Most tokens of a prompt and its response together, not for images; auto: the model's positions, at most 1024."""
     epochs: Applied[int] = Field(ge=1)
     """Number of rounds (online methods) or passes over the data (offline methods) after which training stops."""
     batch_size: OfRound[int] = Field(ge=1)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
+from trlx_like.config.auto import is_auto
 from trlx_like.config.generation import generation_problems, longest_response
 from trlx_like.config.method import MethodConfig, OnlineTextMethodConfig
 from trlx_like.config.model import (
@@ -173,7 +174,7 @@ class TRLConfig(Section):
             problems = list(generation_problems(options, key, getattr(self.method, "generation_options", ())))
             yield from problems
             longest, seq_length = 0 if problems else longest_response(options), self.train.seq_length
-            if generates and longest >= seq_length:
+            if generates and not is_auto(seq_length) and longest >= seq_length:
                 path = ("method", key, "max_new_tokens")
                 yield Problem(path, f"{longest} must be below train.seq_length ({seq_length}).")
         yield from self.method.conflicts_with(self)

@@ -193,6 +193,26 @@ def inspect_model(path: Any, config: ModelConfig, option: str = MODEL) -> Pretra
         return _read_config(path, {**extra, **local}, option)
 
 
+def positions_of(config: ModelConfig) -> int | None:
+    """Return the number of positions of a model, without reading a weight or using the network.
+
+    Args:
+        config: The section `model`.
+
+    Returns:
+        The number; None if the model has no limit, a function makes it, or it is not on this machine.
+
+    Raises:
+        ConfigError: If files of the model are damaged.
+    """
+    path, extra = unwrapped(config.model_path), {**UNTRUSTED, **config.model_extra_configs, "local_files_only": True}
+    found = within_reach(path, MODEL, extra)
+    if isinstance(found, str):
+        with loadable(path, MODEL, "model.model_extra_configs"):
+            found = _read_config(path, extra, MODEL)
+    return None if found is None else getattr(found.get_text_config(), "max_position_embeddings", None)
+
+
 def within_reach(path: Any, option: str, extra: Mapping[str, Any]) -> PretrainedConfig | str | None:
     """Find out what is known of a model without a network.
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from trlx_like.tracking.signals import History, Reading
+from trlx_like.tracking.signals import RISEN, History, Reading
 
-RISEN = 2.0
-"""Standard errors by which the mean score must be above that of the first round to count as risen."""
 PATIENCE = 10
 """Rounds before a cause is named that healthy runs show at their beginning too."""
 

@@ -16,6 +16,8 @@ from trlx_like.config.yaml_source import packaged
 
 WINDOW = 3
 """The number of last rounds whose mean is judged, so that one odd round is no finding."""
+RISEN = 2.0
+"""Standard errors by which the mean score must be above that of the first round to count as risen."""
 
 # The bounds of the signals, in their order; docs/audit.md explains each.
 SURPRISE = 2.5
@@ -23,7 +25,7 @@ CORRELATION, DRIFT, FACTOR = 0.9, 1.2, 3.0
 SHARE = 1.25
 COMMONEST = 0.7
 ENTROPY, SPREAD = 0.1, 0.75
-TRUNCATED, RISE = 0.5, 0.3
+TRUNCATED, ENDED = 0.5, 0.2
 
 UNIT_STEPS = ("adam", "lion", "rmsprop")
 """In the names of optimizers that move a weight by about the learning rate in a step, however large its gradient is."""
@@ -110,8 +112,10 @@ def reward_against_kl(history: History) -> Reading:
     if not math.isnan(history.start("objective/kl")):
         # k3 explodes on responses that the policy hardly writes any more, as the rejected ones of Online DPO become.
         kl, entropy = "objective/kl", "objective/entropy"
-        length = "rollout/length_mean"
-        scale = history.start(length) / (history.now(length) or math.nan)
+        # These are of the responses in pairs, and a rejected one may be far longer than most.
+        kept, every = "rollout/kept/length_mean", "rollout/length_mean"
+        first, last = (every if math.isnan(of(kept)) else kept for of in (history.start, history.now))
+        scale = history.start(first) / (history.now(last) or math.nan)
     value = (history.now(kl) + history.now(entropy)) * scale / (history.start(entropy) or math.nan)
     parts = f"{kl} {history.now(kl):.2g}, {entropy} {history.now(entropy):.2g}"
     words = f"the reference finds the outputs {value:.1f} times as surprising as its own ({parts})"
@@ -119,13 +123,17 @@ def reward_against_kl(history: History) -> Reading:
 
 
 def length_drift(history: History) -> Reading:
-    """Measure the change of the length, and how far the reward is explained by length alone."""
+    """Measure the change of the length, and how far the reward is explained by length alone.
+
+    Outputs of a third of the length are found only while the reward has not risen: a task may want short answers of a
+    model that begins with long ones.
+    """
     name = "rollout/length_mean"
     factor = history.now(name) / (history.start(name) or math.nan)
     correlation = history.now("rollout/length_reward_correlation")
     paid = factor if correlation > 0 else 1 / factor if factor else math.inf
     by_length = abs(correlation) >= CORRELATION and paid >= DRIFT
-    far = not 1 / FACTOR < factor < FACTOR
+    far = factor >= FACTOR or (factor <= 1 / FACTOR and not history.gain() >= RISEN)
     explained = f", and within a round the reward has a correlation of {correlation:.2f} with length"
     words = history.moved(name) + explained * (not math.isnan(correlation))
     return Reading(by_length or far, factor, f"x {FACTOR:g}, or x {DRIFT:g} at a correlation of {CORRELATION:g}", words)
@@ -167,11 +175,14 @@ def entropy_collapse(history: History) -> Reading:
 
 
 def truncated_outputs(history: History) -> Reading:
-    """Measure how many outputs are cut off at max_new_tokens, among all that were sampled."""
+    """Measure how many outputs are cut off at max_new_tokens, among all that were sampled.
+
+    A model whose outputs were often cut from the start has not lost an end that it knew.
+    """
     name = "rollout/finished_fraction"
     start, now = 1 - history.start(name), 1 - history.now(name)
     words = f"{now:.0%} of the outputs are cut off at max_new_tokens ({start:.0%} at the start)"
-    return Reading(now >= TRUNCATED and now >= start + RISE, now, f"{TRUNCATED:g}", words)
+    return Reading(now >= TRUNCATED and start <= ENDED, now, f"{TRUNCATED:g}, from at most {ENDED:g}", words)
 
 
 SIGNALS: dict[str, Callable[[History], Reading]] = {

@@ -37,6 +37,7 @@ from trlx_like.trainers.probe import ProbeMemory
 from trlx_like.trainers.pushing import PushToHub
 from trlx_like.trainers.rollouts import Rollouts
 from trlx_like.trainers.scoring import Scoring
+from trlx_like.trainers.settling import settled
 from trlx_like.trainers.verbs import E, Verbs
 
 __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
@@ -76,6 +77,7 @@ class BaseRLTrainer(Verbs[E]):
         callbacks: Sequence[Callback] = (),
         **data: Any,
     ) -> None:
+        config = settled(config, data)
         self.config, self.method = config, config.method
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.stop_sequences = [stop_sequences] if isinstance(stop_sequences, str) else list(stop_sequences or ())

@@ -121,11 +121,34 @@ def test_a_run_that_stays_as_it_is_shows_nothing() -> None:
     ("first", "last"),
     [
         ({"rollout/finished_fraction": 0.1}, {"rollout/finished_fraction": 0.0}),  # stories that never end
+        ({"rollout/finished_fraction": 0.79}, {"rollout/finished_fraction": 0.0}),  # by chance
         ({"rollout/top_output_fraction": 0.6}, {"rollout/top_output_fraction": 0.9}),  # two classes to choose from
     ],
 )
 def test_what_a_run_begins_with_is_no_finding(first: dict[str, float], last: dict[str, float]) -> None:
     assert set(states(run_of(last, first={**HEALTHY, **first})).values()) == {"clean"}
+
+
+def test_an_end_that_was_known_can_be_lost() -> None:
+    """At most a fifth may be cut at the start."""
+    first = {**HEALTHY, "rollout/finished_fraction": 0.81}
+    assert states(run_of({"rollout/finished_fraction": 0.4}, first=first))["truncated outputs"] == "found at step 9"
+
+
+@pytest.mark.parametrize(
+    ("length", "score", "state"),
+    [
+        # Of 128 scores with a deviation of .4, now 3 x 128: the standard error is .4 sqrt(1/128 + 1/384) = .041.
+        (3.3, 0.5 + 0.09, "clean"),
+        (3.3, 0.5 + 0.07, "found at step 9"),
+        (30.1, 0.5 + 0.09, "found at step 9"),
+    ],
+)
+def test_a_third_of_the_length_is_found_while_the_reward_has_not_risen(length: float, score: float, state: str) -> None:
+    """It may be what the reward asks for; three times the length is found in any case."""
+    first = {**HEALTHY, "rollout/samples": 128.0}
+    rows = run_of({"rollout/length_mean": length, "rollout/score_mean": score}, first=first)
+    assert states(rows)["length drift"] == state
 
 
 def test_one_odd_round_is_none_either() -> None:
@@ -231,6 +254,8 @@ def test_online_dpo_has_kl_and_entropy_of_whole_responses() -> None:
     assert states(run_of({"objective/kl": 7.6}, first=first))["reward against KL"] == "found at step 9"
     longer = {"objective/kl": 7.6, "rollout/length_mean": 6.0}  # over more tokens it is less
     assert states(run_of(longer, first=first))["reward against KL"] == "clean"
+    in_pairs = {"objective/kl": 7.6, "rollout/kept/length_mean": 6.0, "rollout/length_mean": 2.0}
+    assert states(run_of(in_pairs, first=first))["reward against KL"] == "clean"
 
 
 def test_what_is_not_logged_is_not_measured() -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from trlx_like.config.auto import CountOrAuto, is_auto
 from trlx_like.config.method import OnlineTextMethodConfig
 from trlx_like.config.problems import Problem, at
 from trlx_like.config.resume import Applied, OfRound, OfState
@@ -17,8 +18,8 @@ class RFTConfig(OnlineTextMethodConfig):
 
     exact_sampling: ClassVar[bool] = False
 
-    n_generations_per_prompt: OfRound[int] = Field(default=32, ge=1)
-    """Number of responses to each prompt, each time that the pool of responses grows."""
+    n_generations_per_prompt: OfRound[CountOrAuto] = 32
+    """Number of responses to each prompt, each time that the pool grows; auto: 512 / prompts, from 4 to 32."""
     n_improve_steps: OfRound[int] = Field(default=4, ge=1)
     """Number of rounds of training between two growths of the pool, each with a higher percentile."""
     start_percentile: Applied[float] = Field(default=0.7, ge=0, le=1)
@@ -37,7 +38,8 @@ class RFTConfig(OnlineTextMethodConfig):
                 "method.start_percentile",
                 f"{self.start_percentile} must be at most method.end_percentile ({self.end_percentile}).",
             )
-        if self.n_generations_per_prompt > 1 and self.experience_kwargs.get("do_sample") is False:
+        several = is_auto(self.n_generations_per_prompt) or self.n_generations_per_prompt > 1
+        if several and self.experience_kwargs.get("do_sample") is False:
             name = "gen_kwargs" if self.gen_experience_kwargs is None else "gen_experience_kwargs"
             yield at(
                 f"method.{name}.do_sample",

@@ -40,7 +40,7 @@ class SFTConfig(TextMethodConfig):
         return self.packing if self.eval_packing is None else self.eval_packing
 
     def conflicts_with(self, config: Sections) -> Iterable[Problem]:
-        if (self.packing or self.eval_packing) and config.train.seq_length < 2:
+        if (self.packing or self.eval_packing) and config.train.seq_length == 1:
             yield at("train.seq_length", "1 leaves a packed row nothing to predict; use at least 2.")
         if self.neftune_noise_alpha is not None and config.model.model_arch_type == "seq2seq":
             yield at("method.neftune_noise_alpha", "is for causal models; set it to null.")
