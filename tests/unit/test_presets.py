@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trlx_like.config.auto import AUTO
 from trlx_like.config.methods.ddpo import DDPOConfig
 from trlx_like.config.methods.dpo import DPOConfig
 from trlx_like.config.methods.grpo import GRPOConfig
@@ -34,7 +35,7 @@ def test_ppo_has_the_values_of_trlx() -> None:
     """But for the rate and the positions, which follow from the model, the KL weight, and the trained layers."""
     config = default_ppo_config()
     train, method = config.train, config.method
-    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == ("auto", 100, 10000, 32)
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (AUTO, 100, 10000, 32)
     assert (train.checkpoint_interval, train.eval_interval, train.trainer) == (10000, 100, "PPOTrainer")
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("lvwerra/gpt2-imdb", -1)
     assert config.optimizer.kwargs == {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
@@ -67,7 +68,7 @@ def test_ddpo_has_the_values_of_its_authors() -> None:
 def test_sft_has_the_values_of_trlx() -> None:
     config = default_sft_config()
     train = config.train
-    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == ("auto", 100, 1000, 8)
+    assert (train.seq_length, train.epochs, train.total_steps, train.batch_size) == (AUTO, 100, 1000, 8)
     assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
     assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 1e-4
     assert isinstance(config.method, SFTConfig)
@@ -78,7 +79,7 @@ def test_rft_has_the_options_of_trlx() -> None:
     method = config.method
     assert isinstance(method, RFTConfig)
     assert (method.start_percentile, method.end_percentile, method.n_improve_steps) == (0.7, 0.95, 4)
-    assert (method.n_generations_per_prompt, method.pool_size) == ("auto", None)
+    assert (method.n_generations_per_prompt, method.pool_size) == (AUTO, None)
     assert (config.train.trainer, config.model.model_path) == ("RFTTrainer", "lvwerra/gpt2-imdb")
 
 
@@ -105,7 +106,7 @@ def test_rloo_has_the_values_of_trl() -> None:
 
 def test_reward_has_the_values_of_trl() -> None:
     config = default_reward_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (1e-4, 8, "auto")
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == (1e-4, 8, AUTO)
     assert isinstance(config.method, RewardConfig)
     assert (config.method.too_long, config.method.disable_dropout) == ("drop", True)
 
@@ -121,7 +122,7 @@ def test_dpo_has_the_values_of_trl() -> None:
         0.5,
         True,
     )
-    assert (config.optimizer.kwargs["lr"], train.epochs, train.batch_size, train.seq_length) == (1e-6, 3, 8, "auto")
+    assert (config.optimizer.kwargs["lr"], train.epochs, train.batch_size, train.seq_length) == (1e-6, 3, 8, AUTO)
 
 
 def test_each_call_makes_its_own() -> None:
@@ -142,7 +143,7 @@ def test_the_preset_that_fits_the_arguments() -> None:
 
 def test_online_dpo_has_the_lengths_of_trl_and_larger_rounds() -> None:
     config = default_online_dpo_config()
-    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 16, "auto")
+    assert (config.optimizer.kwargs["lr"], config.train.batch_size, config.train.seq_length) == ("auto", 16, AUTO)
     assert config.to_dict()["method"]["n_generations_per_prompt"] == 8 and config.to_dict()["method"]["beta"] == 0.5
     assert (config.train.trainer, config.method.name) == ("OnlineDPOTrainer", "OnlineDPOConfig")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,10 @@ def test_only_the_text_is_auto() -> None:
 
 
 def test_what_a_section_accepts() -> None:
-    assert RFTConfig(n_generations_per_prompt="auto").n_generations_per_prompt == "auto"
+    assert RFTConfig(n_generations_per_prompt=AUTO).n_generations_per_prompt == AUTO == "auto"
     assert RFTConfig(n_generations_per_prompt=3).n_generations_per_prompt == 3
-    train = {"trainer": "RFTTrainer", "total_steps": 1, "epochs": 1, "batch_size": 1}
-    assert TrainConfig(**train).seq_length == "auto" and TrainConfig(**train, seq_length=9).seq_length == 9
+    train: dict[str, Any] = {"trainer": "RFTTrainer", "total_steps": 1, "epochs": 1, "batch_size": 1}
+    assert TrainConfig(**train).seq_length == AUTO and TrainConfig(**train, seq_length=9).seq_length == 9
 
 
 @pytest.mark.parametrize(("given", "shown"), [("0", "0"), ("none", "'none'"), ("2.5", "2.5"), ("null", "null")])
