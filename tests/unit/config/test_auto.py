@@ -32,7 +32,7 @@ def test_only_the_text_is_auto() -> None:
 
 
 def test_what_a_section_accepts() -> None:
-    assert RFTConfig(n_generations_per_prompt=AUTO).n_generations_per_prompt == AUTO
+    assert RFTConfig(n_generations_per_prompt=AUTO).n_generations_per_prompt == AUTO == "auto"
     assert RFTConfig(n_generations_per_prompt=3).n_generations_per_prompt == 3
     train: dict[str, Any] = {"trainer": "RFTTrainer", "total_steps": 1, "epochs": 1, "batch_size": 1}
     assert TrainConfig(**train).seq_length == AUTO and TrainConfig(**train, seq_length=9).seq_length == 9

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.recipes import PROMPTS, make
 from trlx_like import TRLConfig
-from trlx_like.config.auto import AUTO
+from trlx_like.config.auto import is_auto
 from trlx_like.errors import CheckpointError
 from trlx_like.testing.tiny import tiny_gpt2
 from trlx_like.trainers.settling import settled
@@ -39,7 +39,7 @@ def test_a_number_stays_and_the_given_configuration_too() -> None:
     auto = config_of(tiny_gpt2(), **RFT)
     found = settled(auto, {"prompts": ["a"] * 100})
     assert (found.train.seq_length, found.method.to_dict()["n_generations_per_prompt"]) == (64, 5)
-    assert auto.train.seq_length == AUTO
+    assert is_auto(auto.train.seq_length)
     uncounted = settled(auto, {"prompts": (text for text in ["a"])})
     assert uncounted.method.to_dict()["n_generations_per_prompt"] == 32
 
