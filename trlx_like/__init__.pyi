@@ -65,7 +65,7 @@ AccelerateSFTTrainer = SFTTrainer
 __version__: str
 
 def default_ppo_config() -> TRLConfig:
-    """Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for the rate, and all layers trained."""
+    """Return the preset for PPO on a GPT-2 of film reviews: trlX's values but for rate, KL weight and layers."""
 
 def default_grpo_config() -> TRLConfig:
     """Return the preset for GRPO, on a GPT-2 that was fine-tuned on film reviews."""
