@@ -4,8 +4,9 @@
 
 The learning rate is divided and multiplied by 3, the size of a round by 2, and the KL weight, where the preset has one,
 by 10; the preset itself has three seeds. Runs are those of `benchmarks.first_try`: the preset with a model of random
-weights, for as many CPU seconds each. Results go to a file as they come, and runs that are in it are not made again. At
-the end each trainer has a table and a picture of all its results in the file.
+weights, for as many CPU seconds each. Results go to a file as they come, and runs that are in it are not made again.
+The file does not tell an earlier preset from the present one: delete the lines of a trainer when its preset has
+changed. At the end each trainer has a table and a picture of all its results in the file.
 """
 
 from __future__ import annotations
