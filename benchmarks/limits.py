@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from benchmarks.peers.laps import Counts
 from benchmarks.side_by_side import PAGE, PROMPT, SIZES, commit, machine, put_row, save_model
 from trlx_like.config import OptimizerConfig
 from trlx_like.data import Completion
+from trlx_like.distributed.setup import keep_freed_memory
 from trlx_like.models.faster import faster, product
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.optim import make_optimizer
@@ -45,7 +46,7 @@ KERNELS = {
     "norms": ("aten::native_layer_norm",),
     "copies and sums": ("aten::copy_", "aten::cat", "aten::add", "aten::sum", "aten::fill_", "aten::div"),
 }
-"""Beginnings of the names of operations, by what they are."""
+"""Beginnings of the names of operations, by what they are. The first that fits counts: `addmm` is no `add`."""
 PRODUCTS = ((8, 768, 3072), (32, 144, 576), (512, 144, 576), (384, 144, 2000), (512, 768, 3072))
 """Sizes (n, k, m) of products [n, k] @ [k, m] of linear layers."""
 
@@ -131,6 +132,15 @@ def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     yield "optimizer step", least(optimizer.step, repeats), 0.0, 7 * weights
 
 
+def shares(taken: Mapping[str, float]) -> list[float]:
+    """Add up the seconds of operations, by name, for each of `KERNELS`."""
+    found = dict.fromkeys(KERNELS, 0.0)
+    for name, spent in taken.items():
+        if kind := next((kind for kind, names in KERNELS.items() if name.startswith(names)), None):
+            found[kind] += spent
+    return list(found.values())
+
+
 def kernels(lm: Any, rows: int, repeats: int) -> str:
     """Tell what parts of a forward and a backward pass different operations take, as cells of a table."""
     _, run = passes(lm, rows)
@@ -140,7 +150,7 @@ def kernels(lm: Any, rows: int, repeats: int) -> str:
             run()
         for event in profiler.key_averages():
             taken[event.key] = min(taken.get(event.key, torch.inf), 1e-6 * event.self_cpu_time_total)
-    parts = [sum(spent for name, spent in taken.items() if name.startswith(names)) for names in KERNELS.values()]
+    parts = shares(taken)
     cells = [f"{1e3 * whole:,.1f}", *(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))]
     return " | ".join([*cells, f"{operations(run) / parts[0] / 1e9:.0f}"]).replace("%", " %")
 
@@ -164,6 +174,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the rows into docs/speed.md")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as trainers do
     products, text = product_rate(10 * given.repeats), PAGE.read_text(encoding="utf-8")
     print(f"{machine()}, {time.strftime('%Y-%m-%d')}, {commit()}: {products / 1e9:.0f} GFLOP/s")
     for size, rows in ROWS.items():

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -81,6 +82,8 @@ SHAPES: dict[str, dict[str, dict[str, int]]] = {
 WIDTHS = (32, 64)
 """Of the UNet of DDPO."""
 PROMPT = 16
+DIALOGUES = {"prompt": (90, 192), "response": (45, 127)}
+"""The median and the most tokens of prompts and responses with `--varied`, which are log-normal with a sigma of 0.8."""
 # Of decoding: prompts, responses to each, tokens of a prompt and of a response, whether lengths vary, batch size.
 CASES: dict[str, list[tuple[str, int, int, int, int, bool, int]]] = {
     "1.8M": [
@@ -111,8 +114,20 @@ def texts(rng: random.Random, count: int, words: int, vocabulary: int) -> list[s
     return [" ".join(str(rng.randrange(vocabulary - 1)) for _ in range(words)) for _ in range(count)]
 
 
+def length(rng: random.Random, part: str) -> int:
+    """Draw a number of tokens of a part of a dialogue."""
+    median, most = DIALOGUES[part]
+    return max(2, min(most, round(rng.lognormvariate(math.log(median), 0.8))))
+
+
 def task(
-    work: str, size: str, laps: int, unfrozen: int = -1, sampling: str = "float32", value_model: str | None = None
+    work: str,
+    size: str,
+    laps: int,
+    unfrozen: int = -1,
+    sampling: str = "float32",
+    value_model: str | None = None,
+    varied: bool = False,
 ) -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
     made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling, "laps": laps}
@@ -142,10 +157,15 @@ def task(
     if made["prompts_a_lap"]:
         made["prompts"] = texts(rng, max(64, made["prompts_a_lap"] * laps), PROMPT, words)
     else:
-        # With frozen blocks each lap is an epoch of the same rows, so that what these make of them may be kept.
-        rows = made["batch"] * made["steps"] * (laps if unfrozen < 0 else 1)
+        # With frozen blocks each lap is an epoch of the same rows, so that what these make of them may be kept. With
+        # lengths that vary too, or one lap would have more tokens than another.
+        rows = made["batch"] * made["steps"] * (laps if unfrozen < 0 and not varied else 1)
         # The last token of a completion is the EOS, which both sides add.
         columns = [texts(rng, rows, count, words) for count in (PROMPT, made["response"] - 1, made["response"] - 1)]
+        if varied:
+            parts = [("prompt", 0), ("response", 1), ("response", 1)]
+            columns = [[texts(rng, 1, length(rng, part) - eos, words)[0] for _ in range(rows)] for part, eos in parts]
+            made |= {part: most for part, (_, most) in DIALOGUES.items()}
         made["pairs"] = [
             (prompt, f" {chosen}", f" {rejected}") for prompt, chosen, rejected in zip(*columns, strict=True)
         ]
@@ -377,6 +397,9 @@ def main() -> None:
         help="measure beside TRL 1.12, whose PPO has a value model in place of a head: the blocks of the policy, which "
         "run once more for it, a GPT-2 of its own, or none, so that each value is 0 (ppo)",
     )
+    parser.add_argument(
+        "--varied", action="store_true", help="lengths as in dialogues in place of equal ones (dpo, sft, reward)"
+    )
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
@@ -391,14 +414,17 @@ def main() -> None:
         parser.error("--sampling is for ppo")
     if given.value_model and given.work != "ppo":
         parser.error("--value-model is for ppo")
-    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling, given.value_model)
+    if given.varied and (given.work not in ("dpo", "sft", "reward") or given.size != "1.8M"):
+        parser.error("--varied is for dpo, sft and reward of 1.8M")
+    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling, given.value_model, given.varied)
     laps = [lap for _ in range(given.repeats) for lap in turns(given.size, made)]
     command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
     for case in dict.fromkeys(lap["case"] for lap in laps):
         top = f", {given.unfrozen} of {SIZES[given.size]['layers']} blocks" if given.unfrozen >= 0 else ""
         drawn = f", sampled in {given.sampling}" if given.sampling != "float32" else ""
         values = f", value model: {given.value_model}" if given.value_model else ""
-        key = f"{given.work} {given.size}{top}{drawn}{values}{case and f', {case}'}"
+        vary = ", lengths vary" if given.varied else ""
+        key = f"{given.work} {given.size}{top}{drawn}{values}{vary}{case and f', {case}'}"
         found = summary([lap for lap in laps if lap["case"] == case])
         print(shown(key, made["peer"], found))
         if given.write:

@@ -21,3 +21,10 @@ def test_operations_and_bytes_by_hand() -> None:
     assert found["optimizer step"][1:] == [0.0, 4 * 7 * weights]
     # A row has the 16 tokens of the prompt and, in the middle, 8 more: keys and values of 64 numbers of 4 bytes.
     assert found["decode, a step"][2] == 4 * weights + 2 * 2 * 4 * 64 * (16 + 8)
+
+
+def test_an_operation_counts_once() -> None:
+    """`addmm` and `addcmul` begin like `add`, and count as what they are."""
+    taken = {"aten::addmm": 1.0, "aten::addcmul": 2.0, "aten::add_": 4.0, "aten::mm": 8.0, "aten::view": 16.0}
+    parts = dict(zip(limits.KERNELS, limits.shares(taken), strict=True))
+    assert parts == {**dict.fromkeys(limits.KERNELS, 0.0), "products": 9.0, "activations": 2.0, "copies and sums": 4.0}

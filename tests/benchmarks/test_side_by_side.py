@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_a_value_model_is_for_the_last_ppo_of_trl() -> None:
     assert (made["peer"], made["program"], other["program"]) == ("TRL 1.12.0", "trl_1_12", "trl_0_11")
     assert {name: made[name] for name in side_by_side.SHAPES["ppo"]["1.8M"]} == side_by_side.SHAPES["ppo"]["1.8M"]
     assert made["prompts"] == other["prompts"]
+
+
+def test_lengths_of_dialogues() -> None:
+    """Of 64 pairs, the same in each lap, the words of each part are within bounds; EOS is one more of an answer."""
+    made = side_by_side.task("dpo", "1.8M", 3, varied=True)
+    prompts, *answers = ([len(text.split()) for text in column] for column in zip(*made["pairs"], strict=True))
+    assert len(prompts) == 64 and made["prompt"] + made["response"] <= side_by_side.SIZES["1.8M"]["positions"]
+    for counts, most in ((prompts, made["prompt"]), *((answer, made["response"] - 1) for answer in answers)):
+        assert most / 4 < statistics.median(counts) < most and max(counts) == most and min(counts) < most / 4
 
 
 def test_each_peer_is_the_version_that_its_environment_has() -> None:

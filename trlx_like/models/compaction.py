@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
-from trlx_like.models.layout import hidden_size, run_base
+from trlx_like.models.layout import embedding_width, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
@@ -44,19 +44,22 @@ class Compaction:
     longest: int = 0
     bias: torch.dtype | None = None
 
-    def of(self, batch: Completion, branches: bool = False) -> PackedRows | SharedPrompts | None:
+    def of(
+        self, batch: Completion, branches: bool = False, whole: int | None = None
+    ) -> PackedRows | SharedPrompts | None:
         """Return how to read a batch; None: row by row.
 
         Args:
             batch: The batch.
             branches: Whether the states that enter some blocks are needed, which a pass of prompts does not give.
+            whole: The width of rows that are read as they are; None: that of the batch.
         """
         if "attention_mask" not in batch.inputs():  # packed before
             return None
         (rows, prompt), response = batch.prompt.shape, batch.response.shape[1]
         same = same_prompts(batch)
         shared = SharedPrompts.of(batch, same) if self.share and not branches else None
-        best = (1 - SAVED) * self._cost(rows, prompt + response)
+        best = (1 - SAVED) * self._cost(rows, whole or prompt + response)
         if shared is not None:
             written = self._cost(rows, response, prompt + response)
             best = min(best, TWO_PASSES * (self._cost(len(shared.first), prompt) + written))
@@ -101,11 +104,12 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
     """Find out what a model can do.
 
     Args:
-        lm: A language model.
+        lm: A language model, or a classifier that reads a sequence at its end.
         sharded: Its weights are divided over processes, which must all run it equally often.
     """
     bias = lm.dtype if lm.config._attn_implementation == "eager" else None
-    return Compaction(hidden_size(lm), can_share(lm) and not sharded, _longest(lm, bias), bias)
+    width = embedding_width(lm.get_input_embeddings())
+    return Compaction(width, can_share(lm) and not sharded, _longest(lm, bias), bias)
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:

@@ -5,7 +5,9 @@ tangent. In float32 on CPUs the same function of a sigmoid takes half as long.
 
 Matrix products: on x86 CPUs torch computes those in float32 with Intel's MKL, which uses AVX-512 on Intel's processors
 only. On AMD's it takes AVX2, where oneDNN, which is part of torch too, is about twice as fast. Small products stay with
-MKL, because starting one costs more with oneDNN, and for other number formats torch chooses oneDNN by itself.
+MKL, because starting one costs more with oneDNN, and for other number formats torch chooses oneDNN by itself. On
+Intel's processors oneDNN takes the products of a few rows with a large weight of `nn.Linear`, such as those of a step
+of decoding, since MKL reads such a weight half as fast.
 """
 
 from __future__ import annotations
@@ -24,13 +26,26 @@ Module = TypeVar("Module", bound=nn.Module)
 
 LEAST = 2**20
 """The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
+FEW, LARGE = range(4, 17), 2**20
+"""Numbers of rows, and the least size of a weight, for which oneDNN is faster than MKL on Intel's processors."""
 
 
 @cache
 def mkl_is_narrow() -> bool:
     """Tell whether this processor has wider instructions than MKL uses on it."""
+    return bool(_name()) and "Intel" not in _name()
+
+
+@cache
+def mkl_is_slow_with_few_rows() -> bool:
+    """Tell whether this is an Intel processor with AVX-512, where oneDNN reads large weights faster."""
+    return "Intel" in _name()
+
+
+def _name() -> str:
+    """Return the name of a processor with AVX-512 for which torch has oneDNN, and "" for another."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(known.get("avx512_f")) and "Intel" not in known["cpu_name"] and torch.backends.mkldnn.is_available()
+    return known["cpu_name"] if known.get("avx512_f") and torch.backends.mkldnn.is_available() else ""
 
 
 def faster(model: Module) -> Module:
@@ -46,13 +61,13 @@ def faster(model: Module) -> Module:
         for name, part in module.named_children():
             if type(part) in (NewGELUActivation, GELUTanh):
                 setattr(module, name, _FasterGELU(approximate="tanh"))
-        if mkl_is_narrow() and type(module) in _FASTER:
-            module.__class__ = _FASTER[type(module)]
+        kinds = _FASTER if mkl_is_narrow() else _FEW if mkl_is_slow_with_few_rows() else {}
+        module.__class__ = kinds.get(type(module), type(module))
     return model
 
 
 class _Faster(nn.Module):
-    """A linear layer that computes large products with oneDNN."""
+    """A linear layer that computes some products with oneDNN."""
 
     weight: nn.Parameter
     bias: Any
@@ -63,8 +78,8 @@ class _Faster(nn.Module):
         """Map states [*, in] to [*, out]."""
         weight = self.weight
         outs = weight.shape[1 if self.by_columns else 0]
-        small = states.numel() * outs < LEAST
-        if small or not (_plain(states) and _plain(weight)) or torch.is_autocast_enabled("cpu"):
+        worth = self._is_worth(states)
+        if not (worth and _plain(states) and _plain(weight)) or torch.is_autocast_enabled("cpu"):
             return nn.functional.linear(states, weight.t() if self.by_columns else weight, self.bias)
         rows = states.reshape(-1, states.shape[-1])
         made: Tensor
@@ -73,6 +88,10 @@ class _Faster(nn.Module):
         else:  # in a step of decoding, the call of a function with a gradient costs as much as the product
             made = product(rows, weight.t() if self.by_columns else weight, self.bias)
         return made.view(*states.shape[:-1], outs)
+
+    def _is_worth(self, states: Tensor) -> bool:
+        """Tell whether oneDNN is the faster one for states [*, in]."""
+        return states.numel() // max(1, states.shape[-1]) * self.weight.numel() >= LEAST
 
 
 class _FasterLinear(_Faster, nn.Linear):  # type: ignore[misc]
@@ -83,7 +102,14 @@ class _FasterConv1D(_Faster, Conv1D):
     by_columns = True
 
 
+class _FewRowsLinear(_FasterLinear):
+    def _is_worth(self, states: Tensor) -> bool:
+        few = states.numel() // max(1, states.shape[-1]) in FEW
+        return few and self.weight.numel() >= LARGE and not torch.is_grad_enabled()
+
+
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
+_FEW: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FewRowsLinear}
 
 
 class _FasterGELU(nn.GELU):

@@ -23,14 +23,18 @@ from transformers import (
 )
 
 from trlx_like.config import ModelConfig
+from trlx_like.data import Completion
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, log_trained, read_adapter
+from trlx_like.models.compaction import Compaction
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import MODEL, read_model, within_reach
+from trlx_like.models.packed_rows import PackedRows
+from trlx_like.models.shared_prompts import last_states
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
 
@@ -54,13 +58,16 @@ class RewardNetwork(nn.Module):
         elif num_layers_unfrozen > 0:
             freeze_below(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
         self.lm = lm
+        self.compaction: Compaction | None = None  # None: every sequence is read whole, with its padding
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
         """Compute the rewards of sequences.
 
         Args:
             ids: Token ids, padded on either side (for encoders on the right). [B, T]
             mask: True on real tokens. [B, T] bool
+            common: With how many of its tokens another sequence begins as well, less than it has; these may be read
+                once for both. Only for sequences that are padded on the right. [B] int64
 
         Returns:
             The rewards. [B] float32
@@ -68,10 +75,39 @@ class RewardNetwork(nn.Module):
         score = getattr(self.lm, "score", None)
         if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
             return cast(Tensor, self.lm(input_ids=ids, attention_mask=mask.long()).logits)[:, 0].float()
-        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-        states = states_at_end(self.lm, inputs, mask)
+        states = None if common is None or self.compaction is None else self._compact(ids, mask, common)
+        if states is None:
+            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+            inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+            states = states_at_end(self.lm, inputs, mask)
         return cast(Tensor, score(states.to(next(score.parameters()).dtype)))[:, 0].float()
+
+    def _compact(self, ids: Tensor, mask: Tensor, common: Tensor) -> Tensor | None:
+        """Compute the states [B, H] at the ends of sequences in the cheapest way; None if that is to read them whole.
+
+        The arguments are those of `forward`.
+        """
+        assert self.compaction is not None
+        batch = _split(ids, mask, common)
+        compact = self.compaction.of(batch, whole=ids.shape[1])
+        if compact is None:
+            return None
+        if isinstance(compact, PackedRows):
+            hidden = compact.unpack(run_base(self.lm, compact.inputs)[0])
+        else:
+            hidden = last_states(self.lm, batch.inputs(), compact)
+        last = batch.mask.sum(dim=1) - 1
+        return hidden[:, -batch.mask.shape[1] :][torch.arange(len(last), device=last.device), last]
+
+
+def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
+    """Split sequences [B, T] that are padded on the right into prompts of so many tokens [B] and responses."""
+    lengths = mask.sum(dim=1)
+    width, longest = torch.stack([start.max().clamp(min=1), (lengths - start).max()]).tolist()
+    place = torch.arange(width + longest, device=ids.device) - width + start[:, None]  # [B, P + R]
+    parts = ids.gather(1, place.clamp(0, ids.shape[1] - 1)), (place >= 0) & (place < lengths[:, None])
+    (prompt, response), (prompt_mask, response_mask) = (part.tensor_split([width], dim=1) for part in parts)
+    return Completion(prompt, prompt_mask, response, response_mask)
 
 
 def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from trlx_like.data import Completion
@@ -33,7 +33,10 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
     if lm.config.is_encoder_decoder:
         return "an encoder, which reads the prompt"
     takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
-    if not takes_one or not lm._supports_default_dynamic_cache():  # type: ignore[operator]
+    supported = vars(GenerationMixin)[
+        "_supports_default_dynamic_cache"
+    ]  # by the name of the class; classifiers lack it
+    if not takes_one or not supported.__func__(type(lm)):
         return "a model without a cache of keys and values"
     kinds = {type(layer) for layer in DynamicCache(config=lm.config.get_text_config(decoder=True)).layers}
     if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:

@@ -23,6 +23,7 @@ from trlx_like.data.columns import Column, ColumnRows
 from trlx_like.data.flat import FlatRows
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
+from trlx_like.models.compaction import compaction_of
 from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.export import save_model
 from trlx_like.models.loading import checkpoint_activations
@@ -60,6 +61,13 @@ class PreferencePair(Experience):
         pairs = ((self.chosen, self.rejected), (self.chosen_mask, self.rejected_mask))
         ids, mask = (torch.cat([pad(part, (0, width - part.shape[1])) for part in pair]) for pair in pairs)
         return ids, mask
+
+    def common(self) -> Tensor:
+        """Count the tokens that both answers begin with; each has at least one more. [B] int64"""
+        width = min(self.chosen.shape[1], self.rejected.shape[1])
+        same = (self.chosen[:, :width] == self.rejected[:, :width]).long().cumprod(dim=1).sum(dim=1)
+        lengths = torch.minimum(self.chosen_mask.sum(dim=1), self.rejected_mask.sum(dim=1))
+        return torch.minimum(same, lengths - 1)
 
 
 class RewardTrainer(BaseRLTrainer[PreferencePair]):
@@ -107,6 +115,8 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         if self.config.backend.gradient_checkpointing:
             checkpoint_activations(lm)
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
+        if hasattr(lm, "score"):  # not an encoder
+            self.model.compaction = compaction_of(lm, self.run.backend.sharded)
         if self.passes > 1 and options.num_layers_unfrozen > 0 and self.config.train.keep_trunk and self.world.main:
             logger.info("All blocks of the model run in every pass: states are kept of completions, not of pairs.")
 
@@ -116,7 +126,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         return {"data/pairs": float(len(sizes)), "data/tokens": float(sizes.sum()), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
-        rewards = self.model(*batch.both())
+        rewards = self.model(*batch.both(), batch.common().repeat(2))
         chosen, rejected = rewards.chunk(2)
         loss = bradley_terry_loss(chosen, rejected, batch.margin)
         loss = loss + self.method.center_rewards_coefficient * off_center(chosen, rejected)

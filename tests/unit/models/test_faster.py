@@ -186,25 +186,45 @@ def test_layers_of_other_classes_are_left_alone() -> None:
 
 def test_on_another_processor_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "mkl_is_narrow", lambda: False)
+    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: False)
     assert type(faster(layer("linear"))) is nn.Linear
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of decoding takes oneDNN. One row, many rows, small weights, `Conv1D` and learning stay with MKL."""
+    monkeypatch.setattr(module, "mkl_is_narrow", lambda: False)
+    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: True)
+    monkeypatch.setattr(module, "LARGE", 24 * 40)
+    seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), nn.Linear(40, 8), Conv1D(40, 8)))
+    exact = copy.deepcopy(made).double()
+    with torch.set_grad_enabled(grad):
+        for rows in (1, 3, 4, 16, 17):
+            states = torch.randn(rows, 1, 24)
+            torch.testing.assert_close(made(states).double(), exact(states.double()), rtol=0, atol=5e-5)
+    assert seen == ([] if grad else [(4, 24, 40), (16, 24, 40)])
+
+
 @pytest.mark.parametrize(
-    ("capabilities", "narrow"),
+    ("capabilities", "narrow", "few"),
     [
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True),
-        ({"cpu_name": "AMD EPYC", "avx512_f": False}, False),
-        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, False),
-        ({"architecture": "aarch64"}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": False}, False, False),
+        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, False, True),
+        ({"cpu_name": "Intel Core", "avx512_f": False}, False, False),
+        ({"architecture": "aarch64"}, False, False),
     ],
 )
-def test_mkl_is_narrow_on_processors_with_avx512_of_other_makers(
-    capabilities: dict[str, Any], narrow: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_is_faster_on_a_processor(
+    capabilities: dict[str, Any], narrow: bool, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    module.mkl_is_narrow.cache_clear()
+    kinds = module.mkl_is_narrow, module.mkl_is_slow_with_few_rows
     try:
-        assert module.mkl_is_narrow() is narrow
+        for kind in kinds:
+            kind.cache_clear()
+        assert [kind() for kind in kinds] == [narrow, few]
     finally:
-        module.mkl_is_narrow.cache_clear()
+        for kind in kinds:
+            kind.cache_clear()

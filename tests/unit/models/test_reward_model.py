@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from transformers import (
 from tests.tiny import FAMILIES, ODD_FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.config import TokenizerConfig
 from trlx_like.errors import ConfigError
+from trlx_like.models import shared_prompts
+from trlx_like.models.compaction import compaction_of
 from trlx_like.models.dropout import disable_dropout
 from trlx_like.models.reward_model import RewardNetwork, load_reward_model, with_own_pad_token
 from trlx_like.models.tokenizer import load_tokenizer
@@ -62,6 +65,46 @@ def test_padding_is_silent_and_the_last_token_counts(family: str) -> None:
                 rewards = network(*padded(ROWS, side, fill, extra=fill % 3))
                 assert rewards.tolist() == pytest.approx(alone, abs=2e-5), (side, fill)
     assert rewards.dtype == torch.float32 and len(set(alone)) == len(ROWS)
+
+
+ALIKE = [[5, 6, 7, 8, 0], [9, 3], [5, 6, 4], [1, 5, 1, 2, 2, 2], [9, 7, 1], [5, 6, 7, 8, 8, 2]]
+COMMON = [4, 1, 2, 0, 1, 4]
+"""How many tokens each row has in common with another one: the first and the last four."""
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+@pytest.mark.parametrize("share", [False, True])
+def test_a_common_beginning_is_read_once(family: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards and gradients are those of whole sequences, whichever way they are read."""
+    monkeypatch.setattr(shared_prompts, "WORTH", 0.0)
+    network = RewardNetwork(sharp(tiny_config(family)))
+    ids, mask = padded(ALIKE, "right", 0)
+    found, made = [], compaction_of(network.lm)
+    for compaction in (None, replace(made, longest=0) if share else made):
+        network.compaction = compaction
+        network.zero_grad()
+        rewards = network(ids, mask, torch.tensor(COMMON))
+        rewards.square().sum().backward()
+        found.append((rewards.detach(), {name: p.grad for name, p in network.named_parameters()}))
+    (whole, gradients), (compact, others) = found
+    torch.testing.assert_close(compact, whole, rtol=0, atol=2e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_tokens_that_a_pair_computes() -> None:
+    """Answers of 2 and 1 tokens to a prompt of 9 are 12 tokens in one row, in place of 2 rows of 11."""
+    network = RewardNetwork(sharp(tiny_config("llama")))
+    network.compaction, read = compaction_of(network.lm), []
+    network.lm.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    pair = [[*range(2, 11), 3, 4], [*range(2, 11), 5]]
+    with torch.no_grad():
+        network(*padded(pair, "right", 0), torch.tensor([9, 9]))
+        network(*padded(pair, "right", 0))
+        network(*padded([[2, 3, 4], [5, 6, 7]], "right", 0), torch.tensor([0, 0]))  # nothing to save
+    assert read == [(1, 12), (2, 11), (2, 3)]
 
 
 def test_gradients_do_not_see_padding() -> None:

@@ -43,6 +43,9 @@ def test_ids_of_a_pair(tmp_path: Path) -> None:
     ids, mask = PreferencePair.collate([first, second]).both()
     assert ids.tolist() == [[A, B, EOS, 0], [A, B, EOS, 0], [A, B, C, EOS], [A, C, EOS, 0]]
     assert mask.tolist() == [[True] * 3 + [False], [True] * 3 + [False], [True] * 4, [True] * 3 + [False]]
+    assert PreferencePair.collate([first, second]).common().tolist() == [2, 1]
+    second.rejected, second.rejected_mask = second.chosen[:2], second.chosen_mask[:2]
+    assert PreferencePair.collate([first, second]).common().tolist() == [2, 1]  # each has a token of its own
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
