@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 def settled(config: TRLConfig, data: Mapping[str, Any]) -> TRLConfig:
     """Return the configuration with a number for each option that is `auto`, and log them.
 
-    The numbers follow from the model's files and the number of prompts alone. All processes find the same if each of them
-    can read these files.
+    The numbers follow from the model's files and the number of prompts alone. All processes find the same if each can
+    read these files.
 
     Args:
         config: The configuration, which is not changed.
