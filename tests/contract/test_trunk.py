@@ -42,8 +42,8 @@ def without_trunk(value: Any) -> Any:
 
 def rows_are_alone(trainer: Any) -> bool:
     """Whether rows have the same bits in any batch. On some processors they depend on its rows and its padding."""
-    mask = torch.arange(13) >= torch.arange(0, 12, 2)[:, None]  # [6, 13]: from no padding to ten columns
-    ids, places = torch.arange(6 * 13).reshape(6, 13) % 13, (mask.cumsum(dim=1) - 1).clamp(min=0)
+    mask = torch.arange(20) >= torch.arange(0, 12, 2)[:, None]  # [6, 20], longer than rows of the runs
+    ids, places = torch.arange(6 * 20).reshape(6, 20) % 13, (mask.cumsum(dim=1) - 1).clamp(min=0)
 
     def logits(first: int, last: int) -> torch.Tensor:
         at = slice(first, last), slice(2 * first, None)
