@@ -33,9 +33,7 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
     if lm.config.is_encoder_decoder:
         return "an encoder, which reads the prompt"
     takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
-    supported = vars(GenerationMixin)[
-        "_supports_default_dynamic_cache"
-    ]  # by the name of the class; classifiers lack it
+    supported = vars(GenerationMixin)["_supports_default_dynamic_cache"]  # by name; classifiers lack it
     if not takes_one or not supported.__func__(type(lm)):
         return "a model without a cache of keys and values"
     kinds = {type(layer) for layer in DynamicCache(config=lm.config.get_text_config(decoder=True)).layers}
