@@ -66,8 +66,8 @@ class RewardNetwork(nn.Module):
         Args:
             ids: Token ids, padded on either side (for encoders on the right). [B, T]
             mask: True on real tokens. [B, T] bool
-            common: With how many of its tokens another sequence begins as well, less than it has; these may be read
-                once for both. Only for sequences that are padded on the right. [B] int64
+            common: Number of first tokens that each sequence shares with another one, smaller than its length. They
+                may be read once. Sequences then have to be padded on the right. None: nothing is shared. [B] int64
 
         Returns:
             The rewards. [B] float32

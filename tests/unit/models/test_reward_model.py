@@ -83,6 +83,7 @@ def test_a_common_beginning_is_read_once(family: str, share: bool, monkeypatch: 
     for compaction in (None, replace(made, longest=0) if share else made):
         network.compaction = compaction
         network.zero_grad()
+        assert compaction is None or network._compact(ids, mask, torch.tensor(COMMON)) is not None
         rewards = network(ids, mask, torch.tensor(COMMON))
         rewards.square().sum().backward()
         found.append((rewards.detach(), {name: p.grad for name, p in network.named_parameters()}))
