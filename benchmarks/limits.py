@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.peers.laps import Counts
+from benchmarks.peers.laps import Counts, by_kind
 from benchmarks.side_by_side import PAGE, PROMPT, SIZES, commit, machine, put_row, save_model
 from trlx_like.config import OptimizerConfig
 from trlx_like.data import Completion
@@ -38,15 +38,6 @@ ROWS = {"1.8M": 32, "124M": 8}
 RESPONSE, DECODED = 48, 16
 Phase = tuple[str, float, float, float]
 """Name, CPU seconds, operations, and bytes that have to be read and written."""
-KERNELS = {
-    "products": ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm"),
-    "attention": ("aten::_scaled_dot_product",),
-    "activations": ("aten::gelu", "aten::sigmoid", "aten::addcmul", "aten::mul"),  # what GELU consists of
-    "softmax": ("aten::_log_softmax",),
-    "norms": ("aten::native_layer_norm",),
-    "copies and sums": ("aten::copy_", "aten::cat", "aten::add", "aten::sum", "aten::fill_", "aten::div"),
-}
-"""Beginnings of the names of operations, by what they are. The first that fits counts: `addmm` is no `add`."""
 PRODUCTS = ((8, 768, 3072), (32, 144, 576), (512, 144, 576), (384, 144, 2000), (512, 768, 3072))
 """Sizes (n, k, m) of products [n, k] @ [k, m] of linear layers."""
 
@@ -132,15 +123,6 @@ def learning(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     yield "optimizer step", least(optimizer.step, repeats), 0.0, 7 * weights
 
 
-def shares(taken: Mapping[str, float]) -> list[float]:
-    """Add up the seconds of operations, by name, for each of `KERNELS`."""
-    found = dict.fromkeys(KERNELS, 0.0)
-    for name, spent in taken.items():
-        if kind := next((kind for kind, names in KERNELS.items() if name.startswith(names)), None):
-            found[kind] += spent
-    return list(found.values())
-
-
 def kernels(lm: Any, rows: int, repeats: int) -> str:
     """Tell what parts of a forward and a backward pass different operations take, as cells of a table."""
     _, run = passes(lm, rows)
@@ -150,7 +132,7 @@ def kernels(lm: Any, rows: int, repeats: int) -> str:
             run()
         for event in profiler.key_averages():
             taken[event.key] = min(taken.get(event.key, torch.inf), 1e-6 * event.self_cpu_time_total)
-    parts = shares(taken)
+    parts = list(by_kind(taken).values())
     cells = [f"{1e3 * whole:,.1f}", *(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))]
     return " | ".join([*cells, f"{operations(run) / parts[0] / 1e9:.0f}"]).replace("%", " %")
 

@@ -4,6 +4,7 @@
     python -m benchmarks.side_by_side ppo --size 1.8M --repeats 2 --write
     python -m benchmarks.side_by_side ppo --size 124M --unfrozen 2 --laps 3
     python -m benchmarks.side_by_side ppo --value-model policy     # beside the last PPO of TRL
+    python -m benchmarks.side_by_side ppo --parts                  # what a lap of ours consists of
 
 Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
 that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo, ddpo), some optimizer steps
@@ -11,6 +12,9 @@ that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, on
 timed, each side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights,
 or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
 docs/speed.md.
+
+With `--parts` our side runs alone, and torch's profiler tells what its laps consist of. The first is for memory that
+the profiler touches for the first time, which takes long.
 """
 
 from __future__ import annotations
@@ -250,11 +254,10 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
     work, laps = made["work"], made["laps"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     program = made["program"]
-    python = sys.executable if work == "decode" else str(interpreter(program))
-    commands = {
-        "ours": [sys.executable, "-m", "benchmarks.ours"],
-        "peer": [python, "-m", f"benchmarks.peers.{program}"],
-    }
+    commands = {"ours": [sys.executable, "-m", "benchmarks.ours"]}
+    if not made.get("profiled"):
+        python = sys.executable if work == "decode" else str(interpreter(program))
+        commands["peer"] = [python, "-m", f"benchmarks.peers.{program}"]
     found = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -308,6 +311,24 @@ def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "phases": {name: spent / whole for name, spent in phases.items()},
     }
+
+
+def parts(laps: list[dict[str, Any]]) -> dict[str, float]:
+    """Return what part each kind of operation has of the profiled laps of one case, in the mean."""
+    kept = [lap["ours"]["counts"] for lap in laps if lap["lap"] > WARM_UP]
+    return {kind: statistics.mean(found[kind] for found in kept) for kind in kept[0]}
+
+
+def write_parts(key: str, found: dict[str, float]) -> None:
+    """Put the parts of our laps into docs/speed.md, with the ratio if the kernels of torch alone took time."""
+    text = PAGE.read_text(encoding="utf-8")
+    ratio = re.search(rf"^\| {re.escape(key)} \| .*\*\*([\d.]+)\*\*", text, re.MULTILINE)
+    if ratio is None:
+        raise SystemExit(f"{PAGE} has no row {key!r}: measure it beside the peer first, without --parts.")
+    least = 1 - found["copies and sums"] - found["rest"]
+    cells = [f"{100 * part:.0f} %" for part in found.values()]
+    row = f"| {key} | {' | '.join(cells)} | {float(ratio[1]) / least:.2f} |"
+    PAGE.write_text(put_row(text, "part of our lap", row), encoding="utf-8")
 
 
 def shares(phases: dict[str, float]) -> str:
@@ -402,6 +423,7 @@ def main() -> None:
     )
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
+    parser.add_argument("--parts", action="store_true", help="profile some laps of our side alone")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")
     given = parser.parse_args()
     sizes = list(SHAPES.get(given.work, CASES))
@@ -417,6 +439,7 @@ def main() -> None:
     if given.varied and (given.work not in ("dpo", "sft", "reward") or given.size != "1.8M"):
         parser.error("--varied is for dpo, sft and reward of 1.8M")
     made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling, given.value_model, given.varied)
+    made["profiled"] = given.parts
     laps = [lap for _ in range(given.repeats) for lap in turns(given.size, made)]
     command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
     for case in dict.fromkeys(lap["case"] for lap in laps):
@@ -425,7 +448,13 @@ def main() -> None:
         values = f", value model: {given.value_model}" if given.value_model else ""
         vary = ", lengths vary" if given.varied else ""
         key = f"{given.work} {given.size}{top}{drawn}{values}{vary}{case and f', {case}'}"
-        found = summary([lap for lap in laps if lap["case"] == case])
+        of_case = [lap for lap in laps if lap["case"] == case]
+        if given.parts:
+            print(f"{key}: {shares(consists := parts(of_case))}")
+            if given.write:
+                write_parts(key, consists)
+            continue
+        found = summary(of_case)
         print(shown(key, made["peer"], found))
         if given.write:
             write(key, made["peer"], found, command)

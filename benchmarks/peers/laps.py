@@ -31,6 +31,19 @@ def _linear(rows: Sequence[int], weight: Sequence[int], *_: Any, **more: Any) ->
     return 2 * rows[0] * rows[1] * weight[0]
 
 
+KERNELS = {
+    "products": (
+        "mkldnn::_linear_pointwise",
+        *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "mkldnn_convolution", "convolution_backward")),
+    ),
+    "attention": ("aten::_scaled_dot_product",),
+    "activations": tuple(f"aten::{name}" for name in ("gelu", "sigmoid", "addcmul", "mul", "silu")),  # GELU has four
+    "softmax": ("aten::_log_softmax", "aten::_softmax"),
+    "norms": ("aten::native_layer_norm", "aten::native_group_norm"),
+    "optimizer": ("aten::_fused_adam", "aten::linalg_vector_norm"),
+    "copies and sums": tuple(f"aten::{name}" for name in ("copy_", "cat", "add", "sum", "fill_", "div")),
+}
+"""Beginnings of the names of operations, by what they are. The first that fits counts: `addmm` is no `add`."""
 WARM_UP, COUNTED = 0, 1
 """The first two laps of each case. Neither is timed; counting takes longer."""
 
@@ -47,6 +60,15 @@ def peak_rss_mib() -> float:
     except (OSError, IndexError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def by_kind(taken: Mapping[str, float]) -> dict[str, float]:
+    """Add up the seconds of operations, by name, for each of `KERNELS`."""
+    found = dict.fromkeys(KERNELS, 0.0)
+    for name, spent in taken.items():
+        if kind := next((kind for kind, names in KERNELS.items() if name.startswith(names)), None):
+            found[kind] += spent
+    return found
 
 
 def tokens(states: torch.Tensor) -> int:
@@ -146,8 +168,28 @@ class Counts(TorchDispatchMode):
         return result
 
 
+class Operations:
+    """Take the part of the time that each of `KERNELS` has while it is on, by torch's profiler, and the rest."""
+
+    def begin(self) -> Self:
+        """Switch the profiler on."""
+        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self.profiler.__enter__()
+        self.begun = time.perf_counter()  # the profiler takes this time too, and not that of the process
+        return self
+
+    def end(self) -> dict[str, float]:
+        """Switch the profiler off, and return the parts, which add up to 1."""
+        whole = time.perf_counter() - self.begun
+        self.profiler.__exit__(None, None, None)
+        taken = by_kind({event.key: 1e-6 * event.self_cpu_time_total for event in self.profiler.key_averages()})
+        return {**{kind: spent / whole for kind, spent in taken.items()}, "rest": 1 - sum(taken.values()) / whole}
+
+
 class Laps:
     """Run a program lap by lap, in turns with another one.
+
+    The second lap is counted, or each is profiled if the task says so.
 
     Args:
         phases: Returns the CPU seconds that each phase has taken so far, if the program knows.
@@ -159,7 +201,7 @@ class Laps:
         self.phases = phases
         self.number, self.cases = -1, len(self.task.get("cases", [None]))
         self.total = self.cases * self.task["laps"]
-        self.counts: Counts | None = None
+        self.counts: Counts | Operations | None = None
         self.begun, self.before = 0.0, dict[str, float]()
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -178,7 +220,11 @@ class Laps:
         if self.number == self.total:
             os._exit(0)  # at once: what a trainer saves at its end is not compared
         sys.stdin.readline()
-        self.counts = Counts(self.task["layers"]).begin() if self.number // self.cases == COUNTED else None
+        self.counts = None
+        if self.task.get("profiled"):
+            self.counts = Operations().begin()
+        elif self.number // self.cases == COUNTED:
+            self.counts = Counts(self.task["layers"]).begin()
         self.before, self.begun = dict(self.phases()), time.process_time()
 
     def _spent(self) -> dict[str, float]:

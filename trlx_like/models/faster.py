@@ -26,7 +26,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 LEAST = 2**20
 """The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
-FEW, LARGE = range(4, 17), 2**20
+FEW, LARGE = range(4, 33), 2**20
 """Numbers of rows, and the least size of a weight, for which oneDNN is faster than MKL on Intel's processors."""
 
 
