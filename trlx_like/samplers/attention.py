@@ -1,13 +1,15 @@
 """Attention of one new token per row, which two products and a softmax compute in less time than torch's kernel.
 
-That kernel works on blocks of many tokens, and reads keys and values that heads share once for each of them. Left out:
-GPUs, number formats of 16 bits, and families that do not take their attention from the interface of transformers.
+That kernel works on blocks of many tokens, and reads keys and values that heads share once for each of them. Those of a
+prompt that several rows continue are read once for all of them (Hydragen, Juravsky et al. 2024, arXiv:2402.05099). Left
+out: GPUs, number formats of 16 bits, and families that do not take their attention from the interface of transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,25 +18,30 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from trlx_like.samplers.cache import Common, RowCache
+
 NAME = "trlx_like_one_token"
 LEAST = 8
 """The least rows for which it is faster, because it starts more operations."""
+_CACHE: ContextVar[RowCache] = ContextVar("cache")
 
 
 @contextmanager
-def attention_for_decoding(lm: PreTrainedModel, rows: int) -> Iterator[None]:
+def attention_for_decoding(lm: PreTrainedModel, cache: RowCache) -> Iterator[None]:
     """Let a model attend with `attend` for the duration of a block, if it attends with torch's kernel otherwise.
 
     Args:
         lm: The language model.
-        rows: The rows of a batch.
+        cache: What its rows have read.
     """
     before = lm.config._attn_implementation
-    if before == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu" and rows >= LEAST:
+    if before == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu" and cache.tokens.most >= LEAST:
         lm.config._attn_implementation = NAME
+    given = _CACHE.set(cache)
     try:
         yield
     finally:
+        _CACHE.reset(given)
         lm.config._attn_implementation = before
 
 
@@ -60,10 +67,35 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
     scale = given.get("scaling")
     query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
-    weights = query @ key.transpose(2, 3)  # [n, groups, heads / groups, T]
+    cache = _CACHE.get(None)
+    common = None if cache is None or len(key) != cache.tokens.rows else cache.common
+    if common is None or key.shape[2] <= common.width:  # or these are keys of prompts that are read
+        common, weights = None, query @ key.transpose(2, 3)  # [n, groups, heads / groups, T]
+    else:
+        shared = _by_prompt(query, key[common.prompts, :, : common.width].transpose(2, 3), common)
+        weights = torch.cat([shared, query @ key[:, :, common.width :].transpose(2, 3)], dim=-1)
     if attention_mask is not None:
         weights = weights.where(attention_mask, -torch.inf)
-    return (weights.softmax(dim=-1) @ value).view(rows, 1, heads, -1), None
+    weights = weights.softmax(dim=-1)
+    if common is None:
+        return (weights @ value).view(rows, 1, heads, -1), None
+    attended = _by_prompt(weights[..., : common.width], value[common.prompts, :, : common.width], common)
+    attended += weights[..., common.width :] @ value[:, :, common.width :]
+    return attended.reshape(rows, 1, heads, -1), None
+
+
+def _by_prompt(states: Tensor, matrices: Tensor, common: Common) -> Tensor:
+    """Multiply states of rows [n, groups, k, a] by matrices of their prompts [G, groups, a, b]. [n, groups, k, b]"""
+    prompts, groups, ins, outs = matrices.shape
+    placed = states
+    if common.places is not None:
+        placed = states.new_zeros(prompts * common.most, *states.shape[1:])
+        placed[common.places] = states
+    placed = placed.view(prompts, common.most, groups, -1, ins).transpose(1, 2)  # [G, groups, most, k, a]
+    made = placed.reshape(prompts, groups, -1, ins) @ matrices
+    made = made.view(prompts, groups, common.most, -1, outs).transpose(1, 2)  # [G, most, groups, k, b]
+    made = made.reshape(prompts * common.most, groups, -1, outs)
+    return made if common.places is None else made[common.places]
 
 
 AttentionInterface.register(NAME, attend)

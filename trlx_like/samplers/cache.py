@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+WORTH, ROWS = 3000, 4
+"""The least keys that need not be read because rows share them, and rows to a prompt, for which `Common` is faster."""
+
+
+@dataclass
+class Common:
+    """Which rows begin with the same keys and values, because they continue one prompt.
+
+    Rows of a prompt have places side by side, as many for each prompt as the one with the most rows has.
+    """
+
+    width: int
+    """The visible columns, from the first on, that are the same in all rows of a prompt."""
+    prompts: slice | Tensor
+    """A row of each of the G prompts. [G]"""
+    most: int
+    """The places of a prompt."""
+    places: Tensor | None
+    """The place of each row, from 0 to G x most - 1; None if row i has place i, and all are taken. [n]"""
 
 
 class RowLayer(DynamicLayer):
@@ -83,11 +104,17 @@ class RowCache(DynamicCache):
         super().__init__()
         self.tokens = RowLayer(rows, columns)  # their ids for keys, and whether they are real for values: [n, 1, T, 1]
         self.begins: list[int] = []  # the first column of each row
+        self.ends: list[int] = []  # the column behind its prompt
+        self.prompts: list[int] = []  # the number of its prompt
+        self.admitted = 0  # how many prompts there were
+        self.common: Common | None = None  # None if rows share too little
 
     def inputs(self, new: Tensor) -> tuple[Tensor, Tensor | None]:
         """Append new tokens [n], and return all ids [n, T] and their mask [n, T], or None if there is no padding."""
         if self.tokens.end == self.tokens.columns:
-            self.begins = [begin - self.tokens.start for begin in self.begins]
+            self.begins, self.ends = (
+                [column - self.tokens.start for column in columns] for columns in (self.begins, self.ends)
+            )
             for layer in self._all():
                 layer.shift()
         column = new[:, None, None, None]
@@ -110,6 +137,9 @@ class RowCache(DynamicCache):
         for layer, pair in zip(self._all(), [*states, (ids[:, None, :, None], mask[:, None, :, None])], strict=True):
             layer.admit(pair, index)
         self.begins += [self.tokens.end - length for length in mask.sum(dim=1)[index].tolist()]
+        self.ends += [self.tokens.end] * len(index)
+        self.prompts += [self.admitted + number for number in index.tolist()]
+        self.admitted += len(ids)
         self._show()
 
     def drop(self, done: list[bool]) -> list[int]:
@@ -123,7 +153,9 @@ class RowCache(DynamicCache):
         to, of = (torch.tensor(rows, device=self.tokens.device) for rows in (holes, movers))
         for layer in self._all():
             layer.drop(to, of, len(left))
-        self.begins = [self.begins[row] for row in order]
+        self.begins, self.ends, self.prompts = (
+            [of_rows[row] for row in order] for of_rows in (self.begins, self.ends, self.prompts)
+        )
         self._show()
         return order
 
@@ -135,3 +167,22 @@ class RowCache(DynamicCache):
     def _show(self) -> None:
         for layer in self._all():
             layer.show(min(self.begins, default=layer.end))
+        self.common = self._common()
+
+    def _common(self) -> Common | None:
+        """Find what rows share. In the columns before the end of their prompt, those of one prompt are equal."""
+        rows: dict[int, list[int]] = {}
+        for row, prompt in enumerate(self.prompts):
+            rows.setdefault(prompt, []).append(row)
+        width = min(self.ends, default=0) - self.tokens.start
+        if width * (len(self.prompts) - len(rows)) < WORTH or len(self.prompts) < ROWS * len(rows):
+            return None
+        most = max(map(len, rows.values()))
+        places = [0] * len(self.prompts)
+        for number, of_prompt in enumerate(rows.values()):
+            for place, row in enumerate(of_prompt):
+                places[row] = number * most + place
+        if places == list(range(len(rows) * most)):
+            return Common(width, slice(None, None, most), most, None)
+        firsts = torch.tensor([of_prompt[0] for of_prompt in rows.values()], device=self.tokens.device)
+        return Common(width, firsts, most, torch.tensor(places, device=self.tokens.device))

@@ -253,7 +253,7 @@ class TransformersEngine:
             with (
                 neutral(self.lm),
                 lean(self.lm),
-                attention_for_decoding(self.lm, decoding.at_once),
+                attention_for_decoding(self.lm, decoding.cache),
                 torch.inference_mode(),
             ):
                 decoding.run()

@@ -11,9 +11,11 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.tiny import tiny_lm
-from tests.unit.samplers.scripted import prompts, sampler
-from trlx_like.samplers import attention
+from tests.unit.models.support import sharp_lm
+from tests.unit.samplers.scripted import EOS, prompts, sampler
+from trlx_like.samplers import attention, cache
 from trlx_like.samplers.attention import NAME, attend, attention_for_decoding
+from trlx_like.samplers.cache import RowCache
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
@@ -59,5 +61,36 @@ def test_a_model_with_another_attention_keeps_it(kind: str) -> None:
     lm = tiny_lm("falcon" if kind == "falcon" else "llama")
     lm.set_attn_implementation("eager" if kind == "eager" else "sdpa")
     before = lm.config._attn_implementation
-    with attention_for_decoding(lm, 8):
+    with attention_for_decoding(lm, RowCache(8, 4)):
         assert lm.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gemma3", "opt"])
+@pytest.mark.parametrize("ends", [None, [EOS, 5, 10, 15]])
+@pytest.mark.parametrize("size", [None, 8])
+def test_what_rows_share_is_read_once(
+    family: str, ends: list[int] | None, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four prompts of several lengths have 3 rows each. They end together, or leave and let others in."""
+    lm, texts = sharp_lm(family), [text for text in ("abcdefgh", "xyz", "klmno", "cab") for _ in range(3)]
+    given = {"max_new_tokens": 12, "eos_token_id": ends, "top_k": 9}
+    whole = sampler(lm=lm, batch_size=size).sample(prompts(texts), given, 5, choices=True)
+    read: list[tuple[int, int]] = []
+    multiply = attention._by_prompt
+
+    def look(states: Any, matrices: Any, common: Any) -> Any:
+        read.append((len(states), len(matrices)))
+        return multiply(states, matrices, common)
+
+    monkeypatch.setattr(attention, "_by_prompt", look)
+    monkeypatch.setattr(cache, "WORTH", 1)
+    monkeypatch.setattr(cache, "ROWS", 1)
+    once = sampler(lm=lm, batch_size=size).sample(prompts(texts), given, 5, choices=True)
+    assert torch.equal(once.completion.response, whole.completion.response)
+    assert once.sampling_logprobs is not None and whole.sampling_logprobs is not None
+    torch.testing.assert_close(once.sampling_logprobs, whole.sampling_logprobs, rtol=0, atol=1e-5)
+    products = 2 * lm.config.num_hidden_layers  # of a step
+    if ends is None and size is None:
+        assert read == [(12, 4)] * 11 * products
+    else:
+        assert len(read) >= products and all(rows > prompt_rows for rows, prompt_rows in read)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
+import pytest
 import torch
 from hypothesis import given, strategies as st
 from transformers.cache_utils import DynamicCache
 
+from trlx_like.samplers import cache as module
 from trlx_like.samplers.cache import RowCache
 
 
+@patch.multiple(module, WORTH=1, ROWS=1)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), wider=st.integers(0, 2))
 def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: int) -> None:
     """Prompts no longer than those before come and rows leave; a list a row holds what its cache should hold."""
@@ -19,7 +23,7 @@ def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: in
         RowCache(rows, shortest + 5),
         list[list[int]](),
     )  # the token of each column of a row, without padding
-    value = 10
+    value, written = 10, list[int]()  # how many tokens of each row are behind its prompt
     for _ in range(12):
         if len(expected) < rows and draw.random() < 0.5 or not expected:
             unique = draw.randint(1, 3)
@@ -33,10 +37,12 @@ def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: in
             read.update(states.expand(-1, 2, -1, 3), (-states).expand(-1, 2, -1, 3 + wider), 0)
             cache.admit(read, ids, ids >= 0, torch.tensor(index))
             expected += [list(prompts[at]) for at in index]
+            written += [0 for _ in index]
         else:
             done = [len(row) > 8 or draw.random() < 0.3 for row in expected]
             if any(done):
-                expected = [expected[at] for at in cache.drop(done)]
+                order = cache.drop(done)
+                expected, written = [expected[at] for at in order], [written[at] for at in order]
             if not expected:
                 continue
             new = torch.tensor([value := value + 1 for _ in expected])
@@ -45,6 +51,7 @@ def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: in
             keys, values = cache.update(states.expand(-1, 2, -1, 3), (-states).expand(-1, 2, -1, 3 + wider), 0)
             for row, number in zip(expected, new.tolist(), strict=True):
                 row.append(number)
+            written = [count + 1 for count in written]
             for at, row in enumerate(expected):
                 seen = torch.ones(tokens.shape[1], dtype=torch.bool) if mask is None else mask[at].bool()
                 assert tokens[at][seen].tolist() == row
@@ -52,6 +59,26 @@ def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: in
                 assert values[at, 0, seen, -1].tolist() == [-number for number in row]
             assert tokens.shape[1] == max(map(len, expected)), "columns that no row needs are not shown"
             assert cache.get_seq_length() == tokens.shape[1]
+            check_common(cache, keys, max(written))
+
+
+def check_common(cache: RowCache, keys: torch.Tensor, longest: int) -> None:
+    """Rows of a prompt have the keys of one of them in the columns before the longest response."""
+    common, rows = cache.common, len(keys)
+    prompts = list(dict.fromkeys(cache.prompts))
+    width = keys.shape[2] - longest
+    assert (common is None) == (width * (rows - len(prompts)) == 0)
+    if common is None:
+        return
+    places = range(rows) if common.places is None else common.places.tolist()
+    firsts = torch.arange(rows)[common.prompts].tolist()
+    assert common.width == width and len(set(places)) == rows
+    assert common.most == max(map(cache.prompts.count, prompts))
+    assert [cache.prompts[first] for first in firsts] == prompts
+    for row, place in enumerate(places):
+        first = firsts[place // common.most]
+        assert cache.prompts[first] == cache.prompts[row]
+        assert torch.equal(keys[first, :, :width], keys[row, :, :width])
 
 
 def test_its_memory_is_allocated_once() -> None:
@@ -67,3 +94,20 @@ def test_its_memory_is_allocated_once() -> None:
         if step == 2:
             cache.drop([True, False, False])
     assert len(places) == 1 and next(iter(places))[1] == 3 * 9 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("width", "index", "shares"),
+    [
+        (429, [0] * 8, True),  # 7 rows need not read 429 keys each: 3,003
+        (428, [0] * 8, False),
+        (1000, [0, 0, 0, 0, 1, 1, 1, 1], True),
+        (1000, [0, 0, 0, 0, 1, 1, 1], False),  # fewer than 4 rows to a prompt
+    ],
+)
+def test_rows_share_what_is_worth_it(width: int, index: list[int], shares: bool) -> None:
+    cache, read = RowCache(8, width + 1), DynamicCache()
+    ids = torch.arange(2 * width).view(2, width)[: 1 + max(index)]
+    read.update(ids[:, None, :, None].float(), ids[:, None, :, None].float(), 0)
+    cache.admit(read, ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor(index))
+    assert (cache.common is not None) == shares
