@@ -13,8 +13,7 @@ timed, each side counts what it computes; a difference above 3 % is printed. The
 or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
 docs/speed.md.
 
-With `--parts` our side runs alone, and torch's profiler tells what its laps consist of. The first is for memory that
-the profiler touches for the first time, which takes long.
+With `--parts` our side runs alone, and torch's profiler tells what its laps consist of; the first lap is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -109,6 +108,8 @@ CALM = {
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 """The environment variables of each side."""
+ROOMY = {"MALLOC_TOP_PAD_": 2**30, "MALLOC_TRIM_THRESHOLD_": 2**40, "MALLOC_MMAP_THRESHOLD_": 2**30}
+"""Let glibc keep freed memory beside that of torch's profiler. Otherwise large tensors get new pages in each lap."""
 NOTABLE = 0.03
 """The least difference of a count, as a part of the larger one, that is printed."""
 
@@ -208,9 +209,10 @@ class Side:
         name: For messages.
         command: What to run, without its two arguments.
         folder: Of the task, and of what the process prints.
+        environment: Further environment variables.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, folder / f"{name}.log"
         read, write = os.pipe()
         with self.log.open("w") as log:
@@ -220,7 +222,7 @@ class Side:
                 stdout=log,
                 stderr=log,
                 pass_fds=[write],
-                env={**os.environ, **CALM},
+                env={**os.environ, **CALM, **environment},
                 cwd=folder,
                 text=True,
             )
@@ -254,8 +256,10 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
     work, laps = made["work"], made["laps"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     program = made["program"]
-    commands = {"ours": [sys.executable, "-m", "benchmarks.ours"]}
-    if not made.get("profiled"):
+    commands, environment = {"ours": [sys.executable, "-m", "benchmarks.ours"]}, dict[str, str]()
+    if made.get("profiled"):
+        environment = {name: str(size) for name, size in ROOMY.items()}
+    else:
         python = sys.executable if work == "decode" else str(interpreter(program))
         commands["peer"] = [python, "-m", f"benchmarks.peers.{program}"]
     found = []
@@ -263,7 +267,9 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         save_model(size, folder)
         (folder / "task.json").write_text(json.dumps({**made, "model": str(folder)}), encoding="utf-8")
-        sides = {name: stack.enter_context(Side(name, command, folder)) for name, command in commands.items()}
+        sides = {
+            name: stack.enter_context(Side(name, command, folder, environment)) for name, command in commands.items()
+        }
         for side in sides.values():
             side.listen()  # it is ready
         for number in range(laps * len(names)):
