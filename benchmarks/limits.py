@@ -132,7 +132,7 @@ def kernels(lm: Any, rows: int, repeats: int) -> str:
             run()
         for event in profiler.key_averages():
             taken[event.key] = min(taken.get(event.key, torch.inf), 1e-6 * event.self_cpu_time_total)
-    parts = list(by_kind(taken).values())
+    parts = [part for kind, part in by_kind(taken).items() if kind != "optimizer"]
     cells = [f"{1e3 * whole:,.1f}", *(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))]
     return " | ".join([*cells, f"{operations(run) / parts[0] / 1e9:.0f}"]).replace("%", " %")
 

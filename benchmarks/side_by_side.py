@@ -13,7 +13,7 @@ timed, each side counts what it computes; a difference above 3 % is printed. The
 or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
 docs/speed.md.
 
-With `--parts` our side runs alone, and torch's profiler tells what its laps consist of; the first lap is dropped.
+With `--parts` our side runs alone, and torch's profiler tells what its laps consist of, without the first two.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ CALM = {
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 """The environment variables of each side."""
-ROOMY = {"MALLOC_TOP_PAD_": 2**30, "MALLOC_TRIM_THRESHOLD_": 2**40, "MALLOC_MMAP_THRESHOLD_": 2**30}
+ROOMY = {"MALLOC_TOP_PAD_": f"{2**30}", "MALLOC_TRIM_THRESHOLD_": f"{2**40}", "MALLOC_MMAP_THRESHOLD_": f"{2**30}"}
 """Let glibc keep freed memory beside that of torch's profiler. Otherwise large tensors get new pages in each lap."""
 NOTABLE = 0.03
 """The least difference of a count, as a part of the larger one, that is printed."""
@@ -256,10 +256,9 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
     work, laps = made["work"], made["laps"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     program = made["program"]
-    commands, environment = {"ours": [sys.executable, "-m", "benchmarks.ours"]}, dict[str, str]()
-    if made.get("profiled"):
-        environment = {name: str(size) for name, size in ROOMY.items()}
-    else:
+    commands = {"ours": [sys.executable, "-m", "benchmarks.ours"]}
+    environment = ROOMY if made.get("profiled") else {}
+    if not environment:
         python = sys.executable if work == "decode" else str(interpreter(program))
         commands["peer"] = [python, "-m", f"benchmarks.peers.{program}"]
     found = []
@@ -321,12 +320,12 @@ def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
 
 def parts(laps: list[dict[str, Any]]) -> dict[str, float]:
     """Return what part each kind of operation has of the profiled laps of one case, in the mean."""
-    kept = [lap["ours"]["counts"] for lap in laps if lap["lap"] > WARM_UP]
+    kept = [lap["ours"]["counts"] for lap in laps if lap["lap"] > COUNTED]
     return {kind: statistics.mean(found[kind] for found in kept) for kind in kept[0]}
 
 
 def write_parts(key: str, found: dict[str, float]) -> None:
-    """Put the parts of our laps into docs/speed.md, with the ratio if the kernels of torch alone took time."""
+    """Put the parts of our laps into docs/speed.md, with the ratio if copies, sums and the rest took no time."""
     text = PAGE.read_text(encoding="utf-8")
     ratio = re.search(rf"^\| {re.escape(key)} \| .*\*\*([\d.]+)\*\*", text, re.MULTILINE)
     if ratio is None:

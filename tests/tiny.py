@@ -69,7 +69,10 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return GraniteConfig(**{**common, **scales, **extra})
     if family == "llama":
         return LlamaConfig(**{**common, **extra})
-    return Qwen3Config(head_dim=8, **{**common, **extra})
+    if family in ("qwen3", "qwen3_window"):
+        window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+        return Qwen3Config(head_dim=8, **{**common, **(window if family == "qwen3_window" else {}), **extra})
+    raise ValueError(f"no tiny model of the family {family}")
 
 
 def _seq2seq_config(family: str, layers: int, common: dict[str, Any]) -> PretrainedConfig:

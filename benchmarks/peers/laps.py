@@ -37,7 +37,9 @@ KERNELS = {
         *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "mkldnn_convolution", "convolution_backward")),
     ),
     "attention": ("aten::_scaled_dot_product",),
-    "activations": tuple(f"aten::{name}" for name in ("gelu", "sigmoid", "addcmul", "mul", "silu")),  # GELU has four
+    "activations": tuple(
+        f"aten::{name}" for name in ("gelu", "sigmoid", "addcmul", "mul", "silu")
+    ),  # the first four are GELU
     "softmax": ("aten::_log_softmax", "aten::_softmax"),
     "norms": ("aten::native_layer_norm", "aten::native_group_norm"),
     "optimizer": ("aten::_fused_adam", "aten::linalg_vector_norm"),
@@ -169,7 +171,7 @@ class Counts(TorchDispatchMode):
 
 
 class Operations:
-    """Take the part of the time that each of `KERNELS` has while it is on, by torch's profiler, and the rest."""
+    """Measure with torch's profiler what part of the time each kind of `KERNELS` takes while it is on."""
 
     def begin(self) -> Self:
         """Switch the profiler on."""

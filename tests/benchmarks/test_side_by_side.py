@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks import side_by_side
 from benchmarks.peers.__main__ import ENVIRONMENTS, interpreter
-from benchmarks.peers.laps import Counts
+from benchmarks.peers.laps import KERNELS, Counts, Operations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,6 +110,27 @@ def test_the_page_has_the_tables_that_are_written(tmp_path: Path, monkeypatch: p
     assert "`python -m nothing` |" in rows[3]
     heads = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| w")]
     assert "| ".join([" ", *(f"{name} " for name in counts), ""]).strip()[2:] in heads[1]
+
+
+def test_parts_of_a_lap_and_the_ratio_without_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two laps are dropped. Twice as fast with a tenth of copies and three of the rest: 2 / .6 without."""
+    monkeypatch.setattr(side_by_side, "PAGE", page := tmp_path / "speed.md")
+    page.write_text("| work | times |\n|---|---|\n| nothing | **2.00** (1 to 3) |\n\n| part of our lap |\n|---|\n")
+    kinds = [*dict.fromkeys(KERNELS, 0.0), "rest"]
+    found = [{"lap": lap, "ours": {"counts": dict.fromkeys(kinds, float(lap))}} for lap in range(4)]
+    assert side_by_side.parts(found) == dict.fromkeys(kinds, 2.5)
+    taken = {**dict.fromkeys(kinds, 0.0), "products": 0.6, "copies and sums": 0.1, "rest": 0.3}
+    side_by_side.write_parts("nothing", taken)
+    assert page.read_text().endswith("| nothing | 60 % | 0 % | 0 % | 0 % | 0 % | 0 % | 10 % | 30 % | 3.33 |\n")
+    with pytest.raises(SystemExit, match="no row 'other'"):
+        side_by_side.write_parts("other", taken)
+
+
+def test_the_profiler_tells_parts_of_the_whole_time() -> None:
+    measured = Operations().begin()
+    torch.ones(300, 300) @ torch.ones(300, 300)
+    found = measured.end()
+    assert found["products"] > 0 and sum(found.values()) == pytest.approx(1)
 
 
 def test_a_value_model_is_for_the_last_ppo_of_trl() -> None:

@@ -1,8 +1,9 @@
 """Attention of one new token per row, which two products and a softmax compute in less time than torch's kernel.
 
-That kernel works on blocks of many tokens, and reads keys and values that heads share once for each of them. Those of a
-prompt that several rows continue are read once for all of them (Hydragen, Juravsky et al. 2024, arXiv:2402.05099). Left
-out: GPUs, number formats of 16 bits, and families that do not take their attention from the interface of transformers.
+That kernel works on blocks of many tokens, and reads keys and values that heads share once for each of them. The keys
+and values of a prompt that several rows continue are read once for all of them (Hydragen, Juravsky et al. 2024,
+arXiv:2402.05099). Left out: GPUs, number formats of 16 bits, and families that do not take their attention from the
+interface of transformers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trlx_like.samplers.cache import Common, RowCache
 NAME = "trlx_like_one_token"
 LEAST = 8
 """The least rows for which it is faster, because it starts more operations."""
-_CACHE: ContextVar[RowCache] = ContextVar("cache")
+_CACHE: ContextVar[RowCache | None] = ContextVar("cache", default=None)
+"""What the rows that are decoded have read, from which `attend` learns which of them share a prompt."""
 
 
 @contextmanager
@@ -67,34 +69,34 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
     scale = given.get("scaling")
     query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
-    cache = _CACHE.get(None)
-    common = None if cache is None or len(key) != cache.tokens.rows else cache.common
-    if common is None or key.shape[2] <= common.width:  # or these are keys of prompts that are read
-        common, weights = None, query @ key.transpose(2, 3)  # [n, groups, heads / groups, T]
-    else:
-        shared = _by_prompt(query, key[common.prompts, :, : common.width].transpose(2, 3), common)
-        weights = torch.cat([shared, query @ key[:, :, common.width :].transpose(2, 3)], dim=-1)
+    cache = _CACHE.get()
+    common = None if cache is None else cache.common
+    if common is not None and key.shape[2] <= common.width:
+        common = None  # these are the keys of prompts that are read
+    apart = 0 if common is None else common.width  # the first column that each row reads by itself
+    weights = query @ key[:, :, apart:].transpose(2, 3)  # [n, groups, heads / groups, T]
+    if common is not None:
+        shared = key[common.firsts, :, :apart].flatten(0, 1).transpose(1, 2)
+        weights = torch.cat([_by_prompt(query, shared, common), weights], dim=-1)
     if attention_mask is not None:
         weights = weights.where(attention_mask, -torch.inf)
     weights = weights.softmax(dim=-1)
-    if common is None:
-        return (weights @ value).view(rows, 1, heads, -1), None
-    attended = _by_prompt(weights[..., : common.width], value[common.prompts, :, : common.width], common)
-    attended += weights[..., common.width :] @ value[:, :, common.width :]
-    return attended.reshape(rows, 1, heads, -1), None
+    attended = weights[..., apart:] @ value[:, :, apart:]
+    if common is not None:
+        attended += _by_prompt(weights[..., :apart], value[common.firsts, :, :apart].flatten(0, 1), common)
+    return attended.view(rows, 1, heads, -1), None
 
 
 def _by_prompt(states: Tensor, matrices: Tensor, common: Common) -> Tensor:
-    """Multiply states of rows [n, groups, k, a] by matrices of their prompts [G, groups, a, b]. [n, groups, k, b]"""
-    prompts, groups, ins, outs = matrices.shape
+    """Multiply states of rows [n, groups, k, a] by matrices of their G prompts [G x groups, a, b]. [n, groups, k, b]"""
+    _, groups, each, ins = states.shape
     placed = states
     if common.places is not None:
-        placed = states.new_zeros(prompts * common.most, *states.shape[1:])
+        placed = states.new_zeros(len(matrices) // groups * common.most, *states.shape[1:])
         placed[common.places] = states
-    placed = placed.view(prompts, common.most, groups, -1, ins).transpose(1, 2)  # [G, groups, most, k, a]
-    made = placed.reshape(prompts, groups, -1, ins) @ matrices
-    made = made.view(prompts, groups, common.most, -1, outs).transpose(1, 2)  # [G, most, groups, k, b]
-    made = made.reshape(prompts * common.most, groups, -1, outs)
+    placed = placed.view(-1, common.most, groups, each, ins).transpose(1, 2)  # [G, groups, most, k, a]
+    made = placed.reshape(len(matrices), -1, ins) @ matrices  # [G x groups, most x k, b]
+    made = made.view(-1, groups, common.most, each, made.shape[-1]).transpose(1, 2).flatten(0, 1)
     return made if common.places is None else made[common.places]
 
 

@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-WORTH, ROWS = 3000, 4
-"""The least keys that need not be read because rows share them, and rows to a prompt, for which `Common` is faster."""
+WORTH, ROWS, PLACES = 3000, 4, 2
+"""`Common` is used where it is faster: if it saves reading WORTH keys of a head or more, prompts have ROWS rows or more
+in the mean, and there are at most PLACES places for each row.
+"""
 
 
 @dataclass
 class Common:
     """Which rows begin with the same keys and values, because they continue one prompt.
 
-    Rows of a prompt have places side by side, as many for each prompt as the one with the most rows has.
+    Each of the G prompts has `most` places side by side, one for each of its rows. Some stay empty if it has fewer.
     """
 
     width: int
-    """The visible columns, from the first on, that are the same in all rows of a prompt."""
-    prompts: slice | Tensor
-    """A row of each of the G prompts. [G]"""
+    """How many columns, from the first visible one on, are equal in all rows of a prompt."""
+    firsts: slice | Tensor
+    """A row of each prompt. [G]"""
     most: int
-    """The places of a prompt."""
+    """The rows of the prompt that has the most."""
     places: Tensor | None
-    """The place of each row, from 0 to G x most - 1; None if row i has place i, and all are taken. [n]"""
+    """The place of each row, from 0 to G x most - 1; None if row i has place i, and no place is empty. [n]"""
 
 
 class RowLayer(DynamicLayer):
@@ -178,6 +180,8 @@ class RowCache(DynamicCache):
         if width * (len(self.prompts) - len(rows)) < WORTH or len(self.prompts) < ROWS * len(rows):
             return None
         most = max(map(len, rows.values()))
+        if most * len(rows) > PLACES * len(self.prompts):
+            return None
         places = [0] * len(self.prompts)
         for number, of_prompt in enumerate(rows.values()):
             for place, row in enumerate(of_prompt):

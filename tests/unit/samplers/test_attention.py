@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AttentionInterface
+from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.tiny import tiny_lm
@@ -65,7 +66,7 @@ def test_a_model_with_another_attention_keeps_it(kind: str) -> None:
         assert lm.config._attn_implementation == before
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gemma3", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_window", "opt"])
 @pytest.mark.parametrize("ends", [None, [EOS, 5, 10, 15]])
 @pytest.mark.parametrize("size", [None, 8])
 def test_what_rows_share_is_read_once(
@@ -75,11 +76,11 @@ def test_what_rows_share_is_read_once(
     lm, texts = sharp_lm(family), [text for text in ("abcdefgh", "xyz", "klmno", "cab") for _ in range(3)]
     given = {"max_new_tokens": 12, "eos_token_id": ends, "top_k": 9}
     whole = sampler(lm=lm, batch_size=size).sample(prompts(texts), given, 5, choices=True)
-    read: list[tuple[int, int]] = []
+    read: list[tuple[int, int, bool]] = []
     multiply = attention._by_prompt
 
     def look(states: Any, matrices: Any, common: Any) -> Any:
-        read.append((len(states), len(matrices)))
+        read.append((len(states), len(matrices) // states.shape[1], common.places is None))
         return multiply(states, matrices, common)
 
     monkeypatch.setattr(attention, "_by_prompt", look)
@@ -91,6 +92,34 @@ def test_what_rows_share_is_read_once(
     torch.testing.assert_close(once.sampling_logprobs, whole.sampling_logprobs, rtol=0, atol=1e-5)
     products = 2 * lm.config.num_hidden_layers  # of a step
     if ends is None and size is None:
-        assert read == [(12, 4)] * 11 * products
+        assert read == [(12, 4, True)] * 11 * products
     else:
-        assert len(read) >= products and all(rows > prompt_rows for rows, prompt_rows in read)
+        assert len(read) >= products
+    if ends is not None:
+        assert not all(full for *_, full in read), "some rows have left"
+
+
+@pytest.mark.parametrize("index", [[0] * 4 + [1] * 4, [0] * 5 + [1] * 3, [0, 1] * 4, [0] * 8])
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_of_prompts_attend_to_what_each_would_alone(
+    index: list[int], heads: int, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 2 heads of keys. A second attention beside, with keys of one token, is that of prompts that are read."""
+    monkeypatch.setattr(cache, "WORTH", 1)
+    monkeypatch.setattr(cache, "ROWS", 1)
+    held, read, count = RowCache(8, 12), DynamicCache(), 1 + max(index)
+    mask = torch.arange(9) >= torch.tensor([0, 3 if padded else 0])[:count, None]
+    read.update(*torch.randn(2, count, 2, 9, 8), 0)
+    held.admit(read, torch.zeros(count, 9, dtype=torch.int64), mask, torch.tensor(index))
+    _, seen = held.inputs(torch.zeros(8, dtype=torch.int64))
+    keys, values = held.update(*torch.randn(2, 8, 2, 1, 8), 0)
+    assert held.common is not None and (held.common.places is None) == (index not in ([0] * 5 + [1] * 3, [0, 1] * 4))
+    visible = None if seen is None else seen.bool()[:, None, None]
+    layer: Any = SimpleNamespace(num_key_value_groups=heads // 2, is_causal=False)
+    query = torch.randn(8, heads, 1, 8)
+    with attention_for_decoding(tiny_lm(), held):
+        for states, hidden in (((keys, values), visible), ((keys[:, :, :1], values[:, :, :1]), None)):
+            found, _ = attend(layer, query, *states, hidden)
+            right, _ = sdpa_attention_forward(layer, query, *states, hidden)
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-6)

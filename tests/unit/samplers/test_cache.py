@@ -14,7 +14,7 @@ from trlx_like.samplers import cache as module
 from trlx_like.samplers.cache import RowCache
 
 
-@patch.multiple(module, WORTH=1, ROWS=1)
+@patch.multiple(module, WORTH=1, ROWS=1, PLACES=9)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), wider=st.integers(0, 2))
 def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: int) -> None:
     """Prompts no longer than those before come and rows leave; a list a row holds what its cache should hold."""
@@ -71,7 +71,7 @@ def check_common(cache: RowCache, keys: torch.Tensor, longest: int) -> None:
     if common is None:
         return
     places = range(rows) if common.places is None else common.places.tolist()
-    firsts = torch.arange(rows)[common.prompts].tolist()
+    firsts = torch.arange(rows)[common.firsts].tolist()
     assert common.width == width and len(set(places)) == rows
     assert common.most == max(map(cache.prompts.count, prompts))
     assert [cache.prompts[first] for first in firsts] == prompts
@@ -103,11 +103,13 @@ def test_its_memory_is_allocated_once() -> None:
         (428, [0] * 8, False),
         (1000, [0, 0, 0, 0, 1, 1, 1, 1], True),
         (1000, [0, 0, 0, 0, 1, 1, 1], False),  # fewer than 4 rows to a prompt
+        (1000, [0] * 7 + [1], True),
+        (1000, [0] * 10 + [1, 2], False),  # 30 places for 12 rows
     ],
 )
 def test_rows_share_what_is_worth_it(width: int, index: list[int], shares: bool) -> None:
-    cache, read = RowCache(8, width + 1), DynamicCache()
-    ids = torch.arange(2 * width).view(2, width)[: 1 + max(index)]
+    cache, read = RowCache(len(index), width + 1), DynamicCache()
+    ids = torch.arange(3 * width).view(3, width)[: 1 + max(index)]
     read.update(ids[:, None, :, None].float(), ids[:, None, :, None].float(), 0)
     cache.admit(read, ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor(index))
     assert (cache.common is not None) == shares
