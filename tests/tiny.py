@@ -21,6 +21,7 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MistralConfig,
     MT5Config,
     OPTConfig,
     PretrainedConfig,
@@ -69,6 +70,8 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return GraniteConfig(**{**common, **scales, **extra})
     if family == "llama":
         return LlamaConfig(**{**common, **extra})
+    if family == "mistral":
+        return MistralConfig(**{**common, "sliding_window": 4, **extra})
     if family in ("qwen3", "qwen3_window"):
         window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
         return Qwen3Config(head_dim=8, **{**common, **(window if family == "qwen3_window" else {}), **extra})

@@ -32,7 +32,7 @@ def sample(
     return tuple(each.sample(prompts(TEXTS), options, 7) for each in (paged, sampler(allowed, lm=lm, stop=stop)))  # type: ignore[return-value]
 
 
-CASES = [("gpt2", None), ("llama", 7), ("mistral", 7)]
+CASES = [("gpt2", None), ("llama", 7), ("mistral", None)]  # the last attends to 4 tokens at most
 
 
 @pytest.mark.parametrize(("family", "blocks"), [*CASES[:2], pytest.param(*CASES[2], marks=pytest.mark.slow)])
