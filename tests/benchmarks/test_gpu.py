@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from benchmarks import gpu
 def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["gpu", *arguments])
     return gpu.main()
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Tests that follow have number formats of their own."""
-    yield
-    gpu.reset()
 
 
 @pytest.mark.parametrize(
