@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -73,22 +74,24 @@ def operations(run: Callable[[], Any]) -> float:
     return 1e9 * counts.end()["GFLOP"]
 
 
+def generate(lm: Any, prompts: Tensor, tokens: int) -> None:
+    """Draw so many tokens after each prompt. [B, P]"""
+    options = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=tokens, pad_token_id=0)
+    with torch.no_grad():
+        Decoding(lm, prompts, torch.ones_like(prompts).bool(), options, torch.arange(len(prompts))).run()
+
+
 def sampling(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     """Measure reading the prompts, and one step of decoding."""
     prompt = torch.randint(lm.config.vocab_size - 1, (rows, PROMPT))
-
-    def generate(tokens: int) -> None:
-        options = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=tokens, pad_token_id=0)
-        with torch.no_grad():
-            Decoding(lm, prompt, torch.ones_like(prompt).bool(), options, torch.arange(rows)).run()
 
     weights = 4 * sum(weight.numel() for weight in lm.parameters())
     config = lm.config
     token = 2 * 4 * config.n_layer * config.n_embd * rows  # keys and values of a token of each row
     seconds, done = [], []
     for tokens in (1, 1 + DECODED):
-        seconds.append(least(lambda tokens=tokens: generate(tokens), repeats))  # type: ignore[misc]
-        done.append(operations(lambda tokens=tokens: generate(tokens)))  # type: ignore[misc]
+        seconds.append(least(lambda tokens=tokens: generate(lm, prompt, tokens), repeats))  # type: ignore[misc]
+        done.append(operations(lambda tokens=tokens: generate(lm, prompt, tokens)))  # type: ignore[misc]
     yield "prefill", seconds[0], done[0], weights + token * PROMPT
     step = (seconds[1] - seconds[0]) / DECODED, (done[1] - done[0]) / DECODED
     yield "decode, a step", *step, weights + token * (PROMPT + DECODED / 2)

@@ -1,0 +1,268 @@
+"""Show what GPT-2 by hand would take in a pass: the limit of what less Python, autograd and modules can gain.
+
+    python -m benchmarks.by_hand --write
+
+One side is what trainers run: the modules of transformers, with `faster`, and autograd. The other one calls the same
+kernels of torch for the same rows, with every gradient written out, and gives the same numbers. The model has 1.8M
+random weights, in float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two answers
+of 30, here one row of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on neither
+side. In CPU milliseconds of one thread, the median of turns. `--write` puts the rows into docs/speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.limits import generate
+from benchmarks.side_by_side import PAGE, PROMPT, SHAPES, put_row, save_model
+from trlx_like import ModelConfig
+from trlx_like.distributed.setup import keep_freed_memory
+from trlx_like.models.loading import load_model
+
+KERNELS = torch.ops.aten
+SCALE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+"""Of GELU: x s(SCALE (x + CUBIC x^3)), where s is the sigmoid."""
+DECODED = 48
+
+
+class Kept(NamedTuple):
+    """What a block keeps for its gradient. Rows of all tokens are [N, *]; those of attention [B, heads, T, *]."""
+
+    entered: Tensor
+    first: tuple[Tensor, Tensor, Tensor]
+    attended: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    rows: Tensor
+    middle: Tensor
+    second: tuple[Tensor, Tensor, Tensor]
+    slope: Tensor
+    active: Tensor
+
+
+class ByHand:
+    """GPT-2 with a forward and a backward pass written out, in float32 and without dropout.
+
+    Args:
+        lm: The model, whose weights are read and get gradients.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        self.lm, self.blocks, self.last = lm, list(lm.transformer.h), lm.transformer.ln_f
+        self.words, self.places = lm.transformer.wte.weight, lm.transformer.wpe.weight
+        self.heads, self.width = lm.config.n_head, lm.config.n_embd
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, learn: bool = True) -> tuple[list[Kept], Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Read rows of ids [B, T], to learn or not. Return what blocks keep, states [N, H], and these normalised."""
+        states = functional.embedding(ids, self.words).add_(self.places[: ids.shape[1]]).view(-1, self.width)
+        kept = []
+        for block in self.blocks:
+            made = self._block(block, states, ids.shape, learn)
+            kept.append(made)
+            states = _added(made.middle, made.active, block.mlp.c_proj)
+        return kept, states, _norm(self.last, states)
+
+    def _block(self, block: Any, states: Tensor, shape: torch.Size, learn: bool) -> Kept:
+        first = _norm(block.ln_1, states)
+        parts = torch.addmm(block.attn.c_attn.bias, first[0], block.attn.c_attn.weight).view(*shape, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed, total = KERNELS._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
+        rows = mixed.transpose(1, 2).reshape(-1, self.width)
+        middle = _added(states, rows, block.attn.c_proj)
+        second = _norm(block.ln_2, middle)
+        inner = torch.addmm(block.mlp.c_fc.bias, second[0], block.mlp.c_fc.weight)
+        mixing = query, key, value, mixed, total
+        if not learn:
+            return Kept(states, first, mixing, rows, middle, second, inner, block.mlp.act(inner))
+        slope = inner * inner
+        gate = torch.addcmul(inner, slope, inner, value=CUBIC).mul_(SCALE).sigmoid_()
+        slope.add_(1 / (3 * CUBIC)).mul_(inner)
+        KERNELS.sigmoid_backward.grad_input(slope, gate, grad_input=slope)
+        torch.add(gate, slope, alpha=3 * CUBIC * SCALE, out=slope)
+        return Kept(states, first, mixing, rows, middle, second, slope, gate.mul_(inner))
+
+    @torch.no_grad()
+    def learn(self, ids: Tensor, learned: int) -> None:
+        """Set the gradients of the mean of -log p of the last `learned` tokens of each row."""
+        kept, states, last = self.forward(ids)
+        seen = slice(-learned - 1, -1)
+        read = last[0].view(*ids.shape, -1)[:, seen].reshape(-1, self.width)
+        targets = ids[:, -learned:].reshape(-1, 1)
+        grad = torch.log_softmax(read @ self.words.t(), -1).exp_().div_(len(targets))
+        grad.scatter_add_(1, targets, grad.new_full(targets.shape, -1 / len(targets)))
+        of_last = read.new_zeros(*ids.shape, self.width)
+        of_last[:, seen] = (grad @ self.words).view(len(ids), learned, -1)
+        self._back(kept, states, last, of_last, ids, grad.t() @ read)
+
+    @torch.no_grad()
+    def rank(self, ids: Tensor, head: Tensor) -> None:
+        """Set the gradients of the mean of states at the last token times a head [1, H], and that of the head."""
+        kept, states, last = self.forward(ids)
+        read = last[0].view(*ids.shape, -1)
+        of_last = torch.zeros_like(read)
+        of_last[:, -1] = head / len(ids)
+        head.grad = read[:, -1].mean(0, keepdim=True)
+        self._back(kept, states, last, of_last, ids, torch.zeros_like(self.words))
+
+    def _back(self, kept: list[Kept], states: Tensor, last: Any, grad: Tensor, ids: Tensor, of_words: Tensor) -> None:
+        grad = _back_norm(self.last, states, last, grad.view(-1, self.width))
+        for block, made in zip(self.blocks[::-1], kept[::-1], strict=True):
+            inner = _back_linear(block.mlp.c_proj, made.active, grad).mul_(made.slope)
+            inner = _back_linear(block.mlp.c_fc, made.second[0], inner)
+            grad = _back_norm(block.ln_2, made.middle, made.second, inner).add_(grad)
+            mixed = _back_linear(block.attn.c_proj, made.rows, grad).view(*ids.shape, self.heads, -1).transpose(1, 2)
+            three = KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(mixed, *made.attended, 0.0, True)
+            parts = torch.stack([part.transpose(1, 2) for part in three], 2).view(-1, 3 * self.width)
+            parts = _back_linear(block.attn.c_attn, made.first[0], parts)
+            grad = _back_norm(block.ln_1, made.entered, made.first, parts).add_(grad)
+        self.places.grad = torch.zeros_like(self.places)
+        self.places.grad[: ids.shape[1]] = grad.view(*ids.shape, -1).sum(0)
+        self.words.grad = of_words.index_add_(0, ids.view(-1), grad)
+
+    @torch.no_grad()
+    def decode(self, ids: Tensor, tokens: int) -> Tensor:
+        """Draw tokens after rows of ids [B, T], without a seed for each row. [B, tokens]"""
+        kept, _, last = self.forward(ids, learn=False)
+        places = torch.empty(len(self.blocks), 2, len(ids), self.heads, ids.shape[1] + tokens, self.width // self.heads)
+        for held, block in zip(places, kept, strict=True):
+            held[0, :, :, : ids.shape[1]], held[1, :, :, : ids.shape[1]] = block.attended[1:3]
+        logits, drawn = last[0].view(*ids.shape, -1)[:, -1] @ self.words.t(), []
+        for place in range(ids.shape[1], ids.shape[1] + tokens):
+            drawn.append(logits.softmax(-1).multinomial(1).squeeze(1))
+            if len(drawn) < tokens:
+                logits = self.token(drawn[-1], place, places)
+        return torch.stack(drawn, 1)
+
+    @torch.no_grad()
+    def token(self, ids: Tensor, place: int, kept: Tensor) -> Tensor:
+        """Read a new token of each row [B] at a place. Return logits [B, V].
+
+        Args:
+            ids: The tokens.
+            place: How many tokens are before them.
+            kept: Keys and values of these, to which those of the new tokens are added. [blocks, 2, B, heads, T, *]
+        """
+        states = functional.embedding(ids, self.words).add_(self.places[place])
+        for block, (key, value) in zip(self.blocks, kept, strict=True):
+            parts = torch.addmm(block.attn.c_attn.bias, _norm(block.ln_1, states)[0], block.attn.c_attn.weight)
+            query, key[:, :, place], value[:, :, place] = parts.view(len(ids), 3, self.heads, -1).unbind(1)
+            scores = (query[:, :, None] @ key[:, :, : place + 1].transpose(2, 3)).div_(query.shape[-1] ** 0.5)
+            mixed = (scores.softmax(-1) @ value[:, :, : place + 1]).view(len(ids), -1)
+            states = _added(states, mixed, block.attn.c_proj)
+            inner = torch.addmm(block.mlp.c_fc.bias, _norm(block.ln_2, states)[0], block.mlp.c_fc.weight)
+            states = _added(states, block.mlp.act(inner), block.mlp.c_proj)
+        logits: Tensor = _norm(self.last, states)[0] @ self.words.t()
+        return logits
+
+
+def _norm(norm: nn.LayerNorm, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return normalised states [N, H], and their means and the inverses of their deviations."""
+    made: tuple[Tensor, Tensor, Tensor]
+    made = KERNELS.native_layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return made
+
+
+def _back_norm(norm: nn.LayerNorm, states: Tensor, made: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> Tensor:
+    """Set the gradients of a norm, given what it read and returned; return that of what it read. [N, H]"""
+    of_states: Tensor
+    of_states, norm.weight.grad, norm.bias.grad = KERNELS.native_layer_norm_backward(
+        grad, states, norm.normalized_shape, *made[1:], norm.weight, norm.bias, [True] * 3
+    )
+    return of_states
+
+
+def _added(states: Tensor, rows: Tensor, linear: Any) -> Tensor:
+    """Return states plus the result of a linear layer. [N, H]"""
+    return states.addmm(rows, linear.weight).add_(linear.bias)
+
+
+def _back_linear(linear: Any, rows: Tensor, grad: Tensor) -> Tensor:
+    """Set the gradients of a linear layer, given what it read; return that of what it read. [N, in]"""
+    linear.weight.grad, linear.bias.grad = rows.t() @ grad, grad.sum(0)
+    of_rows: Tensor = grad @ linear.weight.t()
+    return of_rows
+
+
+def by_modules(lm: Any, ids: Tensor, learned: int) -> None:
+    """Do what `ByHand.learn` does with modules and autograd."""
+    states = lm.transformer(input_ids=ids, use_cache=False).last_hidden_state[:, -learned - 1 : -1]
+    logits = functional.linear(states.reshape(-1, states.shape[-1]), lm.transformer.wte.weight)
+    torch.log_softmax(logits, -1).gather(1, ids[:, -learned:].reshape(-1, 1)).mean().neg().backward()
+
+
+def rank_by_modules(lm: Any, ids: Tensor, head: Tensor) -> None:
+    """Do what `ByHand.rank` does with modules and autograd."""
+    states = lm.transformer(input_ids=ids, use_cache=False).last_hidden_state
+    functional.linear(states[:, -1], head).mean().backward()
+
+
+def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Return what is compared, by name: the modules' side and the one by hand."""
+    hand, shape = ByHand(lm), SHAPES["dpo"]["1.8M"]
+    words, learned, batch = lm.config.vocab_size - 1, shape["response"], shape["batch"]
+    one, two = (torch.randint(words, (batch, PROMPT + answers * learned)) for answers in (1, 2))
+    head = nn.Parameter(torch.randn(1, hand.width))
+
+    def reference() -> None:
+        with torch.no_grad():
+            lm.transformer(input_ids=two, use_cache=False)
+
+    def decoding(rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        prompts = torch.randint(words, (rows, PROMPT))
+        return lambda: generate(lm, prompts, DECODED), lambda: hand.decode(prompts, DECODED)
+
+    return {
+        "SFT: forward and backward": (lambda: by_modules(lm, one, learned), lambda: hand.learn(one, learned)),
+        "DPO: forward and backward": (lambda: by_modules(lm, two, 2 * learned), lambda: hand.learn(two, 2 * learned)),
+        "DPO: the reference, without its head": (reference, lambda: hand.forward(two, learn=False)),
+        "reward model: forward and backward": (lambda: rank_by_modules(lm, two, head), lambda: hand.rank(two, head)),
+        **{f"decoding, {rows} row{'s'[: rows - 1]}": decoding(rows) for rows in (1, 8, 32, 128)},
+    }
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """Return the CPU milliseconds of a call."""
+    begun = time.process_time()
+    run()
+    return 1e3 * (time.process_time() - begun)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare passes of GPT-2 with passes by hand.")
+    parser.add_argument("--repeats", type=int, default=40, help="turns (default 40)")
+    parser.add_argument("--write", action="store_true", help="put the rows into docs/speed.md")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        save_model("1.8M", Path(folder))
+        lm = load_model(folder, ModelConfig(model_path=folder))
+        text = PAGE.read_text(encoding="utf-8")
+        for name, sides in passes(lm).items():
+            decoded = name.startswith("decoding")
+            lm.train(not decoded)
+            with torch.no_grad() if decoded else torch.enable_grad():
+                turns = []
+                for _ in range(given.repeats + 2):
+                    turns.append([milliseconds(side) for side in sides])
+                    lm.zero_grad(set_to_none=True)
+            modules, by_hand = (statistics.median(taken) for taken in zip(*turns[2:], strict=True))
+            row = f"| {name} | {modules:.1f} | {by_hand:.1f} | {by_hand / modules:.2f} |"
+            print(row)
+            text = put_row(text, "a pass of 1.8M weights", row)
+        if given.write:
+            PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
