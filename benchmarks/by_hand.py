@@ -1,18 +1,17 @@
-"""Show what GPT-2 by hand would take in a pass: the limit of what less Python, autograd and modules can gain.
+"""Time passes of GPT-2 written out by hand: how much trainers could gain from less Python, modules and autograd.
 
     python -m benchmarks.by_hand --write
 
 One side is what trainers run: the modules of transformers, with `faster`, and autograd. The other one calls the same
-kernels of torch for the same rows, with every gradient written out, and gives the same numbers. The model has 1.8M
-random weights, in float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two answers
-of 30, here one row of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on neither
-side. In CPU milliseconds of one thread, the median of turns. `--write` puts the rows into docs/speed.md.
+kernels of torch for the same rows, with every gradient written out, and computes the same up to rounding. The model has
+1.8M random weights, in float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two
+answers of 30, here one row of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on
+neither side. In CPU milliseconds of one thread, the median of turns. `--write` puts the rows into docs/speed.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import tempfile
 import time
@@ -28,11 +27,10 @@ from benchmarks.limits import generate
 from benchmarks.side_by_side import PAGE, PROMPT, SHAPES, put_row, save_model
 from trlx_like import ModelConfig
 from trlx_like.distributed.setup import keep_freed_memory
+from trlx_like.models.faster import gelu_and_slope
 from trlx_like.models.loading import load_model
 
 KERNELS = torch.ops.aten
-SCALE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
-"""Of GELU: x s(SCALE (x + CUBIC x^3)), where s is the sigmoid."""
 DECODED = 48
 
 
@@ -57,7 +55,7 @@ class ByHand:
     """
 
     def __init__(self, lm: Any) -> None:
-        self.lm, self.blocks, self.last = lm, list(lm.transformer.h), lm.transformer.ln_f
+        self.blocks, self.last = list(lm.transformer.h), lm.transformer.ln_f
         self.words, self.places = lm.transformer.wte.weight, lm.transformer.wpe.weight
         self.heads, self.width = lm.config.n_head, lm.config.n_embd
 
@@ -84,12 +82,8 @@ class ByHand:
         mixing = query, key, value, mixed, total
         if not learn:
             return Kept(states, first, mixing, rows, middle, second, inner, block.mlp.act(inner))
-        slope = inner * inner
-        gate = torch.addcmul(inner, slope, inner, value=CUBIC).mul_(SCALE).sigmoid_()
-        slope.add_(1 / (3 * CUBIC)).mul_(inner)
-        KERNELS.sigmoid_backward.grad_input(slope, gate, grad_input=slope)
-        torch.add(gate, slope, alpha=3 * CUBIC * SCALE, out=slope)
-        return Kept(states, first, mixing, rows, middle, second, slope, gate.mul_(inner))
+        active, slope = gelu_and_slope(inner)
+        return Kept(states, first, mixing, rows, middle, second, slope, active)
 
     @torch.no_grad()
     def learn(self, ids: Tensor, learned: int) -> None:
@@ -145,10 +139,10 @@ class ByHand:
 
     @torch.no_grad()
     def token(self, ids: Tensor, place: int, kept: Tensor) -> Tensor:
-        """Read a new token of each row [B] at a place. Return logits [B, V].
+        """Read a new token of each row. Return logits [B, V].
 
         Args:
-            ids: The tokens.
+            ids: The tokens. [B]
             place: How many tokens are before them.
             kept: Keys and values of these, to which those of the new tokens are added. [blocks, 2, B, heads, T, *]
         """
@@ -249,13 +243,11 @@ def main() -> None:
         lm = load_model(folder, ModelConfig(model_path=folder))
         text = PAGE.read_text(encoding="utf-8")
         for name, sides in passes(lm).items():
-            decoded = name.startswith("decoding")
-            lm.train(not decoded)
-            with torch.no_grad() if decoded else torch.enable_grad():
-                turns = []
-                for _ in range(given.repeats + 2):
-                    turns.append([milliseconds(side) for side in sides])
-                    lm.zero_grad(set_to_none=True)
+            lm.train(not name.startswith("decoding"))
+            turns = []
+            for _ in range(given.repeats + 2):
+                turns.append([milliseconds(side) for side in sides])
+                lm.zero_grad(set_to_none=True)
             modules, by_hand = (statistics.median(taken) for taken in zip(*turns[2:], strict=True))
             row = f"| {name} | {modules:.1f} | {by_hand:.1f} | {by_hand / modules:.2f} |"
             print(row)

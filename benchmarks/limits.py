@@ -75,7 +75,7 @@ def operations(run: Callable[[], Any]) -> float:
 
 
 def generate(lm: Any, prompts: Tensor, tokens: int) -> None:
-    """Draw so many tokens after each prompt. [B, P]"""
+    """Draw `tokens` tokens after each of the prompts [B, P], as trainers do."""
     options = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=tokens, pad_token_id=0)
     with torch.no_grad():
         Decoding(lm, prompts, torch.ones_like(prompts).bool(), options, torch.arange(len(prompts))).run()
