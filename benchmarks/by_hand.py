@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.limits import generate
+from benchmarks.ppo import tokenizer
 from benchmarks.side_by_side import PAGE, PROMPT, SHAPES, put_row, save_model
 from trlx_like import ModelConfig
 from trlx_like.distributed.setup import keep_freed_memory
 from trlx_like.models.faster import gelu_and_slope
 from trlx_like.models.loading import load_model
+from trlx_like.samplers.engines import TransformersEngine
 
 KERNELS = torch.ops.aten
 DECODED = 48
@@ -202,7 +204,8 @@ def rank_by_modules(lm: Any, ids: Tensor, head: Tensor) -> None:
 
 def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Return what is compared, by name: the modules' side and the one by hand."""
-    hand, shape = ByHand(lm), SHAPES["dpo"]["1.8M"]
+    hand, engine = ByHand(lm), TransformersEngine(lm, tokenizer(lm.config.vocab_size))
+    shape = SHAPES["dpo"]["1.8M"]
     words, learned, batch = lm.config.vocab_size - 1, shape["response"], shape["batch"]
     one, two = (torch.randint(words, (batch, PROMPT + answers * learned)) for answers in (1, 2))
     head = nn.Parameter(torch.randn(1, hand.width))
@@ -213,7 +216,7 @@ def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
     def decoding(rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         prompts = torch.randint(words, (rows, PROMPT))
-        return lambda: generate(lm, prompts, DECODED), lambda: hand.decode(prompts, DECODED)
+        return lambda: generate(engine, prompts, DECODED), lambda: hand.decode(prompts, DECODED)
 
     return {
         "SFT: forward and backward": (lambda: by_modules(lm, one, learned), lambda: hand.learn(one, learned)),

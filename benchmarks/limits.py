@@ -26,6 +26,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.peers.laps import Counts, by_kind
+from benchmarks.ppo import tokenizer
 from benchmarks.side_by_side import PAGE, PROMPT, SIZES, commit, machine, put_row, save_model
 from trlx_like.config import OptimizerConfig
 from trlx_like.data import Completion
@@ -33,7 +34,8 @@ from trlx_like.distributed.setup import keep_freed_memory
 from trlx_like.models.faster import faster, product
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.optim import make_optimizer
-from trlx_like.samplers.decode import Decoding
+from trlx_like.samplers.engines import TransformersEngine
+from trlx_like.samplers.recorded import WORTH
 
 ROWS = {"1.8M": 32, "124M": 8}
 RESPONSE, DECODED = 48, 16
@@ -74,24 +76,26 @@ def operations(run: Callable[[], Any]) -> float:
     return 1e9 * counts.end()["GFLOP"]
 
 
-def generate(lm: Any, prompts: Tensor, tokens: int) -> None:
+def generate(engine: TransformersEngine, prompts: Tensor, tokens: int) -> None:
     """Draw `tokens` tokens after each of the prompts [B, P], as trainers do."""
     options = GenerationConfig(do_sample=True, temperature=1.0, max_new_tokens=tokens, pad_token_id=0)
-    with torch.no_grad():
-        Decoding(lm, prompts, torch.ones_like(prompts).bool(), options, torch.arange(len(prompts))).run()
+    engine.generate(prompts, torch.ones_like(prompts).bool(), options, [], keys=torch.arange(len(prompts)))
 
 
 def sampling(lm: Any, rows: int, repeats: int) -> Iterator[Phase]:
     """Measure reading the prompts, and one step of decoding."""
     prompt = torch.randint(lm.config.vocab_size - 1, (rows, PROMPT))
+    engine = TransformersEngine(lm, tokenizer(lm.config.vocab_size))
+    for _ in range(1 + WORTH // DECODED):
+        generate(engine, prompt, 1 + DECODED)  # until its steps are replayed
 
     weights = 4 * sum(weight.numel() for weight in lm.parameters())
     config = lm.config
     token = 2 * 4 * config.n_layer * config.n_embd * rows  # keys and values of a token of each row
     seconds, done = [], []
     for tokens in (1, 1 + DECODED):
-        seconds.append(least(lambda tokens=tokens: generate(lm, prompt, tokens), repeats))  # type: ignore[misc]
-        done.append(operations(lambda tokens=tokens: generate(lm, prompt, tokens)))  # type: ignore[misc]
+        seconds.append(least(lambda tokens=tokens: generate(engine, prompt, tokens), repeats))  # type: ignore[misc]
+        done.append(operations(lambda tokens=tokens: generate(engine, prompt, tokens)))  # type: ignore[misc]
     yield "prefill", seconds[0], done[0], weights + token * PROMPT
     step = (seconds[1] - seconds[0]) / DECODED, (done[1] - done[0]) / DECODED
     yield "decode, a step", *step, weights + token * (PROMPT + DECODED / 2)

@@ -97,11 +97,12 @@ def decode(laps: Laps) -> None:
     """Sample what the cases of a task say, with the engine "transformers"."""
     lm = load_model(laps.task["model"], ModelConfig(model_path=laps.task["model"])).eval()  # as trainers do
     words = AutoTokenizer.from_pretrained(laps.task["model"])
+    engine = TransformersEngine(lm, words)
     while True:
         for case in laps.task["cases"]:
             prompts = [text for text in case["prompts"] for _ in range(case["group"])]
             batch = PromptPipeline(prompts, case["prompt"], words)
-            sampler = TextSampler(TransformersEngine(lm, words), words, batch_size=case["at_once"])
+            sampler = TextSampler(engine, words, batch_size=case["at_once"])
             laps.next()
             sampler.sample(
                 batch[range(len(batch))], {"max_new_tokens": case["response"], "eos_token_id": case["eos"]}, 1

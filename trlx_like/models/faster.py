@@ -13,6 +13,7 @@ of decoding, since MKL reads such a weight half as fast.
 from __future__ import annotations
 
 import math
+import warnings
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -28,6 +29,8 @@ LEAST = 2**20
 """The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
 FEW, LARGE = range(4, 33), 2**20
 """Numbers of rows, and the least size of a weight, for which oneDNN is faster than MKL on Intel's processors."""
+ACTIVATED = LEAST // 2**4
+"""The least numbers for which a sigmoid, in several operations, is faster than torch's GELU."""
 
 
 @cache
@@ -66,6 +69,14 @@ def faster(model: Module) -> Module:
     return model
 
 
+def choices(model: nn.Module, rows: int) -> tuple[bool, ...]:
+    """Return what decides how layers compute so many rows: where it is the same, they do it in the same way."""
+    shapes = sorted({weight.shape for weight in model.parameters() if weight.dim() == 2})
+    wide = [rows * width >= ACTIVATED for shape in shapes for width in shape]
+    large = [rows * shape.numel() >= LEAST for shape in shapes] if mkl_is_narrow() else []
+    return (rows in FEW, *wide, *large)
+
+
 class _Faster(nn.Module):
     """A linear layer that computes some products with oneDNN."""
 
@@ -91,7 +102,7 @@ class _Faster(nn.Module):
 
     def _is_worth(self, states: Tensor) -> bool:
         """Tell whether oneDNN is the faster one for states [*, in]."""
-        return states.numel() // max(1, states.shape[-1]) * self.weight.numel() >= LEAST
+        return _rows(states) * _fixed(self.weight.numel()) >= LEAST
 
 
 class _FasterLinear(_Faster, nn.Linear):  # type: ignore[misc]
@@ -104,8 +115,7 @@ class _FasterConv1D(_Faster, Conv1D):
 
 class _FewRowsLinear(_FasterLinear):
     def _is_worth(self, states: Tensor) -> bool:
-        few = states.numel() // max(1, states.shape[-1]) in FEW
-        return few and self.weight.numel() >= LARGE and not torch.is_grad_enabled()
+        return _rows(states) in FEW and _fixed(self.weight.numel()) >= LARGE and not torch.is_grad_enabled()
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
@@ -117,7 +127,7 @@ class _FasterGELU(nn.GELU):
 
     def forward(self, states: Tensor) -> Tensor:
         """Apply it to states [*]."""
-        if not _plain(states) or states.numel() < LEAST // 2**4:
+        if not _plain(states) or _fixed(states.numel()) < ACTIVATED:
             return super().forward(states)
         if torch.is_grad_enabled() and states.requires_grad:
             return cast(Tensor, _TanhGELU.apply(states))  # type: ignore[no-untyped-call]
@@ -158,6 +168,20 @@ def gelu_and_slope(states: Tensor) -> tuple[Tensor, Tensor]:
 def _gate(states: Tensor, squares: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the sigmoid in `_FasterGELU`, given the states and their squares. [*]"""
     return torch.addcmul(states, squares, states, value=_CUBIC, out=out).mul_(_SCALE).sigmoid_()
+
+
+def _rows(states: Tensor) -> int:
+    """Count the rows of states [*, in]."""
+    return _fixed(states.numel()) // max(1, _fixed(states.shape[-1]))
+
+
+def _fixed(size: int) -> int:
+    """Return a size; in a step that is recorded as a constant, because `choices` tells such steps apart."""
+    if not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        return int(size)
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -22,8 +22,6 @@ from transformers.masking_utils import sdpa_mask
 from trlx_like.samplers.cache import Common, RowCache
 
 NAME = "trlx_like_one_token"
-LEAST = 8
-"""The least rows for which it is faster, because it starts more operations."""
 _CACHE: ContextVar[RowCache | None] = ContextVar("cache", default=None)
 """What the rows that are decoded have read, from which `attend` learns which of them share a prompt."""
 
@@ -37,7 +35,7 @@ def attention_for_decoding(lm: PreTrainedModel, cache: RowCache) -> Iterator[Non
         cache: What its rows have read.
     """
     before = lm.config._attn_implementation
-    if before == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu" and cache.tokens.most >= LEAST:
+    if before == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu":
         lm.config._attn_implementation = NAME
     given = _CACHE.set(cache)
     try:
@@ -63,28 +61,34 @@ def attend(
     Returns:
         The attended values [n, t, heads, width], and no weights.
     """
-    rows, heads, count, width = query.shape
     masked = attention_mask is not None and (attention_mask.dtype != torch.bool or attention_mask.shape[1] != 1)
-    if count > 1 or query.dtype != torch.float32 or masked or given.get("position_bias") is not None:
+    if query.shape[2] > 1 or query.dtype != torch.float32 or masked or given.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
-    scale = given.get("scaling")
-    query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
     cache = _CACHE.get()
     common = None if cache is None else cache.common
     if common is not None and key.shape[2] <= common.width:
         common = None  # these are the keys of prompts that are read
+    return attend_to_all(query, key, value, attention_mask, given.get("scaling"), common), None
+
+
+def attend_to_all(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, common: Common | None = None
+) -> Tensor:
+    """Do what `attend` does for one new token per row, whose keys and values may have columns in common."""
+    rows, heads, _, width = query.shape
+    query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
     apart = 0 if common is None else common.width  # the first column that each row reads by itself
     weights = query @ key[:, :, apart:].transpose(2, 3)  # [n, groups, heads / groups, T]
     if common is not None:
         shared = key[common.firsts, :, :apart].flatten(0, 1).transpose(1, 2)
         weights = torch.cat([_by_prompt(query, shared, common), weights], dim=-1)
-    if attention_mask is not None:
-        weights = weights.where(attention_mask, -torch.inf)
+    if mask is not None:
+        weights = weights.where(mask, -torch.inf)
     weights = weights.softmax(dim=-1)
     attended = weights[..., apart:] @ value[:, :, apart:]
     if common is not None:
         attended += _by_prompt(weights[..., :apart], value[common.firsts, :, :apart].flatten(0, 1), common)
-    return attended.view(rows, 1, heads, -1), None
+    return attended.view(rows, 1, heads, -1)
 
 
 def _by_prompt(states: Tensor, matrices: Tensor, common: Common) -> Tensor:

@@ -59,6 +59,10 @@ class RowLayer(DynamicLayer):
         self.end += count
         return self.show(self.start)
 
+    def get_seq_length(self) -> int:
+        """Return how many columns are visible."""
+        return self.end - self.start
+
     def show(self, start: int) -> tuple[Tensor, Tensor]:
         """Hide the columns before `start`; return the visible keys and values."""
         self.start = start
@@ -123,6 +127,11 @@ class RowCache(DynamicCache):
         ids, mask = self.tokens.update(column, torch.ones_like(column, dtype=torch.bool))
         full = max(self.begins) == self.tokens.start
         return ids[:, 0, :, 0], None if full else mask[:, 0, :, 0].long()
+
+    def read(self, count: int) -> None:
+        """Count new tokens whose keys and values somebody else has written behind the visible ones."""
+        for layer in cast("list[RowLayer]", self.layers):
+            layer.end += count
 
     def admit(self, read: Cache, ids: Tensor, mask: Tensor, index: Tensor) -> None:
         """Add a row for each entry of an index of the rows of another cache, which has read prompts.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from trlx_like.models.shared_prompts import why_no_cache
 from trlx_like.samplers.cache import RowCache
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids
+from trlx_like.samplers.recorded import Steps
 
 _KNOWN = {"do_sample", "min_new_tokens", *SAMPLING_ONLY}
 _ROOM = 4
@@ -76,6 +78,7 @@ class Decoding:
         completes: Tells whether the last of the given response tokens completes a stop string; None without any.
         choices: Whether to tell which tokens could be drawn.
         at_once: The most rows in a batch; None is all.
+        steps: Computes the steps after the prompts; None lets the modules do it.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Decoding:
         completes: Callable[[list[int]], bool] | None = None,
         choices: bool = False,
         at_once: int | None = None,
+        steps: Steps | None = None,
     ) -> None:
+        self.steps = steps
         self.lm, self.prompt, self.mask, self.config = lm, prompt, mask, config
         count, width, longest = len(prompt), prompt.shape[1], config.max_new_tokens
         device = prompt.device
@@ -167,7 +172,11 @@ class Decoding:
         ids, mask = self.cache.inputs(self.tokens)
         made = self.made[self.rows]
         positions = (self.lengths[self.rows] + made - 1)[:, None]
-        self._take(self._scores(ids, self._forward(self.tokens[:, None], mask, positions, self.cache), made), 0)
+        tokens = self.tokens[:, None]
+        compute = partial(self._forward, tokens, mask, positions, self.cache)
+        step = self.steps if self.takes_positions else None
+        logits = compute() if step is None else step(tokens, mask, positions, self.cache, compute)
+        self._take(self._scores(ids, logits, made), 0)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Run the model on new tokens [n, t], which a cache [n, T] gets; return logits whose last column is wanted."""

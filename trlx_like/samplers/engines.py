@@ -36,6 +36,7 @@ from trlx_like.samplers.decode import Decoding, needs_generate
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, refuse_nan, warpers
 from trlx_like.samplers.generation import greedy, is_exact, is_plain
 from trlx_like.samplers.lean import lean
+from trlx_like.samplers.recorded import Steps, together
 from trlx_like.samplers.stopping import StopStrings, finished
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class TransformersEngine:
     def __init__(self, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, allowed: Tensor | None = None) -> None:
         self.lm = lm
         self.tokenizer = tokenizer
-        self.start = decoder_start(lm)
+        self.start, self.steps = decoder_start(lm), Steps(lm)
         self.processors: list[LogitsProcessor] = [] if allowed is None else [AllowedTokens(allowed)]
 
     def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -249,11 +250,14 @@ class TransformersEngine:
             config.validate()
             completes = StopStrings(stop, self.tokenizer, 0).complete if stop else None
             all_processors = [*self.processors, *processors]
-            decoding = Decoding(self.lm, prompt, prompt_mask, config, keys, all_processors, completes, tell, at_once)
+            decoding = Decoding(
+                self.lm, prompt, prompt_mask, config, keys, all_processors, completes, tell, at_once, self.steps
+            )
             with (
                 neutral(self.lm),
                 lean(self.lm),
                 attention_for_decoding(self.lm, decoding.cache),
+                self.steps.ready(),
                 torch.inference_mode(),
             ):
                 decoding.run()
@@ -301,8 +305,7 @@ def neutral(lm: PreTrainedModel) -> Iterator[None]:
     config = lm.config.get_text_config()
     defaults, pad = lm.generation_config, config.pad_token_id
     lm.generation_config, config.pad_token_id = GenerationConfig(), None
-    # The last states of all prompts lie apart in memory; for such rows torch copies a head in 16 bits for each of them.
-    close = lm.get_output_embeddings().register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
+    close = lm.get_output_embeddings().register_forward_pre_hook(together)
     try:
         with close, evaluating(lm):
             yield

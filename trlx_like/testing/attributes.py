@@ -28,6 +28,7 @@ NOT_STATE = {
     ".run.state",  # what is saved
     ".prompts._drawn",  # follows from the epoch and the seed
     ".store.epoch",  # told again when a resumed run skips the batches that it has done
+    ".sampler.engine.steps",  # recorded by this process; a replayed one has the bits of the one that it replaces
     ".store.rows",  # of the batch before, for the ledger
     ".last_metrics",  # what `learn` returns; nothing reads it to train
     ".round_steps",  # follows from the store and the configuration
