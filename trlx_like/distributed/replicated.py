@@ -47,6 +47,11 @@ class ReplicatedBackend(Backend):
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return list(self.parameters)
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of one micro-batch. accelerate would look for a package of optimizers at every call."""
+        scaler = self.world.accelerator.scaler
+        (loss if scaler is None else scaler.scale(loss)).backward()
+
     def finish(self) -> Tensor:
         """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
         if self.world.size > 1:

@@ -4,7 +4,7 @@ A step of a small model is several hundred short operations, between which most 
 records those of one step, for any number of rows and tokens, and its interpreter replays them on the present weights:
 the same kernels, hence the same bits. Where a model would decide by numbers or sizes that it sees, the tracer warns,
 and the modules go on computing each step. So they do with hooks, adapters or sliding windows, in other number formats,
-on GPUs, and with Python 3.14 and later, for which torch has no tracer.
+on GPUs, with PYTORCH_JIT=0, and with Python 3.14 and later, for which torch has no tracer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Steps:
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm
-        self._usable = False
+        self._usable, self._worth = False, WORTH
         self._parts: list[Any] = []  # what the recorded steps are of
         self._recorded: dict[Any, _Recorded] = defaultdict(_Recorded)
         self._choices: dict[int, Any] = {}  # of the layers, by the number of rows
@@ -74,6 +74,8 @@ class Steps:
         modules, weights = list(self.lm.modules()), list(self.lm.parameters())
         parts = [*modules, *map(type, modules), *weights, *self.lm.buffers()]
         if list(map(id, parts)) != list(map(id, self._parts)):
+            # Where weights are gathered anew for every round, records would be thrown away again and again.
+            self._worth *= 2 if any(step.replay for step in self._recorded.values()) else 1
             self._parts, self._recorded, self._choices = parts, defaultdict(_Recorded), {}
         self._usable = (
             TRACER
@@ -120,7 +122,7 @@ class Steps:
             return logits
         logits = compute()
         step.computed += 1
-        if step.computed > WORTH and not step.refused:
+        if step.computed > self._worth and not step.refused:
             written = [states[:, :, column].clone() for states in held]
             self._record(step, given, held, logits)
             if step.refused:
