@@ -69,14 +69,6 @@ def faster(model: Module) -> Module:
     return model
 
 
-def choices(model: nn.Module, rows: int) -> tuple[bool, ...]:
-    """Return what decides how layers compute so many rows: where it is the same, they do it in the same way."""
-    shapes = sorted({weight.shape for weight in model.parameters() if weight.dim() == 2})
-    wide = [rows * width >= ACTIVATED for shape in shapes for width in shape]
-    large = [rows * shape.numel() >= LEAST for shape in shapes] if mkl_is_narrow() else []
-    return (rows in FEW, *wide, *large)
-
-
 class _Faster(nn.Module):
     """A linear layer that computes some products with oneDNN."""
 
@@ -176,7 +168,7 @@ def _rows(states: Tensor) -> int:
 
 
 def _fixed(size: int) -> int:
-    """Return a size; in a step that is recorded as a constant, because `choices` tells such steps apart."""
+    """Return a size. While a step is recorded it is a constant, without a warning: that is compared later."""
     if not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return size
     with warnings.catch_warnings():

@@ -2,20 +2,22 @@
 
 A step of a small model is several hundred short operations, between which most of the time is Python. torch's tracer
 records those of one step, for any number of rows and tokens, and its interpreter replays them on the present weights:
-the same kernels, hence the same bits. Where a model would decide by numbers or sizes that it sees, the tracer warns,
-and the modules go on computing each step. So they do with hooks, adapters or sliding windows, in other number formats,
-on GPUs, with PYTORCH_JIT=0, and with Python 3.14 and later, for which torch has no tracer.
+the same kernels, hence the same bits. Where a model decides by numbers or sizes that it sees, the tracer warns, and the
+modules go on computing each step. A record is compared with the modules, too: at first, for each new number of rows,
+and whenever rows are twice as long as before. The modules also compute all steps of models with hooks, adapters, own
+classes, or layers that do not see all tokens; in other number formats, on GPUs, with PYTORCH_JIT=0, and with Python
+3.14 and later, for which torch has no tracer.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -24,7 +26,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from trlx_like.models.faster import choices
 from trlx_like.samplers.attention import NAME, attend_to_all
 from trlx_like.samplers.cache import RowCache
 
@@ -32,30 +33,19 @@ logger = logging.getLogger(__name__)
 
 RECORDED = "trlx_like_recorded"
 """Name of the attention in a step that is recorded. It has no function for masks, so the model makes none."""
+TRACER = sys.version_info < (3, 14) and os.environ.get("PYTORCH_JIT") != "0"
+"""Whether torch has its tracer."""
 WORTH = 64
 """How many steps the modules compute before one is recorded, which takes as long as about 100 steps."""
-CHECKED = 2
-"""How many replayed steps must equal those of the modules."""
+MOST = 4
+"""The most records with padding, and without. A layer may choose another kernel for some numbers of rows."""
 KNOWN = ("transformers.", "torch.nn.", "trlx_like.")
 """Packages of modules that compute the same at every call; an adapter, for example, can be switched off."""
-
-
-TRACER = sys.version_info < (3, 14)
-"""Whether torch has its tracer."""
-
-
-@dataclass
-class _Recorded:
-    """A step for one kind of input."""
-
-    computed: int = 0
-    replay: Callable[..., Tensor] | None = None
-    equal: int = 0  # replays that were compared
-    refused: bool = False
+Replay = Callable[..., Tensor]
 
 
 class Steps:
-    """Computes the steps of decoding of a model, by replaying one where that is known to give the same.
+    """Computes the steps of decoding of a model, by replaying one where that was found to give the same.
 
     Args:
         lm: The language model. Its weights may change between two steps.
@@ -63,24 +53,34 @@ class Steps:
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.lm = lm
-        self._usable, self._worth = False, WORTH
-        self._parts: list[Any] = []  # what the recorded steps are of
-        self._recorded: dict[Any, _Recorded] = defaultdict(_Recorded)
-        self._choices: dict[int, Any] = {}  # of the layers, by the number of rows
+        self._usable = False
+        self._state: Any = None  # what the records are of, beside weights
+        self._weights: list[Tensor] = []  # the present ones, while steps may be replayed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._computed = 0  # steps so far
+        self._records: dict[bool, list[Replay]] = defaultdict(list)  # for rows without and with padding
+        # For rows without and with padding and their number: the record, None if none is right, and the length of the
+        # longest row for which that was found.
+        self._found: dict[tuple[bool, int], tuple[Replay | None, int]] = {}
+        self._refused = set[bool]()
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Replay steps inside a block, in which nobody may replace a module or a weight of the model."""
-        modules, weights = list(self.lm.modules()), list(self.lm.parameters())
-        parts = [*modules, *map(type, modules), *weights, *self.lm.buffers()]
-        if list(map(id, parts)) != list(map(id, self._parts)):
-            # Where weights are gathered anew for every round, records would be thrown away again and again.
-            self._worth *= 2 if any(step.replay for step in self._recorded.values()) else 1
-            self._parts, self._recorded, self._choices = parts, defaultdict(_Recorded), {}
+        """Replay steps inside a block, in which nobody may change the model."""
+        modules, self._weights = list(self.lm.modules()), [*self.lm.parameters(), *self.lm.buffers()]
+        sizes = [(type(weight), weight.dtype, weight.shape) for weight in self._weights]
+        state = self.lm.config.to_dict(), sizes, [(type(module), _plain(module)) for module in modules]
+        if state != self._state:
+            self._state = state
+            self._forget()
+        seen_by_layers = DynamicCache(config=self.lm.config.get_text_config(decoder=True)).layers
         self._usable = (
             TRACER
             and self.lm.config._attn_implementation == NAME
-            and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in weights)
+            and all(type(layer) is DynamicLayer for layer in seen_by_layers)
+            and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in self.lm.parameters())
             and all(type(module).__module__.startswith(KNOWN) for module in modules)
             and not any(_is_hooked(module) for module in modules)
             and not (_has_any_global_hook() or torch.is_autocast_enabled("cpu"))
@@ -90,7 +90,7 @@ class Steps:
             with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
                 yield
         finally:
-            self._usable = False
+            self._usable, self._weights = False, []
 
     def __call__(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: RowCache, compute: Callable[[], Tensor]
@@ -109,54 +109,67 @@ class Steps:
         """
         if not self._usable or cache.common is not None:
             return compute()
-        rows = len(tokens)
-        if rows not in self._choices:
-            self._choices[rows] = choices(self.lm, rows)
-        step = self._recorded[mask is None, self._choices[rows]]
-        first, column = cache.tokens.start, cache.tokens.end - 1
+        first, column, kind = cache.tokens.start, cache.tokens.end - 1, (mask is not None, len(tokens))
         given = [tokens, positions, torch.tensor(first), torch.tensor(column), *([] if mask is None else [mask])]
         held = [states for layer in cache.layers for states in cast(Any, layer).held]
-        if step.replay is not None and step.equal == CHECKED:
-            logits = step.replay(*given, *held)
+        replay, longest = self._found.get(kind, (None, 0))
+        new = column - first >= 2 * longest
+        if replay is not None and not new:
+            logits = replay(*given, *held, *self._weights)
             cache.read(1)
             return logits
         logits = compute()
-        step.computed += 1
-        if step.computed > self._worth and not step.refused:
+        self._computed += 1
+        if new and self._computed > WORTH and kind[0] not in self._refused:
             written = [states[:, :, column].clone() for states in held]
-            self._record(step, given, held, logits)
-            if step.refused:
-                for states, new in zip(held, written, strict=True):
-                    states[:, :, column] = new
+            self._found[kind] = self._right(kind[0], given, held, logits), column - first
+            for states, right in zip(held, written, strict=True):
+                states[:, :, column] = right
         return logits
 
-    def _record(self, step: _Recorded, given: list[Tensor], held: list[Tensor], logits: Tensor) -> None:
-        """Record a step that the modules have computed, or replay it, and compare the results."""
+    def _right(self, padded: bool, given: list[Tensor], held: list[Tensor], logits: Tensor) -> Replay | None:
+        """Find a record, or make one, that computes these logits of a step. It writes into the cache."""
+        records = self._records[padded]
+        try:
+            for replay in records:
+                if torch.equal(replay(*given, *held, *self._weights), logits):
+                    return replay
+            if len(records) == MOST:
+                return None
+            records.append(self._record([*given, *held], len(held)))
+            if torch.equal(records[-1](*given, *held, *self._weights), logits):
+                return records[-1]
+            reason: Any = "it computes something else"
+        except Exception as error:  # whatever torch's tracer or interpreter refuses, the modules can compute
+            reason = error
+        self._refused.add(padded)
+        logger.debug("A step of decoding cannot be replayed: %s", reason)
+        return None
+
+    def _record(self, given: list[Tensor], states: int) -> Replay:
+        """Record a step as a function of what is given, the last of which are keys and values, and of all weights."""
         before = self.lm.config._attn_implementation
+        step = _Step(self.lm, states)
         try:
             self.lm.config._attn_implementation = RECORDED
-            if step.replay is None:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # transformers' and torch's own, about old names
-                    warning = torch.jit.TracerWarning  # type: ignore[attr-defined]
-                    warnings.simplefilter("error", warning)
-                    # It only checks that an embedding has its padding token.
-                    warnings.filterwarnings("ignore", category=warning, module="torch.nn.functional")
-                    module = _Step(self.lm, len(held))
-                    made: Any = torch.jit.trace(module, (*given, *held), check_trace=False, _store_inputs=False)
-                if not isinstance(made, torch.jit.ScriptModule):
-                    raise NotImplementedError("PYTORCH_JIT is 0")
-                step.replay = made.forward
-            step.refused = not torch.equal(step.replay(*given, *held), logits)
-            step.equal += 1
-            reason: Any = "it computes something else"
-        except Exception as error:  # whatever the tracer refuses, the modules can compute
-            step.refused, reason = True, error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # transformers' and torch's own, about old names
+                warning = torch.jit.TracerWarning  # type: ignore[attr-defined]
+                warnings.simplefilter("error", warning)
+                # This function only checks that an embedding has its padding token.
+                warnings.filterwarnings("ignore", category=warning, module="torch.nn.functional")
+                # `torch.jit.trace` would keep a class for each module, some MB a layer, for as long as the process is.
+                graph = torch._C._create_graph_by_tracing(
+                    lambda *inputs: step(*inputs[: len(given)]),
+                    (*given, *self._weights),
+                    lambda tensor: "",
+                    True,
+                    False,
+                )[0]
         finally:
             self.lm.config._attn_implementation = before
-        if step.refused:
-            step.replay = None
-            logger.debug("A step of decoding cannot be replayed: %s", reason)
+        made: Replay = torch._C._create_function_from_graph("step", graph)
+        return made
 
 
 class _Step(nn.Module):
@@ -221,6 +234,11 @@ def together(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _is_hooked(module: nn.Module) -> bool:
     before = any(hook is not together for hook in module._forward_pre_hooks.values())
     return bool(before or module._forward_hooks or "forward" in vars(module))
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are numbers, texts or the like."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str | None)}
 
 
 def _attend(
