@@ -41,6 +41,7 @@ MOST = 4
 """The most records with padding, and without. A layer may choose another kernel for some numbers of rows."""
 KNOWN = ("transformers.", "torch.nn.", "trlx_like.")
 """Packages of modules that compute the same at every call; an adapter, for example, can be switched off."""
+PLAIN = {bool, int, float, str, type(None)}
 Replay = Callable[..., Tensor]
 
 
@@ -69,9 +70,14 @@ class Steps:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Replay steps inside a block, in which nobody may change the model."""
-        modules, self._weights = list(self.lm.modules()), [*self.lm.parameters(), *self.lm.buffers()]
+        modules = list(self.lm.modules())
+        parameters, buffers = (
+            {id(tensor): tensor for held in of_modules for tensor in held.values() if tensor is not None}
+            for of_modules in ([module._parameters for module in modules], [module._buffers for module in modules])
+        )
+        self._weights = [*parameters.values(), *buffers.values()]
         sizes = [(type(weight), weight.dtype, weight.shape) for weight in self._weights]
-        state = self.lm.config.to_dict(), sizes, [(type(module), _plain(module)) for module in modules]
+        state = dict(vars(self.lm.config)), sizes, [(type(module), _plain(module)) for module in modules]
         if state != self._state:
             self._state = state
             self._forget()
@@ -80,7 +86,7 @@ class Steps:
             TRACER
             and self.lm.config._attn_implementation == NAME
             and all(type(layer) is DynamicLayer for layer in seen_by_layers)
-            and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in self.lm.parameters())
+            and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in parameters.values())
             and all(type(module).__module__.startswith(KNOWN) for module in modules)
             and not any(_is_hooked(module) for module in modules)
             and not (_has_any_global_hook() or torch.is_autocast_enabled("cpu"))
@@ -238,7 +244,7 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _plain(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are numbers, texts or the like."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str | None)}
+    return {name: value for name, value in vars(module).items() if type(value) in PLAIN}
 
 
 def _attend(
