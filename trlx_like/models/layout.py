@@ -127,6 +127,43 @@ def find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
+@contextmanager
+def read_at(lm: PreTrainedModel, places: Tensor) -> Iterator[None]:
+    """Let the feed-forward network of the last block, two thirds of its weights, compute only the tokens that are read.
+
+    The last hidden states of the others mean nothing then, and what is read is the same up to rounding. A block without
+    a part `mlp` that maps states to states computes all tokens, and so does a model with gradient checkpointing.
+
+    Args:
+        lm: The language model, which runs once in the block.
+        places: The places of the tokens that are read, among all of a batch, each once. [S] int64
+    """
+    try:
+        part = getattr(blocks(lm)[-1], "mlp", None)
+    except ConfigError:  # a family whose blocks are not found
+        part = None
+    again = any(getattr(module, "gradient_checkpointing", False) for module in lm.modules())  # outside of this block
+    if part is None or "forward" in vars(part) or again:
+        yield
+        return
+    whole = part.forward
+
+    def forward(states: Tensor, *others: Any, **options: Any) -> Any:
+        if others or options or len(places) >= states.shape[:-1].numel():
+            return whole(states, *others, **options)
+        made = whole(states.flatten(0, -2)[None, places])
+        if not isinstance(made, Tensor):  # of experts, with the numbers of their router
+            return whole(states)
+        unread = made.new_zeros(states.shape[:-1].numel(), made.shape[-1])
+        return unread.index_copy(0, places, made[0]).view(*states.shape[:-1], -1)
+
+    part.forward = forward
+    try:
+        yield
+    finally:
+        del part.forward
+
+
 class _FixedOutput(BaseModelOutput):
     """The output of a base model that has last hidden states only; all other fields are None."""
 

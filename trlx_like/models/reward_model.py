@@ -31,7 +31,7 @@ from trlx_like.models.compaction import Compaction
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
-from trlx_like.models.layout import blocks, run_base
+from trlx_like.models.layout import blocks, read_at, run_base
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.shared_prompts import last_states
@@ -92,12 +92,15 @@ class RewardNetwork(nn.Module):
         compact = self.compaction.of(batch, whole=ids.shape[1])
         if compact is None:
             return None
-        if isinstance(compact, PackedRows):
-            hidden = compact.unpack(run_base(self.lm, compact.inputs)[0])
-        else:
+        last = batch.prompt.shape[1] + batch.mask.sum(dim=1) - 1
+        rows = torch.arange(len(last), device=last.device)
+        if not isinstance(compact, PackedRows):
             hidden = last_states(self.lm, batch.inputs(), compact)
-        last = batch.mask.sum(dim=1) - 1
-        return hidden[:, -batch.mask.shape[1] :][torch.arange(len(last), device=last.device), last]
+            return hidden[:, -batch.mask.shape[1] :][rows, last - batch.prompt.shape[1]]
+        places = compact.places[rows, last]
+        with read_at(self.lm, places):
+            hidden = run_base(self.lm, compact.inputs)[0]
+        return hidden.flatten(0, 1)[places]
 
 
 def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
@@ -121,9 +124,11 @@ def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tenso
     Returns:
         The states. [B, H]
     """
-    hidden, _ = run_base(lm, inputs)
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
-    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    places = torch.arange(len(mask), device=mask.device) * mask.shape[1] + last
+    with read_at(lm, places):
+        hidden, _ = run_base(lm, inputs)
+    return hidden.flatten(0, 1)[places]
 
 
 def load_reward_model(
