@@ -3,11 +3,11 @@
     python -m benchmarks.by_hand --write
 
 One side is what trainers run: the modules of transformers, with `faster`, and autograd, and for decoding steps that are
-replayed (`PYTORCH_JIT=0` lets the modules compute those too). The other one calls the same
-kernels of torch for the same rows, with every gradient written out, and computes the same up to rounding. The model has
-1.8M random weights, in float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two
-answers of 30, here one row of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on
-neither side. In CPU milliseconds of one thread, the median of turns. `--write` puts the rows into docs/speed.md.
+replayed (`PYTORCH_JIT=0` lets the modules compute those too). The other one calls the same kernels of torch for the
+same rows, with every gradient written out, and computes the same up to rounding. The model has 1.8M random weights, in
+float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two answers of 30, here one row
+of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on neither side. In CPU
+milliseconds of one thread, the median of turns. `--write` puts the rows into docs/speed.md.
 """
 
 from __future__ import annotations

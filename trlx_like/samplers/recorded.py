@@ -42,6 +42,7 @@ MOST = 4
 KNOWN = ("transformers.", "torch.nn.", "trlx_like.")
 """Packages of modules that compute the same at every call; an adapter, for example, can be switched off."""
 PLAIN = {bool, int, float, str, type(None)}
+"""Types of the attributes of modules that are compared, to find that a model has changed."""
 Replay = Callable[..., Tensor]
 
 
@@ -155,22 +156,21 @@ class Steps:
     def _record(self, given: list[Tensor], states: int) -> Replay:
         """Record a step as a function of what is given, the last of which are keys and values, and of all weights."""
         before = self.lm.config._attn_implementation
-        step = _Step(self.lm, states)
         try:
             self.lm.config._attn_implementation = RECORDED
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # transformers' and torch's own, about old names
                 warning = torch.jit.TracerWarning  # type: ignore[attr-defined]
                 warnings.simplefilter("error", warning)
-                # This function only checks that an embedding has its padding token.
+                # An embedding checks that it has its padding token.
                 warnings.filterwarnings("ignore", category=warning, module="torch.nn.functional")
                 # `torch.jit.trace` would keep a class for each module, some MB a layer, for as long as the process is.
                 graph = torch._C._create_graph_by_tracing(
-                    lambda *inputs: step(*inputs[: len(given)]),
+                    lambda *inputs: _step(self.lm, states, *inputs[: len(given)]),
                     (*given, *self._weights),
                     lambda tensor: "",
-                    True,
-                    False,
+                    True,  # strict
+                    False,  # operations in place stay so
                 )[0]
         finally:
             self.lm.config._attn_implementation = before
@@ -178,35 +178,28 @@ class Steps:
         return made
 
 
-class _Step(nn.Module):
-    """A step of decoding as a function of tensors alone.
+def _step(
+    lm: PreTrainedModel, states: int, tokens: Tensor, positions: Tensor, first: Tensor, *others: Tensor
+) -> Tensor:
+    """Return the logits [n, 1, V] of a step of decoding, as a function of tensors alone.
 
     Args:
         lm: The language model.
         states: The number of tensors with keys or values.
+        tokens: As for `Steps`. [n, 1]
+        positions: As for `Steps`. [n, 1]
+        first: The first column that is visible. []
+        others: The column of the new tokens []; the mask [n, T], if there is padding; then keys and values
+            [n, heads, columns, width] of each layer.
     """
-
-    def __init__(self, lm: PreTrainedModel, states: int) -> None:
-        super().__init__()
-        self.lm, self.states = lm, states
-
-    def forward(self, tokens: Tensor, positions: Tensor, first: Tensor, column: Tensor, *others: Tensor) -> Tensor:
-        """Return the logits [n, 1, V].
-
-        Args:
-            tokens: As for `Steps`. [n, 1]
-            positions: As for `Steps`. [n, 1]
-            first: The first column that is visible. []
-            column: The one of the new tokens. []
-            others: The mask [n, T], if there is padding; then keys and values [n, heads, columns, width] of each layer.
-        """
-        held, mask = others[-self.states :], others[: -self.states]
-        visible = mask[0][:, None, None].bool() if mask else None
-        cache = DynamicCache()
-        cache.layers = [_Layer(pair, first, column) for pair in zip(held[::2], held[1::2], strict=True)]
-        given = {"position_ids": positions, "past_key_values": cache, "use_cache": True, "attention_mask": visible}
-        logits: Tensor = self.lm(input_ids=tokens, **given).logits
-        return logits
+    column, *mask = others[:-states]
+    held = others[-states:]
+    cache = DynamicCache()
+    cache.layers = [_Layer(pair, first, column) for pair in zip(held[::2], held[1::2], strict=True)]
+    visible = mask[0][:, None, None].bool() if mask else None
+    given = {"position_ids": positions, "past_key_values": cache, "use_cache": True, "attention_mask": visible}
+    logits: Tensor = cast(Any, lm)(input_ids=tokens, **given).logits
+    return logits
 
 
 class _Layer(DynamicLayer):
