@@ -18,11 +18,20 @@ from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.compaction import Compaction
-from trlx_like.models.layout import BlockInputs, blocks, decoder_start, lm_head, run_base, use_eager_attention_if_biased
+from trlx_like.models.layout import (
+    BlockInputs,
+    blocks,
+    decoder_start,
+    last_block,
+    lm_head,
+    read_at,
+    run_base,
+    use_eager_attention_if_biased,
+)
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.reference import Reference, make_reference
-from trlx_like.models.shared_prompts import SharedPrompts, last_states
+from trlx_like.models.shared_prompts import Reading, SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -32,7 +41,7 @@ class PolicyOutput:
     """Hold scores at the response positions of a batch; zero at tokens that are not scored."""
 
     logprobs: Tensor  # [B, R]
-    states: Tensor  # [B, R + 1, H]: last hidden states around the response tokens
+    states: Tensor | None = None  # [B, R + 1, H]: last hidden states around the response tokens
     entropy: Tensor | None = None  # [B, R]
     heads: dict[str, Tensor] = field(default_factory=dict)  # [B, R + 1]: the states around the response tokens
     ref_logprobs: Tensor | None = None  # [B, R], no gradient
@@ -146,6 +155,7 @@ class LanguagePolicy(nn.Module):
         entropy: bool = False,
         divergence: Divergence | None = None,
         heads: bool = True,
+        states: bool = False,
         statistics: bool = False,
     ) -> PolicyOutput:
         """Score the response tokens of a batch.
@@ -157,6 +167,7 @@ class LanguagePolicy(nn.Module):
             divergence: Also compute this divergence of policy and reference at each position, with gradient to the
                 policy; `functional.kl.full_kl` is the exact KL(policy || reference).
             heads: Also compute the outputs of the heads.
+            states: Also return the last hidden states.
             statistics: Also compute `TokenStatistics`, without gradient.
 
         Returns:
@@ -170,13 +181,17 @@ class LanguagePolicy(nn.Module):
         packed = compact if isinstance(compact, PackedRows) else None
         shared = compact if isinstance(compact, SharedPrompts) else None
         inputs = batch.inputs(self.start) if packed is None else packed.inputs
-        if self.trunk is not None and batch.trunk is not None:
-            kept = batch.trunk if packed is None else packed.pack(batch.trunk)
-            last, branches = self.trunk(kept, inputs, wanted)
-        elif wanted:
-            last, branches = run_base(self.lm, inputs, wanted)
+        places = None if shared else self._places(batch, states or (heads and len(self.heads) > 0), packed)
+        reading = Reading(inputs, shared, places)
+        if wanted:
+            with read_at(self.lm, last_block(self.lm), places):
+                if self.trunk is None or batch.trunk is None:
+                    last, branches = run_base(self.lm, inputs, wanted)
+                else:
+                    kept = batch.trunk if packed is None else packed.pack(batch.trunk)
+                    last, branches = self.trunk(kept, inputs, wanted)
         else:
-            last, branches = last_states(self.lm, inputs, shared), {}
+            last, branches = last_states(self.lm, reading), {}
 
         def whole(states: Tensor) -> Tensor:
             """Return states of packed rows as those of the batch, and others unchanged."""
@@ -191,9 +206,9 @@ class LanguagePolicy(nn.Module):
         scores = score_tokens(at_tokens, ids, head, entropy=entropy, statistics=statistics, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
-            states=hidden[:, -width - 1 :],
+            states=hidden[:, -width - 1 :] if states else None,
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
-            heads={n: self._head(n, hidden, branches, width + 1, whole) for n in self.heads} if heads else {},
+            heads={n: self._head(n, hidden, branches, width + 1, whole, places) for n in self.heads} if heads else {},
             trunk=None if lowest is None else whole(branches[lowest].hidden.detach()),
         )
         if scores.statistics is not None:
@@ -203,7 +218,7 @@ class LanguagePolicy(nn.Module):
             held = self._reference[0]
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
-                ref_tokens = whole(held.hidden(inputs, last, branch, shared))[:, -width - 1 : -1][real]
+                ref_tokens = whole(held.hidden(reading, last, branch))[:, -width - 1 : -1][real]
                 if reference:
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
                     output.ref_logprobs = _spread(ref_scores.logprobs, real)
@@ -211,6 +226,20 @@ class LanguagePolicy(nn.Module):
                 sides = at_tokens, ref_tokens, head, held.head
                 output.divergence = _spread(divergence_from_hidden(*sides, divergence=divergence, **sampling), real)
         return output
+
+    def _places(self, batch: Completion, around: bool, packed: PackedRows | None) -> Tensor:
+        """Find the tokens whose last hidden states are read, among all that the model computes. [S]
+
+        Args:
+            batch: The batch.
+            around: Whether all states around the response tokens are read, not only those that scored ones follow.
+            packed: The batch as packed rows; None: it is read as it is.
+        """
+        first = torch.ones_like(batch.mask[:, :1])
+        read = torch.cat([first, batch.mask] if around else [batch.scored, ~first], dim=1)  # [B, R + 1]
+        if self.start is None:
+            read = nn.functional.pad(read, (batch.prompt.shape[1] - 1, 0))  # [B, P + R]
+        return (read if packed is None else packed.pack(read)).flatten().nonzero()[:, 0]
 
     def _sampling(self, batch: Completion, real: Tensor) -> Sampling:
         """Return the settings of the distribution that the tokens of a mask [B, R] were sampled from."""
@@ -229,10 +258,11 @@ class LanguagePolicy(nn.Module):
         branches: dict[int, BlockInputs],
         states: int,
         whole: Callable[[Tensor], Tensor],
+        places: Tensor | None,
     ) -> Tensor:
         """Compute a head's output at the last `states` states; `whole` returns the states of whole rows."""
         if name in self.head_branch:
-            hidden = whole(self.head_tops[name](branches[self.head_branch[name]]))
+            hidden = whole(self.head_tops[name](branches[self.head_branch[name]], places))
         return cast(Tensor, self.heads[name](hidden[:, -states:]))
 
 

@@ -18,7 +18,7 @@ from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.shared_prompts import SharedPrompts, last_states
+from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 
@@ -27,17 +27,16 @@ class Reference:
     """The frozen model, as functions of what the policy has computed.
 
     Attributes:
-        hidden: Computes the last hidden states [B, T, H], or [B, 1 + R, H] with shared prompts. Its arguments are the
-            keyword arguments of the language model, see `Completion.inputs`; the policy's own last hidden states
-            [B, T, H]; the inputs of the policy's lowest trained block, or None if all blocks are trained; and the
-            prompts to read once, or None if every row is read whole.
+        hidden: Computes the last hidden states as `last_states` does. Its arguments are how the batch is read, the
+            policy's own last hidden states, and the inputs of the policy's lowest trained block, or None if all blocks
+            are trained.
         head: The language model head.
         modules: The modules with the reference's own parameters, without those that it shares with the policy.
         weight_pairs: Iterates over these parameters, each with the parameter of the policy's language model that it was
             copied from. It raises ConfigError for a reference that cannot follow the policy.
     """
 
-    hidden: Callable[[Mapping[str, Tensor], Tensor, BlockInputs | None, SharedPrompts | None], Tensor]
+    hidden: Callable[[Reading, Tensor, BlockInputs | None], Tensor]
     head: Head
     modules: Sequence[nn.Module] = ()
     weight_pairs: Callable[[PreTrainedModel], Iterable[tuple[Tensor, Tensor]]] = lambda lm: ()
@@ -46,9 +45,7 @@ class Reference:
 def frozen_copy(lm: PreTrainedModel) -> Reference:
     """Use a complete second model as the reference, if all layers are trained or it is another checkpoint."""
     lm.eval().requires_grad_(False)
-    return Reference(
-        lambda inputs, last, branch, shared: last_states(lm, inputs, shared), lm_head(lm), [lm], partial(_by_name, lm)
-    )
+    return Reference(lambda reading, last, branch: last_states(lm, reading), lm_head(lm), [lm], partial(_by_name, lm))
 
 
 def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
@@ -67,7 +64,7 @@ def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
             yield from _by_name(own, policy.get_output_embeddings())
 
     modules = [top] if own is None else [top, own]
-    return Reference(lambda inputs, last, branch, shared: top(branch), lm_head(lm, own), modules, pairs)
+    return Reference(lambda reading, last, branch: top(branch, reading.places), lm_head(lm, own), modules, pairs)
 
 
 def frozen_adapter(lm: PreTrainedModel) -> Reference:
@@ -82,7 +79,7 @@ def frozen_adapter(lm: PreTrainedModel) -> Reference:
         # (a + b) / 2 and (c + d) / 2 multiplied are not the mean of ac and bd.
         raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
 
-    hidden = weights.in_place()(lambda inputs, last, branch, shared: last_states(lm, inputs, shared))
+    hidden = weights.in_place()(lambda reading, last, branch: last_states(lm, reading))
     return Reference(hidden, weights.in_place()(lm_head(lm)), [weights], refuse)
 
 
@@ -115,7 +112,7 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     if has_adapter(lm):
         return frozen_adapter(lm)
     if num_layers_unfrozen == 0:  # only heads are trained
-        return Reference(lambda inputs, last, branch, shared: last, lm_head(lm))
+        return Reference(lambda reading, last, branch: last, lm_head(lm))
     if num_layers_unfrozen < 0:
         return frozen_copy(create_reference_model(lm))
     return frozen_top(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))

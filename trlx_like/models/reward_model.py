@@ -31,10 +31,10 @@ from trlx_like.models.compaction import Compaction
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
-from trlx_like.models.layout import blocks, read_at, run_base
+from trlx_like.models.layout import blocks
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
-from trlx_like.models.shared_prompts import last_states
+from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
 
@@ -95,12 +95,10 @@ class RewardNetwork(nn.Module):
         last = batch.prompt.shape[1] + batch.mask.sum(dim=1) - 1
         rows = torch.arange(len(last), device=last.device)
         if not isinstance(compact, PackedRows):
-            hidden = last_states(self.lm, batch.inputs(), compact)
+            hidden = last_states(self.lm, Reading(batch.inputs(), compact))
             return hidden[:, -batch.mask.shape[1] :][rows, last - batch.prompt.shape[1]]
         places = compact.places[rows, last]
-        with read_at(self.lm, places):
-            hidden = run_base(self.lm, compact.inputs)[0]
-        return hidden.flatten(0, 1)[places]
+        return last_states(self.lm, Reading(compact.inputs, places=places)).flatten(0, 1)[places]
 
 
 def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
@@ -126,9 +124,7 @@ def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tenso
     """
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
     places = torch.arange(len(mask), device=mask.device) * mask.shape[1] + last
-    with read_at(lm, places):
-        hidden, _ = run_base(lm, inputs)
-    return hidden.flatten(0, 1)[places]
+    return last_states(lm, Reading(inputs, places=places)).flatten(0, 1)[places]
 
 
 def load_reward_model(

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import has_dropout
-from trlx_like.models.layout import base_model, run_base
+from trlx_like.models.layout import base_model, last_block, read_at, run_base
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.
@@ -78,23 +78,41 @@ def same_prompts(batch: Completion) -> Tensor:
     return numbers
 
 
-def last_states(lm: PreTrainedModel, inputs: Mapping[str, Tensor], shared: SharedPrompts | None) -> Tensor:
+@dataclass
+class Reading:
+    """Tell how a model reads a batch.
+
+    Attributes:
+        inputs: The arguments of its forward pass, as `Completion.inputs` makes them.
+        shared: The prompts to read once, with a model that `can_share`; None reads every row whole.
+        places: The places of the tokens whose last hidden states are wanted among the B T of all rows; None: all. [S]
+    """
+
+    inputs: Mapping[str, Tensor]
+    shared: SharedPrompts | None = None
+    places: Tensor | None = None
+
+
+def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
     """Compute the last hidden states of a batch.
 
     Args:
         lm: The language model.
-        inputs: The arguments of its forward pass, as `Completion.inputs` makes them.
-        shared: The prompts to read once, with a model that `can_share`; None reads every row whole.
+        reading: How it reads the batch.
 
     Returns:
         The states of all tokens [B, T, H]; with shared prompts those of the last prompt token and of the response
-        [B, 1 + R, H].
+        [B, 1 + R, H]. They mean nothing at tokens that are not wanted.
     """
-    if shared is None or "attention_mask" not in inputs:  # as in packed rows
-        return run_base(lm, inputs)[0]
+    inputs, shared = reading.inputs, reading.shared
+    if shared is None:
+        with read_at(lm, last_block(lm), reading.places):
+            return run_base(lm, inputs)[0]
     base, cache, width = base_model(lm), DynamicCache(), shared.width
     prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
-    read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
+    ends = torch.arange(1, len(shared.first) + 1, device=shared.first.device) * width - 1
+    with read_at(lm, last_block(lm), ends):
+        read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
     for layer in cast("list[Any]", cache.layers):  # whose own method has a slow backward pass
         layer.keys, layer.values = (held.index_select(0, shared.of_row) for held in (layer.keys, layer.values))
     responses = {name: value[:, width:] for name, value in inputs.items()}

@@ -16,6 +16,7 @@ from trlx_like.models.layout import (
     embedding_width,
     find_blocks,
     probe,
+    read_at,
     recorded,
     run_base,
 )
@@ -82,7 +83,8 @@ class TopBlocks(nn.Module):
             replaced[id(block)] = PassThrough(block, record["values"])
         self.base = copy.deepcopy(base, replaced)
         self._entering: BlockInputs | None = None
-        find_blocks(self.base, len(blocks(lm)))[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
+        self.count = len(blocks(lm))
+        find_blocks(self.base, self.count)[branch].register_forward_pre_hook(self._inject, with_kwargs=True)
 
     def _inject(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,9 +93,15 @@ class TopBlocks(nn.Module):
         assert self._entering is not None
         return self._entering.args, self._entering.kwargs
 
-    def forward(self, entering: BlockInputs) -> Tensor:
-        """Compute the last hidden states [B, T, H] from the inputs of the block at the branch."""
+    def forward(self, entering: BlockInputs, places: Tensor | None = None) -> Tensor:
+        """Compute the last hidden states [B, T, H] from the inputs of the block at the branch.
+
+        Args:
+            entering: These inputs.
+            places: The tokens whose states are wanted, as for `read_at`; None: all.
+        """
         self._entering = entering
         ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)
         given = {name: value for name, value in entering.inputs.items() if name != "input_ids"}
-        return cast(Tensor, self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state)
+        with read_at(self.base, find_blocks(self.base, self.count)[-1], places):
+            return cast(Tensor, self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state)

@@ -113,7 +113,7 @@ class ILQLTrainer(TextTrainer[ILQLExperience]):
 
     def loss(self, batch: ILQLExperience) -> LossOutput:
         method, heads, action = self.method, self.values, batch.action
-        out = self.model(batch, heads=False)
+        out = self.model(batch, heads=False, states=True)
         values = heads.value(out.states.detach() if method.detach_v else out.states)  # [B, R + 1]
         states, actions = out.states[:, :-1][action], batch.response[action]  # [N, H], [N]
         target_q = action_values(states.detach(), actions, heads.target_q)  # [N]

@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_config, tiny_lm
 from tests.unit.models.support import sharp_lm
 from trlx_like.errors import ConfigError
-from trlx_like.models.layout import blocks, decoder_start, hidden_size, read_at
+from trlx_like.models.layout import blocks, decoder_start, hidden_size, last_block, read_at
 from trlx_like.models.policy import LanguagePolicy
 
 
@@ -59,7 +59,7 @@ def test_the_last_feed_forward_network_computes_what_is_read(family: str) -> Non
         return states.detach(), {name: p.grad.clone() for name, p in lm.named_parameters() if p.grad is not None}
 
     whole, gradients = learn()
-    with read_at(lm, places):
+    with read_at(lm, last_block(lm), places):
         states, others = learn()
     assert rows == ([] if part is None else [12, 12 if family == "bloom" else 3])
     torch.testing.assert_close(states, whole, rtol=0, atol=2e-5)
@@ -75,7 +75,7 @@ def test_all_tokens_are_computed_where_a_backward_pass_computes_them_again() -> 
     lm.gradient_checkpointing_enable()
     mlp: Any = blocks(lm)[-1].mlp
     mlp.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[:-1].numel()))
-    with read_at(lm, torch.tensor([5])):
+    with read_at(lm, last_block(lm), torch.tensor([5])):
         states = lm.base_model(input_ids=torch.tensor([[3, 4, 5, 6, 7, 8]]), use_cache=False).last_hidden_state
     states[0, 5].sum().backward()
     assert seen == [6, 6]
@@ -84,5 +84,5 @@ def test_all_tokens_are_computed_where_a_backward_pass_computes_them_again() -> 
 def test_an_unknown_family_computes_all_tokens() -> None:
     lm: Any = sharp_lm("gpt2")
     lm.config.n_layer = 7
-    with read_at(lm, torch.tensor([1])):
+    with read_at(lm, last_block(lm), torch.tensor([1])):
         assert not any("forward" in vars(module) for module in lm.modules())

@@ -186,6 +186,7 @@ def test_full_kl_is_exact_and_trains_the_policy_only(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
 @pytest.mark.parametrize("unfrozen", [-1, 2])
 def test_gradient_checkpointing_gives_the_same_gradients(family: str, unfrozen: int) -> None:
+    """But for rounding, since the last feed-forward network computes all tokens under it."""
     batch, found = batch_of_ids(), []
     for saving in (False, True):
         lm = sharp_lm(family)
@@ -198,7 +199,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str, unfrozen: 
     assert found[0].keys() == found[1].keys()
     assert any(name.startswith("head_tops.value") for name in found[0])
     for name in found[0]:
-        assert torch.equal(found[0][name], found[1][name]), name
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES + SEQ2SEQ_FAMILIES)

@@ -97,7 +97,10 @@ def test_gradient_checkpointing_computes_the_same() -> None:
     expected = scored(policy, batch)
     again = kept(policy, batch)
     policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_equal(scored(policy, again), expected)
+    found = scored(policy, again)
+    assert_equal(found, scored(policy, batch_of_ids()))
+    for name, value in expected.items():  # the last feed-forward network computes all tokens under it
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(
