@@ -219,7 +219,8 @@ class Optimisation:
         run, backend, totals = self.run, self.run.backend, self._totals(parts, units)
         # All at once: a copy to a GPU between two backward passes would wait for the first of them.
         parts = [part.to(run.device) for part in parts]
-        self.model.train()
+        if not all(part.training for part in self.model.modules()):  # to set what is set takes ten times as long
+            self.model.train()
         loss = partial(loss, **self._known(parts, totals))
         sums = MetricSums(self._metrics)
         means: list[Tensor] = []
