@@ -29,8 +29,11 @@ from benchmarks.ppo import tokenizer
 from benchmarks.side_by_side import PAGE, PROMPT, SHAPES, put_row, save_model
 from trlx_like import ModelConfig
 from trlx_like.distributed.setup import keep_freed_memory
+from trlx_like.functional.logprobs import score_tokens
 from trlx_like.models.faster import gelu_and_slope
+from trlx_like.models.layout import lm_head
 from trlx_like.models.loading import load_model
+from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.samplers.engines import TransformersEngine
 
 KERNELS = torch.ops.aten
@@ -63,23 +66,28 @@ class ByHand:
         self.heads, self.width = lm.config.n_head, lm.config.n_embd
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, learn: bool = True) -> tuple[list[Kept], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Read rows of ids [B, T], to learn or not. Return what blocks keep, states [N, H], and these normalised."""
+    def forward(
+        self, ids: Tensor, seen: slice, learn: bool = True
+    ) -> tuple[list[Kept], Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Read rows of ids [B, T], to learn or not.
+
+        Return what blocks keep, and the last states of the tokens that are seen, as they are and normalised. [S, H]
+        """
         states = functional.embedding(ids, self.words).add_(self.places[: ids.shape[1]]).view(-1, self.width)
         kept = []
         for block in self.blocks:
-            made = self._block(block, states, ids.shape, learn)
+            made = self._block(block, states, ids.shape, learn, seen if block is self.blocks[-1] else slice(None))
             kept.append(made)
             states = _added(made.middle, made.active, block.mlp.c_proj)
         return kept, states, _norm(self.last, states)
 
-    def _block(self, block: Any, states: Tensor, shape: torch.Size, learn: bool) -> Kept:
+    def _block(self, block: Any, states: Tensor, shape: torch.Size, learn: bool, seen: slice) -> Kept:
         first = _norm(block.ln_1, states)
         parts = torch.addmm(block.attn.c_attn.bias, first[0], block.attn.c_attn.weight).view(*shape, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         mixed, total = KERNELS._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
         rows = mixed.transpose(1, 2).reshape(-1, self.width)
-        middle = _added(states, rows, block.attn.c_proj)
+        middle = _added(states, rows, block.attn.c_proj).view(*shape, -1)[:, seen].reshape(-1, self.width)
         second = _norm(block.ln_2, middle)
         inner = torch.addmm(block.mlp.c_fc.bias, second[0], block.mlp.c_fc.weight)
         mixing = query, key, value, mixed, total
@@ -91,32 +99,35 @@ class ByHand:
     @torch.no_grad()
     def learn(self, ids: Tensor, learned: int) -> None:
         """Set the gradients of the mean of -log p of the last `learned` tokens of each row."""
-        kept, states, last = self.forward(ids)
         seen = slice(-learned - 1, -1)
-        read = last[0].view(*ids.shape, -1)[:, seen].reshape(-1, self.width)
+        kept, states, last = self.forward(ids, seen)
+        read = last[0]
         targets = ids[:, -learned:].reshape(-1, 1)
         grad = torch.log_softmax(read @ self.words.t(), -1).exp_().div_(len(targets))
         grad.scatter_add_(1, targets, grad.new_full(targets.shape, -1 / len(targets)))
-        of_last = read.new_zeros(*ids.shape, self.width)
-        of_last[:, seen] = (grad @ self.words).view(len(ids), learned, -1)
-        self._back(kept, states, last, of_last, ids, grad.t() @ read)
+        self._back(kept, states, last, grad @ self.words, ids, grad.t() @ read, seen)
 
     @torch.no_grad()
     def rank(self, ids: Tensor, head: Tensor) -> None:
         """Set the gradients of the mean of states at the last token times a head [1, H], and that of the head."""
-        kept, states, last = self.forward(ids)
-        read = last[0].view(*ids.shape, -1)
-        of_last = torch.zeros_like(read)
-        of_last[:, -1] = head / len(ids)
-        head.grad = read[:, -1].mean(0, keepdim=True)
-        self._back(kept, states, last, of_last, ids, torch.zeros_like(self.words))
+        seen = slice(-1, None)
+        kept, states, last = self.forward(ids, seen)
+        head.grad = last[0].mean(0, keepdim=True)
+        grad = (head / len(ids)).expand_as(last[0]).contiguous()
+        self._back(kept, states, last, grad, ids, torch.zeros_like(self.words), seen)
 
-    def _back(self, kept: list[Kept], states: Tensor, last: Any, grad: Tensor, ids: Tensor, of_words: Tensor) -> None:
-        grad = _back_norm(self.last, states, last, grad.view(-1, self.width))
+    def _back(
+        self, kept: list[Kept], states: Tensor, last: Any, grad: Tensor, ids: Tensor, of_words: Tensor, seen: slice
+    ) -> None:
+        grad = _back_norm(self.last, states, last, grad)
         for block, made in zip(self.blocks[::-1], kept[::-1], strict=True):
             inner = _back_linear(block.mlp.c_proj, made.active, grad).mul_(made.slope)
             inner = _back_linear(block.mlp.c_fc, made.second[0], inner)
             grad = _back_norm(block.ln_2, made.middle, made.second, inner).add_(grad)
+            if block is self.blocks[-1]:
+                of_seen, grad = grad, grad.new_zeros(*ids.shape, self.width)
+                grad[:, seen] = of_seen.view(len(ids), -1, self.width)
+                grad = grad.view(-1, self.width)
             mixed = _back_linear(block.attn.c_proj, made.rows, grad).view(*ids.shape, self.heads, -1).transpose(1, 2)
             three = KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(mixed, *made.attended, 0.0, True)
             parts = torch.stack([part.transpose(1, 2) for part in three], 2).view(-1, 3 * self.width)
@@ -129,11 +140,11 @@ class ByHand:
     @torch.no_grad()
     def decode(self, ids: Tensor, tokens: int) -> Tensor:
         """Draw tokens after rows of ids [B, T], without a seed for each row. [B, tokens]"""
-        kept, _, last = self.forward(ids, learn=False)
+        kept, _, last = self.forward(ids, slice(-1, None), learn=False)
         places = torch.empty(len(self.blocks), 2, len(ids), self.heads, ids.shape[1] + tokens, self.width // self.heads)
         for held, block in zip(places, kept, strict=True):
             held[0, :, :, : ids.shape[1]], held[1, :, :, : ids.shape[1]] = block.attended[1:3]
-        logits, drawn = last[0].view(*ids.shape, -1)[:, -1] @ self.words.t(), []
+        logits, drawn = last[0] @ self.words.t(), []
         for place in range(ids.shape[1], ids.shape[1] + tokens):
             drawn.append(logits.softmax(-1).multinomial(1).squeeze(1))
             if len(drawn) < tokens:
@@ -190,17 +201,23 @@ def _back_linear(linear: Any, rows: Tensor, grad: Tensor) -> Tensor:
     return of_rows
 
 
+def read(lm: Any, ids: Tensor, seen: slice) -> Tensor:
+    """Return the last hidden states of the tokens that are seen, as trainers compute them. [B, S, H]"""
+    places = torch.arange(ids.numel()).view(ids.shape)[:, seen].flatten()
+    states: Tensor = last_states(lm, Reading({"input_ids": ids}, places=places))[:, seen]
+    return states
+
+
 def by_modules(lm: Any, ids: Tensor, learned: int) -> None:
     """Do what `ByHand.learn` does with modules and autograd."""
-    states = lm.transformer(input_ids=ids, use_cache=False).last_hidden_state[:, -learned - 1 : -1]
-    logits = functional.linear(states.reshape(-1, states.shape[-1]), lm.transformer.wte.weight)
-    torch.log_softmax(logits, -1).gather(1, ids[:, -learned:].reshape(-1, 1)).mean().neg().backward()
+    states = read(lm, ids, slice(-learned - 1, -1))
+    rows, targets = states.reshape(-1, states.shape[-1]), ids[:, -learned:].reshape(-1)
+    score_tokens(rows, targets, lm_head(lm)).logprobs.mean().neg().backward()
 
 
 def rank_by_modules(lm: Any, ids: Tensor, head: Tensor) -> None:
     """Do what `ByHand.rank` does with modules and autograd."""
-    states = lm.transformer(input_ids=ids, use_cache=False).last_hidden_state
-    functional.linear(states[:, -1], head).mean().backward()
+    functional.linear(read(lm, ids, slice(-1, None))[:, -1], head).mean().backward()
 
 
 def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
@@ -209,11 +226,11 @@ def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     shape = SHAPES["dpo"]["1.8M"]
     words, learned, batch = lm.config.vocab_size - 1, shape["response"], shape["batch"]
     one, two = (torch.randint(words, (batch, PROMPT + answers * learned)) for answers in (1, 2))
-    head = nn.Parameter(torch.randn(1, hand.width))
+    head, seen = nn.Parameter(torch.randn(1, hand.width)), slice(-2 * learned - 1, -1)
 
     def reference() -> None:
         with torch.no_grad():
-            lm.transformer(input_ids=two, use_cache=False)
+            read(lm, two, seen)
 
     def decoding(rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         prompts = torch.randint(words, (rows, PROMPT))
@@ -222,7 +239,7 @@ def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     return {
         "SFT: forward and backward": (lambda: by_modules(lm, one, learned), lambda: hand.learn(one, learned)),
         "DPO: forward and backward": (lambda: by_modules(lm, two, 2 * learned), lambda: hand.learn(two, 2 * learned)),
-        "DPO: the reference, without its head": (reference, lambda: hand.forward(two, learn=False)),
+        "DPO: the reference, without its head": (reference, lambda: hand.forward(two, seen, learn=False)),
         "reward model: forward and backward": (lambda: rank_by_modules(lm, two, head), lambda: hand.rank(two, head)),
         **{f"decoding, {rows} row{'s'[: rows - 1]}": decoding(rows) for rows in (1, 8, 32, 128)},
     }

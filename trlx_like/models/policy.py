@@ -5,9 +5,7 @@ Logits are computed at response tokens only and in chunks of rows, never as one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,6 @@ from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics,
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.compaction import Compaction
 from trlx_like.models.layout import (
-    BlockInputs,
     blocks,
     decoder_start,
     last_block,
@@ -197,20 +194,29 @@ class LanguagePolicy(nn.Module):
             """Return states of packed rows as those of the batch, and others unchanged."""
             return states if packed is None else packed.unpack(states)
 
-        hidden = whole(last)
+        def around(states: Tensor) -> Tensor:
+            """Return the states around the response tokens. [B, R + 1, H]"""
+            return whole(states)[:, -width - 1 :]
+
         real = batch.scored
-        at_tokens = hidden[:, -width - 1 : -1][real]  # [N, H]: the states that the tokens were drawn from
+        numbers = torch.arange(last.shape[:2].numel(), device=last.device).view(last.shape[:2])
+        drawn_from = (numbers if packed is None else packed.places)[:, -width - 1 : -1][real]  # [N]
+        at_tokens = last.flatten(0, 1).index_select(0, drawn_from)  # [N, H]
         ids = batch.response[real]  # [N]
         sampling = self._sampling(batch, real)
         head = lm_head(self.lm)
         scores = score_tokens(at_tokens, ids, head, entropy=entropy, statistics=statistics, **sampling)
         output = PolicyOutput(
             logprobs=_spread(scores.logprobs, real),
-            states=hidden[:, -width - 1 :] if states else None,
+            states=around(last) if states else None,
             entropy=None if scores.entropy is None else _spread(scores.entropy, real),
-            heads={n: self._head(n, hidden, branches, width + 1, whole, places) for n in self.heads} if heads else {},
             trunk=None if lowest is None else whole(branches[lowest].hidden.detach()),
         )
+        for name in self.heads if heads else ():
+            of_head = last
+            if name in self.head_branch:
+                of_head = self.head_tops[name](branches[self.head_branch[name]], places)
+            output.heads[name] = self.heads[name](around(of_head))
         if scores.statistics is not None:
             columns = {name: _spread(column, real) for name, column in vars(scores.statistics).items()}
             output.statistics = TokenStatistics(**columns)
@@ -218,7 +224,7 @@ class LanguagePolicy(nn.Module):
             held = self._reference[0]
             with torch.no_grad():
                 branch = None if self.branch is None else branches[self.branch]
-                ref_tokens = whole(held.hidden(reading, last, branch))[:, -width - 1 : -1][real]
+                ref_tokens = held.hidden(reading, last, branch).flatten(0, 1).index_select(0, drawn_from)
                 if reference:
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
                     output.ref_logprobs = _spread(ref_scores.logprobs, real)
@@ -250,20 +256,6 @@ class LanguagePolicy(nn.Module):
             return {"temperature": self.temperature}
         previous = batch.previous(self.start)[real]
         return {"temperature": self.temperature, "allowed": self.allowed, "previous": previous}
-
-    def _head(
-        self,
-        name: str,
-        hidden: Tensor,
-        branches: dict[int, BlockInputs],
-        states: int,
-        whole: Callable[[Tensor], Tensor],
-        places: Tensor | None,
-    ) -> Tensor:
-        """Compute a head's output at the last `states` states; `whole` returns the states of whole rows."""
-        if name in self.head_branch:
-            hidden = whole(self.head_tops[name](branches[self.head_branch[name]], places))
-        return cast(Tensor, self.heads[name](hidden[:, -states:]))
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
