@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler
 
@@ -171,19 +171,6 @@ def bounded(optimizer: Optimizer) -> bool:
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     plain = not any(group.get("capturable") or group.get("differentiable") for group in optimizer.param_groups)
     return plain and not any(hooks) and inspect.unwrap(optimizer.step) is _STEPS.get(type(optimizer))
-
-
-def divides_gradients(optimizer: Optimizer, norm: Tensor) -> bool:
-    """Tell whether the kernel of an optimizer divides gradients by its attribute `grad_scale`.
-
-    Only plain Adam's is used, since a hook before a step would see them as they were, and on CPUs.
-
-    Args:
-        optimizer: The optimizer.
-        norm: The norm of its gradients. []
-    """
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    return fused and norm.dtype == torch.float32 and norm.device.type == "cpu" and bounded(optimizer)
 
 
 def make_scheduler(optimizer: Optimizer, config: SchedulerConfig, total_steps: int | None = None) -> LRScheduler:

@@ -16,8 +16,8 @@ def test_operations_and_bytes_by_hand() -> None:
     with torch.random.fork_rng():
         found = {name: rest for name, *rest in [*limits.sampling(model, 2, 1), *limits.learning(model, 2, 1)]}
     weights = 500 * 64 + 64 * 64 + (64 + 1) * (192 + 64 + 256) + (256 + 1) * 64 + 3 * 2 * 64
-    attention, network = 64 * (192 + 64), 64 * 2 * 256  # products of a token in the block
-    whole = 2 * 2 * (64 * attention + 48 * network + 48 * 64 * 500)  # the last network computes 48 tokens that are read
+    products = 64 * (192 + 64 + 2 * 256)  # of a token in the block
+    whole = 2 * 2 * (64 * products + 48 * 64 * 500)
     assert found["forward"][1] == pytest.approx(whole, rel=0.03)  # rounded to millions
     assert found["optimizer step"][1:] == [0.0, 4 * 7 * weights]
     # A row has the 16 tokens of the prompt and, in the middle, 8 more: keys and values of 64 numbers of 4 bytes.

@@ -104,7 +104,7 @@ class Backend(ABC):
 
     @abstractmethod
     def finish(self) -> Tensor:
-        """Sum the gradients over processes, and return their norm [] before they are clipped, here or in `step`."""
+        """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
 
     def step(self, optimizer: Any, accepted: bool) -> None:
         """Make an optimizer step on the gradients that `finish` left.
@@ -114,7 +114,7 @@ class Backend(ABC):
             accepted: False drops the gradients without a step.
         """
         if accepted:
-            optimizer.optimizer.step()  # that of accelerate would look for a package of optimizers at every call
+            optimizer.step()
 
     def clear(self, optimizer: Any) -> None:
         """Free all gradients."""

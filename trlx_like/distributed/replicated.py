@@ -8,17 +8,13 @@ different lengths cannot promise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
-from torch.optim import Optimizer
 
 from trlx_like.distributed.backend import Backend
-from trlx_like.optim import divides_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +33,10 @@ def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num())
 
 
-@contextmanager
-def clipped(
-    optimizer: Optimizer, parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor
-) -> Iterator[None]:
-    """Clip gradients by their norm, for a step of an optimizer in a `with` block.
-
-    A kernel that divides gradients while it reads them saves a pass over all of them.
-
-    Args:
-        optimizer: The optimizer.
-        parameters: What it updates.
-        largest: `train.max_grad_norm`.
-        norm: The norm of all gradients. []
-    """
-    if largest is None or not norm + 1e-6 > largest or not divides_gradients(optimizer, norm):
-        clip(parameters, largest, norm)
-        yield
-        return
-    kernel: Any = optimizer
-    kernel.grad_scale = (norm + 1e-6) / largest
-    try:
-        yield
-    finally:
-        del kernel.grad_scale
-
-
 class ReplicatedBackend(Backend):
     """Hold all weights on every process. The methods are described in `Backend`."""
 
     parameters: Sequence[nn.Parameter] = ()
-    _norm = torch.zeros(())  # of the gradients of the present step
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
@@ -84,27 +53,25 @@ class ReplicatedBackend(Backend):
         (loss if scaler is None else scaler.scale(loss)).backward()
 
     def finish(self) -> Tensor:
-        """Sum the gradients over processes, and return their norm []."""
+        """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
         if self.world.size > 1:
             self._exchange()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if not gradients:
-            self._norm = torch.zeros(())
-            return self._norm
+            return torch.zeros(())
         if (scaler := self.world.accelerator.scaler) is not None:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         self.world.accelerator.unscale_gradients()
-        self._norm = torch.nn.utils.get_total_norm(gradients)
-        return self._norm
+        norm = torch.nn.utils.get_total_norm(gradients)
+        clip(self.parameters, self.config.train.max_grad_norm, norm)
+        return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
-        """Clip the gradients and make a step. In fp16 one whose gradients overflowed is skipped, with a warning."""
-        scaler, largest = self.world.accelerator.scaler, self.config.train.max_grad_norm
+        """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
+        scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            with clipped(optimizer.optimizer, self.parameters, largest, self._norm) if accepted else nullcontext():
-                super().step(optimizer, accepted)
+            super().step(optimizer, accepted)
         elif accepted:
-            clip(self.parameters, largest, self._norm)
             scale = scaler.get_scale()
             optimizer.step()
             if scaler.get_scale() < scale:  # fused kernels skip by themselves: `step_was_skipped` misses it

@@ -19,6 +19,7 @@ from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.layout import embedding_width, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan
+from trlx_like.models.reading import picks
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
 
@@ -37,12 +38,14 @@ class Compaction:
         share: Whether a shared prompt may be read in a pass of its own.
         longest: The longest packed row that the model can read, in tokens; 0: rows are not packed.
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
+        picks: Whether the last feed-forward network may compute the tokens alone that are read.
     """
 
     hidden: int
     share: bool = False
     longest: int = 0
     bias: torch.dtype | None = None
+    picks: bool = False
 
     def of(
         self, batch: Completion, branches: bool = False, whole: int | None = None
@@ -81,7 +84,8 @@ class Compaction:
         """Return what another model, which gets the same inputs, can do as well."""
         other = compaction_of(lm)
         longest = min(self.longest, other.longest) if self.bias == other.bias else 0
-        return replace(self, share=self.share and why_no_cache(lm) is None, longest=longest)
+        share, picked = self.share and why_no_cache(lm) is None, self.picks and other.picks
+        return replace(self, share=share, longest=longest, picks=picked)
 
 
 def _in_pairs(of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> list[int]:
@@ -109,7 +113,7 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
     """
     bias = lm.dtype if lm.config._attn_implementation == "eager" else None
     width = embedding_width(lm.get_input_embeddings())
-    return Compaction(width, can_share(lm) and not sharded, _longest(lm, bias), bias)
+    return Compaction(width, can_share(lm) and not sharded, _longest(lm, bias), bias, picks(lm))
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:

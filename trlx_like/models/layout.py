@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,6 @@ from trlx_like.models.dropout import evaluating
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V]."""
-
-WORTH_READING = 15 / 16
-"""The largest part of a batch's tokens that is worth picking out of it."""
 
 
 def base_model(lm: PreTrainedModel) -> nn.Module:
@@ -129,56 +125,6 @@ def find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
         f"model.model_path: no list of {count} blocks was found in {type(base).__name__}; "
         "use model.num_layers_unfrozen: -1 with this family."
     )
-
-
-def last_block(lm: PreTrainedModel) -> nn.Module | None:
-    """Return the last of the blocks; None for a family whose blocks are not found."""
-    try:
-        return blocks(lm)[-1]
-    except ConfigError:
-        return None
-
-
-_WITH_MORE = WeakSet[nn.Module]()
-"""Feed-forward networks that return more than states, such as experts with the numbers of their router."""
-
-
-@contextmanager
-def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None) -> Iterator[None]:
-    """Let the feed-forward network of the last block, two thirds of its weights, compute only the tokens that are read.
-
-    The last hidden states of the others mean nothing then, and what is read is the same up to rounding. A block without
-    a part `mlp` that maps states to states computes all tokens, and so does a model with gradient checkpointing.
-
-    Args:
-        model: The model, which runs once in the `with` block.
-        block: Its last block; None computes all tokens.
-        places: The places of the tokens that are read, among all of a batch, each once; None: all. [S] int64
-    """
-    part = getattr(block, "mlp", None)
-    # In a backward pass, which is outside of the `with` block, the part would compute all tokens.
-    again = torch.is_grad_enabled() and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-    if places is None or part is None or part in _WITH_MORE or "forward" in vars(part) or again:
-        yield
-        return
-    whole = part.forward
-
-    def forward(states: Tensor, *others: Any, **options: Any) -> Any:
-        count = states.shape[:-1].numel()
-        if others or options or len(places) > WORTH_READING * count:
-            return whole(states, *others, **options)
-        made = whole(states.flatten(0, -2).index_select(0, places)[None])
-        if not isinstance(made, Tensor):
-            _WITH_MORE.add(part)
-            return whole(states)
-        unread = made.new_zeros(count, made.shape[-1])
-        return unread.index_copy_(0, places, made[0]).view(*states.shape[:-1], -1)
-
-    part.forward = forward
-    try:
-        yield
-    finally:
-        del part.forward
 
 
 class _FixedOutput(BaseModelOutput):

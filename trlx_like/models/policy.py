@@ -19,14 +19,13 @@ from trlx_like.models.compaction import Compaction
 from trlx_like.models.layout import (
     blocks,
     decoder_start,
-    last_block,
     lm_head,
-    read_at,
     run_base,
     use_eager_attention_if_biased,
 )
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.packed_rows import PackedRows
+from trlx_like.models.reading import last_block, read_at
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.shared_prompts import Reading, SharedPrompts, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
@@ -178,7 +177,9 @@ class LanguagePolicy(nn.Module):
         packed = compact if isinstance(compact, PackedRows) else None
         shared = compact if isinstance(compact, SharedPrompts) else None
         inputs = batch.inputs(self.start) if packed is None else packed.inputs
-        places = None if shared else self._places(batch, states or (heads and len(self.heads) > 0), packed)
+        places = None
+        if self.compaction is not None and self.compaction.picks:
+            places = shared.ends if shared else self._places(batch, states or (heads and len(self.heads) > 0), packed)
         reading = Reading(inputs, shared, places)
         if wanted:
             with read_at(self.lm, last_block(self.lm), places):
@@ -245,7 +246,10 @@ class LanguagePolicy(nn.Module):
         read = torch.cat([first, batch.mask] if around else [batch.scored, ~first], dim=1)  # [B, R + 1]
         if self.start is None:
             read = nn.functional.pad(read, (batch.prompt.shape[1] - 1, 0))  # [B, P + R]
-        return (read if packed is None else packed.pack(read)).flatten().nonzero()[:, 0]
+        if packed is not None:  # where a token may stand for those of several rows
+            places = packed.places[read]
+            read = torch.zeros_like(packed.source, dtype=torch.bool).flatten().index_fill_(0, places, True)
+        return read.flatten().nonzero()[:, 0]
 
     def _sampling(self, batch: Completion, real: Tensor) -> Sampling:
         """Return the settings of the distribution that the tokens of a mask [B, R] were sampled from."""

@@ -79,7 +79,7 @@ class RewardNetwork(nn.Module):
         if states is None:
             positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
             inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-            states = states_at_end(self.lm, inputs, mask)
+            states = states_at_end(self.lm, inputs, mask, self.compaction is not None and self.compaction.picks)
         return cast(Tensor, score(states.to(next(score.parameters()).dtype)))[:, 0].float()
 
     def _compact(self, ids: Tensor, mask: Tensor, common: Tensor) -> Tensor | None:
@@ -95,10 +95,12 @@ class RewardNetwork(nn.Module):
         last = batch.prompt.shape[1] + batch.mask.sum(dim=1) - 1
         rows = torch.arange(len(last), device=last.device)
         if not isinstance(compact, PackedRows):
-            hidden = last_states(self.lm, Reading(batch.inputs(), compact))
+            places = compact.ends if self.compaction.picks else None
+            hidden = last_states(self.lm, Reading(batch.inputs(), compact, places))
             return hidden[:, -batch.mask.shape[1] :][rows, last - batch.prompt.shape[1]]
         places = compact.places[rows, last]
-        return last_states(self.lm, Reading(compact.inputs, places=places)).flatten(0, 1)[places]
+        reading = Reading(compact.inputs, places=places if self.compaction.picks else None)
+        return last_states(self.lm, reading).flatten(0, 1)[places]
 
 
 def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
@@ -111,20 +113,21 @@ def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
     return Completion(prompt, prompt_mask, response, response_mask)
 
 
-def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, picks: bool = False) -> Tensor:
     """Compute the last hidden states at the last real token of each sequence; of an encoder-decoder, of the decoder's.
 
     Args:
         lm: The language model.
         inputs: The arguments of `run_base`.
         mask: True on real tokens, of the decoder if there is one. [B, T] bool
+        picks: Whether the last feed-forward network computes these tokens alone, see `reading.picks`.
 
     Returns:
         The states. [B, H]
     """
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
     places = torch.arange(len(mask), device=mask.device) * mask.shape[1] + last
-    return last_states(lm, Reading(inputs, places=places)).flatten(0, 1)[places]
+    return last_states(lm, Reading(inputs, places=places if picks else None)).flatten(0, 1)[places]
 
 
 def load_reward_model(

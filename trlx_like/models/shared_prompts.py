@@ -19,7 +19,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import has_dropout
-from trlx_like.models.layout import base_model, last_block, read_at, run_base
+from trlx_like.models.layout import base_model, run_base
+from trlx_like.models.reading import last_block, read_at, recomputes
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.
@@ -44,8 +45,7 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
 
 def can_share(lm: PreTrainedModel) -> bool:
     """Return whether a model computes the same for a shared prompt as for each row alone."""
-    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in lm.modules())
-    return why_no_cache(lm) is None and not (recomputes or has_dropout(lm) or lm.is_remote_code())
+    return why_no_cache(lm) is None and not (recomputes(lm) or has_dropout(lm) or lm.is_remote_code())
 
 
 @dataclass
@@ -55,6 +55,11 @@ class SharedPrompts:
     width: int  # P
     first: Tensor  # [U] int64, a row with each prompt
     of_row: Tensor  # [B] int64, the prompt of each row
+
+    @property
+    def ends(self) -> Tensor:
+        """The places of the last tokens of the prompts, among the U P of all. [U] int64"""
+        return torch.arange(1, len(self.first) + 1, device=self.first.device) * self.width - 1
 
     @classmethod
     def of(cls, batch: Completion, of_row: Tensor) -> SharedPrompts | None:
@@ -85,7 +90,8 @@ class Reading:
     Attributes:
         inputs: The arguments of its forward pass, as `Completion.inputs` makes them.
         shared: The prompts to read once, with a model that `can_share`; None reads every row whole.
-        places: The places of the tokens whose last hidden states are wanted among the B T of all rows; None: all. [S]
+        places: The places of the tokens whose last hidden states are wanted, among the B T of all rows or, with shared
+            prompts, among those of the U prompts; None: all. [S] int64
     """
 
     inputs: Mapping[str, Tensor]
@@ -105,13 +111,11 @@ def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
         [B, 1 + R, H]. They mean nothing at tokens that are not wanted.
     """
     inputs, shared = reading.inputs, reading.shared
-    if shared is None:
-        with read_at(lm, last_block(lm), reading.places):
+    with read_at(lm, last_block(lm), reading.places):
+        if shared is None:
             return run_base(lm, inputs)[0]
-    base, cache, width = base_model(lm), DynamicCache(), shared.width
-    prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
-    ends = torch.arange(1, len(shared.first) + 1, device=shared.first.device) * width - 1
-    with read_at(lm, last_block(lm), ends):
+        base, cache, width = base_model(lm), DynamicCache(), shared.width
+        prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
         read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
     for layer in cast("list[Any]", cache.layers):  # whose own method has a slow backward pass
         layer.keys, layer.values = (held.index_select(0, shared.of_row) for held in (layer.keys, layer.values))

@@ -16,10 +16,10 @@ from trlx_like.models.layout import (
     embedding_width,
     find_blocks,
     probe,
-    read_at,
     recorded,
     run_base,
 )
+from trlx_like.models.reading import read_at
 
 
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:

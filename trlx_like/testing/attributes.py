@@ -43,7 +43,6 @@ NOT_STATE = {
     ".divergence_watch._warned",
     ".divergence_watch.optimisation",  # looked at as the trainer's own
     ".optimisation.guard._copies",  # of the last step, to undo it
-    ".run.backend._norm",  # of the gradients of the last step
     *(".optimisation.guard._known", ".optimisation.guard._weights", ".optimisation.guard._moments"),  # looked up again
     *(".by_hand.sampler", ".replay.rollouts"),  # looked at as the trainer's own
     ".rollouts.scoring",  # looked at as the trainer's own

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tests.distributed.ranks import on_ranks
 from trlx_like.data import Experience
 from trlx_like.distributed import NamedNumbers
-from trlx_like.distributed.replicated import clip, clipped
+from trlx_like.distributed.replicated import clip
 from trlx_like.errors import ConfigError
 from trlx_like.presets import PRESETS
 from trlx_like.trainers.context import Run
@@ -129,42 +129,19 @@ def test_only_gradients_above_the_bound_are_multiplied(norm: float, written: boo
     assert (weight.grad._version > before) == written
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize(("largest", "norm"), [(1.0, 5.0), (10.0, 5.0), (None, 5.0), (1.0, math.nan)])
-def test_a_kernel_clips_as_torch_does(kind: Any, largest: float | None, norm: float) -> None:
-    """Adam's kernel gets what to divide by, and gradients are clipped after it; others get clipped gradients."""
-    found, seen = [], []
-    for fused in (True, False):
-        weight = nn.Parameter(torch.ones(2))
-        optimizer = kind([weight], lr=0.1, weight_decay=0.1, fused=fused)
-        for _ in range(3):
-            weight.grad = torch.tensor([3.0, -4.0])
-            with clipped(optimizer, [weight], largest, torch.tensor(norm)):
-                seen.append(weight.grad.tolist())
-                optimizer.step()
-        assert weight.grad is not None and not hasattr(optimizer, "grad_scale")
-        found.append(torch.stack([weight.detach(), weight.grad]))
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
-    assert seen[0] == [3.0, -4.0] and seen[-1] == pytest.approx(
-        [0.6, -0.8] if largest == 1.0 and norm == 5.0 else [3.0, -4.0]
-    )
-
-
-def test_a_hook_before_a_step_sees_clipped_gradients() -> None:
-    weight, seen = nn.Parameter(torch.ones(2)), []
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    optimizer.register_step_pre_hook(lambda *_: seen.append(float(torch.linalg.vector_norm(weight.grad))))
-    weight.grad = torch.tensor([3.0, -4.0])
-    with clipped(optimizer, [weight], 1.0, torch.tensor(5.0)):
-        optimizer.step()
-    assert seen == pytest.approx([1.0], abs=1e-5)
-
-
 def test_gradients_of_no_known_norm_stay() -> None:
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, math.nan])
     clip([weight], 1.0, torch.tensor(math.nan))
     assert weight.grad[0] == 3
+
+
+def test_a_step_puts_every_part_in_training_mode(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    part = torch.nn.Dropout(0.5).eval()
+    line.model.add_module("part", part)
+    line.step()
+    assert line.model.training and part.training
 
 
 def test_what_is_refused_changes_no_weight(tmp_path: Path) -> None:
