@@ -219,7 +219,7 @@ class Optimisation:
         run, backend, totals = self.run, self.run.backend, self._totals(parts, units)
         # All at once: a copy to a GPU between two backward passes would wait for the first of them.
         parts = [part.to(run.device) for part in parts]
-        if not all(part.training for part in self.model.modules()):  # to set what is set takes ten times as long
+        if not all(part.training for part in self.model.modules()):  # which calls every module, each time
             self.model.train()
         loss = partial(loss, **self._known(parts, totals))
         sums = MetricSums(self._metrics)
