@@ -34,8 +34,9 @@ def last_block(lm: PreTrainedModel) -> nn.Module | None:
 
 def recomputes(model: nn.Module) -> bool:
     """Return whether a backward pass computes parts of a model again (gradient checkpointing)."""
+    # A module without an attribute takes long to say so.
     parts = model.modules()
-    return any(getattr(part, "gradient_checkpointing", False) or isinstance(part, CheckpointWrapper) for part in parts)
+    return any(vars(part).get("gradient_checkpointing") or isinstance(part, CheckpointWrapper) for part in parts)
 
 
 @contextmanager
