@@ -9,8 +9,8 @@ float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 
 of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on neither side. In CPU
 milliseconds of one thread, the median of turns and of their quotients. `--write` puts the rows into docs/speed.md.
 
-One row has the feed-forward networks alone by hand, and all else by modules: more than that cannot be replaced without
-writing out the passes of a family.
+One row has the feed-forward networks alone by hand, which could take the place of a family's own, and all else by
+modules.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class FeedForward(torch.autograd.Function):
 
 
 def networks_by_hand(lm: Any, ids: Tensor, learned: int) -> None:
-    """Do what `by_modules` does with `FeedForward` in each block."""
+    """Do what `by_modules` does, but with `FeedForward` as the network of each block."""
 
     def forward(network: Any, states: Tensor) -> Tensor:
         up, down = network.c_fc, network.c_proj

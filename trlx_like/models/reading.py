@@ -34,7 +34,7 @@ def last_block(lm: PreTrainedModel) -> nn.Module | None:
 
 def recomputes(model: nn.Module) -> bool:
     """Return whether a backward pass computes parts of a model again (gradient checkpointing)."""
-    # A module without an attribute takes long to say so.
+    # `vars`, because `getattr` is slow for an attribute that a module does not have.
     parts = model.modules()
     return any(vars(part).get("gradient_checkpointing") or isinstance(part, CheckpointWrapper) for part in parts)
 
