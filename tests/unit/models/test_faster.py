@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,8 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def everyproduct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose oneDNN on any processor, for products of any size."""
-    monkeypatch.setattr(module, "mkl_is_narrow", lambda: True)
+    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: False)
+    monkeypatch.setattr(module, "least_weight", lambda: 0)
     monkeypatch.setattr(module, "LEAST", 1)
 
 
@@ -185,15 +188,20 @@ def test_layers_of_other_classes_are_left_alone() -> None:
 
 
 def test_on_another_processor_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "mkl_is_narrow", lambda: False)
-    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: False)
+    monkeypatch.setattr(module, "least_weight", lambda: math.inf)
     assert type(faster(layer("linear"))) is nn.Linear
+
+
+def test_small_weights_stay_with_mkl_where_512_bits_are_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "least_weight", lambda: 24 * 40)
+    seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), Conv1D(24, 40), nn.Linear(24, 39)))
+    assert made(torch.randn(3, 24)).shape == (3, 39) and seen == [(3, 24, 40), (3, 40, 24)]
+    assert type(made[2]) is nn.Linear
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of decoding takes oneDNN. One row, many rows, small weights, `Conv1D` and learning stay with MKL."""
-    monkeypatch.setattr(module, "mkl_is_narrow", lambda: False)
     monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: True)
     monkeypatch.setattr(module, "LARGE", 24 * 40)
     seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), nn.Linear(40, 8), Conv1D(40, 8)))
@@ -206,25 +214,35 @@ def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "narrow", "few"),
+    ("capabilities", "told", "least", "few"),
     [
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True, False),
-        ({"cpu_name": "AMD EPYC", "avx512_f": False}, False, False),
-        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, False, True),
-        ({"cpu_name": "Intel Core", "avx512_f": False}, False, False),
-        ({"architecture": "aarch64"}, False, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, "cpu family\t: 26\n", 0, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, "cpu family\t: 25\nmodel\t: 17\n", 2**19, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, None, 2**19, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": False}, "cpu family\t: 25\n", math.inf, False),
+        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, "cpu family\t: 6\n", math.inf, True),
+        ({"cpu_name": "Intel Core", "avx512_f": False}, "cpu family\t: 6\n", math.inf, False),
+        ({"architecture": "aarch64"}, "processor\t: 0\n", math.inf, False),
     ],
 )
 def test_what_is_faster_on_a_processor(
-    capabilities: dict[str, Any], narrow: bool, few: bool, monkeypatch: pytest.MonkeyPatch
+    capabilities: dict[str, Any],
+    told: str | None,
+    least: float,
+    few: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    kinds = module.mkl_is_narrow, module.mkl_is_slow_with_few_rows
+    monkeypatch.setattr(module, "TOLD", tmp_path / "cpuinfo")
+    if told is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{told}", encoding="utf-8")
+    kinds = module.least_weight, module.mkl_is_slow_with_few_rows
     try:
         for kind in kinds:
             kind.cache_clear()
-        assert [kind() for kind in kinds] == [narrow, few]
+        assert [kind() for kind in kinds] == [least, few]
     finally:
         for kind in kinds:
             kind.cache_clear()
