@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 
 def best_fit(lengths: Iterable[int], room: int) -> array[int]:
@@ -38,4 +38,26 @@ def best_fit(lengths: Iterable[int], room: int) -> array[int]:
         if not with_left[free]:
             insort(left, free)
         heappush(with_left[free], into)
+    return row
+
+
+def balanced(lengths: Iterable[int], rows: int) -> array[int]:
+    """Put items into rows one by one, each into the row that is the shortest so far.
+
+    The longest row is short if the longest items come first (Graham 1969, "Bounds on multiprocessing timing
+    anomalies"). Of rows of the same length, the first is taken.
+
+    Args:
+        lengths: The length of each item.
+        rows: The number of rows.
+
+    Returns:
+        The number of the row of each item.
+    """
+    filled = [(0, number) for number in range(rows)]
+    row = array("q")
+    for length in lengths:
+        tokens, into = filled[0]
+        row.append(into)
+        heapreplace(filled, (tokens + length, into))
     return row

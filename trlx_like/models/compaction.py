@@ -6,8 +6,9 @@ whole rows, but for rounding. Models with dropout read whole rows, since another
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -19,6 +20,7 @@ from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.layout import embedding_width, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan
+from trlx_like.models.pieces import Piece, recomputes, set_pieces
 from trlx_like.models.reading import picks
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
@@ -27,6 +29,12 @@ SAVED = 0.05
 """The least part of the cost that packing must save."""
 TWO_PASSES = 1.15
 """What sharing prompts costs beside its tokens: two passes are slower than one of as many tokens."""
+CALL = 8
+"""What a call of the attention kernel costs beside what it computes, in tokens."""
+PROBED = ((1, 3), (1, 2), (3, 1), (3, 4), (2, 2))
+"""The tokens of prompts and responses of rows with which models are tested."""
+ROW = 1024
+"""The tokens of a row in which attention is computed piece by piece. Its mask is as large as their square."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Compaction:
         hidden: The width of the hidden states, H.
         share: Whether a shared prompt may be read in a pass of its own.
         longest: The longest packed row that the model can read, in tokens; 0: rows are not packed.
+        in_pieces: The longest row in which it can attend piece by piece, in tokens; 0: none.
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
         picks: Whether the last feed-forward network may compute the tokens alone that are read.
     """
@@ -44,6 +53,7 @@ class Compaction:
     hidden: int
     share: bool = False
     longest: int = 0
+    in_pieces: int = 0
     bias: torch.dtype | None = None
     picks: bool = False
 
@@ -69,12 +79,26 @@ class Compaction:
         if self.longest:
             columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
             of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
-            groupings = range(rows), _in_pairs(of_row, prompts, responses, self.longest)
-            plans = [RowPlan.of(groups, prompts, responses) for groups in groupings]
-            cost, plan = min(((self._cost(plan.rows, plan.width), plan) for plan in plans), key=itemgetter(0))
-            if cost < best and plan.width <= self.longest:
-                return PackedRows.of(batch, plan, self.bias)
+            cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
+            if cost < best:
+                return PackedRows.of(batch, plan, self.bias, pieces)
         return shared
+
+    def _plans(
+        self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int]
+    ) -> Iterator[tuple[float, RowPlan, Sequence[Piece]]]:
+        """Yield what it costs to read packed rows, in tokens, how they are packed, and the pieces of attention."""
+        alone = range(len(of_row))
+        for groups in (alone, _in_groups(of_row, prompts, responses, self.longest, 2)):
+            plan = RowPlan.of(groups, prompts, responses)
+            yield self._cost(plan.rows, plan.width) if plan.width <= self.longest else math.inf, plan, ()
+        if self.in_pieces:
+            for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, ROW))):
+                plan = _in_long_rows(groups, prompts, responses, self.in_pieces)
+                pieces = plan.pieces(prompts, responses)
+                attention = sum(piece.pairs / (2 * self.hidden) + CALL * (piece.of is not None) for piece in pieces)
+                cost = plan.rows * plan.width + attention
+                yield cost if plan.width <= self.in_pieces else math.inf, plan, pieces
 
     def _cost(self, rows: int, width: int, seen: int | None = None) -> float:
         """Return what rows cost, in tokens. With 2 H tokens to see, attention costs as much as all else."""
@@ -85,23 +109,43 @@ class Compaction:
         other = compaction_of(lm)
         longest = min(self.longest, other.longest) if self.bias == other.bias else 0
         share, picked = self.share and why_no_cache(lm) is None, self.picks and other.picks
-        return replace(self, share=share, longest=longest, picks=picked)
+        in_pieces = min(self.in_pieces, other.in_pieces) if longest else 0
+        return replace(self, share=share, longest=longest, in_pieces=in_pieces, picks=picked)
 
 
-def _in_pairs(of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> list[int]:
-    """Number groups of two rows that have the same prompt and fit into a packed row together, and other rows alone. [B]
+def _in_groups(
+    of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int, most: int = sys.maxsize
+) -> list[int]:
+    """Number groups of rows that have the same prompt and fit into a packed row together, by their first row. [B]
 
-    In larger groups attention costs more than the prompts that are saved, unless these are much longer than responses.
+    Where a mask is applied, attention costs more than the prompts that are saved if there are more than two rows to a
+    group, unless prompts are much longer than responses.
+
+    Args:
+        of_row: The number of the prompt of each row. [B]
+        prompts: The tokens of each prompt. [B]
+        responses: The tokens of each response. [B]
+        longest: The most tokens of a packed row.
+        most: The most rows of a group.
     """
-    waiting: dict[int, tuple[int, int]] = {}  # by prompt: the group of a row that has no second one, and its tokens
+    open_: dict[int, tuple[int, int, int]] = {}  # by prompt: a group, its tokens, and its rows
     groups = []
     for number, (same, prompt, response) in enumerate(zip(of_row, prompts, responses, strict=True)):
-        group, tokens = waiting.pop(same, (number, longest))
-        if tokens + response > longest:
-            group = number
-            waiting[same] = number, prompt + response
+        group, tokens, rows = open_.get(same, (number, longest, 0))
+        if rows == most or tokens + response > longest:
+            group, tokens, rows = number, prompt, 0
+        open_[same] = group, tokens + response, rows + 1
         groups.append(group)
     return groups
+
+
+def _in_long_rows(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> RowPlan:
+    """Plan rows that are filled evenly: of half of `ROW` tokens to about `ROW`, or longer if a group is."""
+    tokens = sum(responses) + sum(prompt for row, prompt in enumerate(prompts) if groups[row] == row)
+    widest = RowPlan.of(groups, prompts, responses).width
+    fewest = -(-tokens // max(widest, min(ROW, longest)))
+    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, 2 * fewest + 1)]
+    return min(plans, key=lambda plan: (plan.width > longest, plan.rows * plan.width))
 
 
 def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
@@ -113,7 +157,9 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
     """
     bias = lm.dtype if lm.config._attn_implementation == "eager" else None
     width = embedding_width(lm.get_input_embeddings())
-    return Compaction(width, can_share(lm) and not sharded, _longest(lm, bias), bias, picks(lm))
+    longest = _longest(lm, bias)
+    in_pieces = _longest_in_pieces(lm, longest) if longest else 0
+    return Compaction(width, can_share(lm) and not sharded, longest, in_pieces, bias, picks(lm))
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
@@ -121,24 +167,61 @@ def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
     known = lm.config._attn_implementation in ("sdpa", "eager")  # others take no mask for each pair of tokens
     if not known or why_no_cache(lm) is not None or has_dropout(lm) or lm.is_remote_code():
         return 0
+    longest = min(_window(lm), _positions(lm))  # all of the row has to be in a window
+    return longest if _agrees(lowest_blocks(lm, 2), bias, PROBED) else 0
+
+
+def _longest_in_pieces(lm: PreTrainedModel, longest: int) -> int:
+    """Return the tokens of the longest packed row in which a model attends piece by piece, or 0 if it does not.
+
+    Its positions start again within a row, so that it may have more tokens than the model has positions.
+    """
+    attends = lm.config._attn_implementation == "sdpa" and lm._supports_attention_backend
+    if not attends or lm.device.type != "cpu" or recomputes(lm):
+        return 0
+    small, window, positions = lowest_blocks(lm, 2), _window(lm), _positions(lm)
+    more = [(3, 5), (3, 2)] * (min(positions, ROW) // 10 + 1)  # than the model has positions
+    if positions < min(ROW, window) and _agrees(small, None, more, in_pieces=True):
+        return window
+    return longest if _agrees(small, None, PROBED, in_pieces=True) else 0
+
+
+def _window(lm: PreTrainedModel) -> int:
+    """Return the tokens that a model sees at most, in places of a row, or sys.maxsize if it sees all."""
     config = lm.config.get_text_config(decoder=True)
-    # A window counts places in the row, so all of the row has to be in it.
     windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
-    limits = [*windows, *(getattr(config, name, None) for name in ("window_size", "max_position_embeddings"))]
-    return min((limit for limit in limits if limit), default=sys.maxsize) if _agrees(lowest_blocks(lm, 2), bias) else 0
+    return min((limit for limit in (*windows, getattr(config, "window_size", None)) if limit), default=sys.maxsize)
 
 
-def _agrees(lm: PreTrainedModel, bias: torch.dtype | None) -> bool:
-    """Test whether a model computes the same in packed rows: it has to follow both mask and positions."""
+def _positions(lm: PreTrainedModel) -> int:
+    """Return the number of positions of a model, or sys.maxsize if its configuration names none."""
+    return getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+
+
+def _agrees(
+    lm: PreTrainedModel, bias: torch.dtype | None, rows: Sequence[tuple[int, int]], in_pieces: bool = False
+) -> bool:
+    """Test whether a model computes the same in packed rows: it has to follow both mask and positions.
+
+    Args:
+        lm: The model.
+        bias: As for `PackedRows.of`.
+        rows: The tokens of prompts and responses. Two rows behind each other get the same prompt, but the last one if
+            their number is odd.
+        in_pieces: Whether all are one row, in which attention is computed piece by piece.
+    """
     ids = torch.arange(100, device=lm.device) % lm.config.get_text_config().vocab_size
-    prompts, responses = (1, 1, 3, 3, 2), (3, 2, 1, 4, 2)
-    rows = [
-        (ids[9 * p : 10 * p], ids[7 * n : 7 * n + r]) for n, (p, r) in enumerate(zip(prompts, responses, strict=True))
-    ]
+    groups = [number - number % 2 for number in range(len(rows))]
+    parts = [(ids[9 * p : 10 * p], ids[7 * (n % 5) : 7 * (n % 5) + r]) for n, (p, r) in enumerate(rows)]
     batch = Completion.collate(
-        [Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool()) for p, r in rows]
+        [Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool()) for p, r in parts]
     )
-    packed = PackedRows.of(batch, RowPlan.of((0, 0, 1, 1, 2), prompts, responses), bias)
+    prompts, responses = zip(*rows, strict=True)
+    plan = RowPlan.of(groups, prompts, responses, 1 if in_pieces else None)
+    packed = PackedRows.of(batch, plan, bias)
+    if in_pieces:  # a layer that applied this mask would mix the samples
+        packed.inputs["attention_mask"] = torch.ones_like(packed.inputs["attention_mask"])
+        set_pieces(packed.inputs["attention_mask"], plan.pieces(prompts, responses))
     try:
         with torch.no_grad(), evaluating(lm):
             whole, other = run_base(lm, batch.inputs())[0], packed.unpack(run_base(lm, packed.inputs)[0])

@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from trlx_like.errors import ConfigError
 from trlx_like.models.dropout import evaluating
+from trlx_like.models.pieces import piece_by_piece
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V]."""
@@ -259,6 +260,7 @@ def run_base(
             "encoder_attention_mask": mask,
         }
     with ExitStack() as stack:
+        stack.enter_context(piece_by_piece(lm, inputs.get("attention_mask")))
         records = {at: stack.enter_context(recorded(blocks(lm)[at])) for at in branches}
         hidden: Tensor = (base or base_model(lm))(**inputs, use_cache=False).last_hidden_state
     return hidden, {at: BlockInputs(record["args"], record["kwargs"], inputs) for at, record in records.items()}

@@ -8,13 +8,14 @@ weights are gathered equally often on all processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trlx_like.data import Completion
-from trlx_like.functional.bins import best_fit
+from trlx_like.functional.bins import balanced, best_fit
+from trlx_like.models.pieces import Piece, set_pieces
 
 
 @dataclass
@@ -28,13 +29,16 @@ class RowPlan:
     reads: list[bool]  # [B], whether the prompt is taken from this row; the others have the same one
 
     @classmethod
-    def of(cls, group: Sequence[int], prompts: Sequence[int], responses: Sequence[int]) -> RowPlan:
-        """Fill packed rows by best fit. They are as long as the longest group.
+    def of(
+        cls, group: Sequence[int], prompts: Sequence[int], responses: Sequence[int], rows: int | None = None
+    ) -> RowPlan:
+        """Fill packed rows.
 
         Args:
             group: The number of a group for each row of the batch. Rows of a group have the same prompt. [B]
             prompts: The tokens of each prompt. [B]
             responses: The tokens of each response. [B]
+            rows: How many rows are filled evenly; None: as few as possible, which are as long as the longest group.
         """
         sizes: dict[int, int] = {}  # of each group
         reads, offsets = [], []
@@ -43,15 +47,40 @@ class RowPlan:
             offsets.append(sizes.setdefault(of_row, prompt))
             sizes[of_row] += response
         order = sorted(sizes, key=sizes.__getitem__, reverse=True)
-        width = sizes[order[0]]
+        lengths = [sizes[of_row] for of_row in order]
+        into = best_fit(lengths, lengths[0]) if rows is None else balanced(lengths, rows)
         filled: dict[int, int] = {}  # tokens of each packed row
-        start: dict[int, int] = {}  # of each group
-        for of_row, row in zip(order, best_fit(map(sizes.__getitem__, order), width), strict=True):
-            start[of_row] = row * width + filled.get(row, 0)
+        start: dict[int, tuple[int, int]] = {}  # of each group: its row and place there
+        for of_row, row in zip(order, into, strict=True):
+            start[of_row] = row, filled.get(row, 0)
             filled[row] = filled.get(row, 0) + sizes[of_row]
-        starts = [start[of_row] for of_row in group]
+        width = max(filled.values())
+        starts = [row * width + at for row, at in map(start.__getitem__, group)]
         places = [begin + offset for begin, offset in zip(starts, offsets, strict=True)]
         return cls(len(filled), width, starts, places, reads)
+
+    def pieces(self, prompts: Sequence[int], responses: Sequence[int]) -> list[Piece]:
+        """Return what all N W tokens of the rows consist of. The arguments are those of `of`."""
+        begins = [self.prompt[b] if reads else self.response[b] for b, reads in enumerate(self.reads)]
+        made: list[Piece] = []
+        first: dict[int, int] = {}  # the number of the piece that begins with a prompt, by the place of the prompt
+        end = 0
+        for begin, b in sorted(zip(begins, range(len(begins)), strict=True)):
+            if begin > end:
+                made.append(Piece(begin - end))
+            tokens = responses[b] + (prompts[b] if self.reads[b] else 0)
+            if self.reads[b]:
+                first[begin] = len(made)
+                made += [Piece(tokens, len(made))] if tokens else []
+            elif tokens:
+                further = Piece(responses[b], first[self.prompt[b]], prompts[b])
+                if made[-1] == replace(further, count=made[-1].count):
+                    made[-1] = replace(further, count=made[-1].count + 1)
+                else:
+                    made.append(further)
+            end = begin + tokens
+        missing = self.rows * self.width - end
+        return [*made, Piece(missing)] if missing else made
 
 
 @dataclass
@@ -72,13 +101,16 @@ class PackedRows:
         return flat.view(*self.places.shape, *states.shape[2:])
 
     @classmethod
-    def of(cls, batch: Completion, plan: RowPlan, bias: torch.dtype | None = None) -> PackedRows:
+    def of(
+        cls, batch: Completion, plan: RowPlan, bias: torch.dtype | None = None, pieces: Sequence[Piece] = ()
+    ) -> PackedRows:
         """Bring a batch into the rows of a plan.
 
         Args:
             batch: The batch.
             plan: The plan.
             bias: Format of a mask that is added to attention scores; None: the mask is True where attention is allowed.
+            pieces: What the rows consist of, for attention piece by piece; empty: the mask is applied.
         """
         whole, prompts = batch.inputs(), batch.prompt.shape[1]
         real, position = whole["attention_mask"].bool(), whole["position_ids"]  # each [B, T]
@@ -104,6 +136,8 @@ class PackedRows:
         mask = allowed.tril_()[:, None]
         if bias is not None:
             mask = torch.zeros_like(mask, dtype=bias).masked_fill(~mask, torch.finfo(bias).min)
+        if pieces:
+            set_pieces(mask, pieces)
         source = source.view(plan.rows, plan.width)
         inputs = {name: whole[name].flatten()[source] for name in ("input_ids", "position_ids")}
         return cls({**inputs, "attention_mask": mask}, source, places)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
 from trlx_like.models.dropout import evaluating
 from trlx_like.models.layout import blocks, is_encoder_decoder, run_base
+from trlx_like.models.pieces import recomputes
 from trlx_like.models.unread import lowest_blocks
 
 WORTH = 15 / 16
@@ -30,13 +30,6 @@ def last_block(lm: PreTrainedModel) -> nn.Module | None:
         return blocks(lm)[-1]
     except ConfigError:
         return None
-
-
-def recomputes(model: nn.Module) -> bool:
-    """Return whether a backward pass computes parts of a model again (gradient checkpointing)."""
-    # `vars`, because `getattr` is slow for an attribute that a module does not have.
-    parts = model.modules()
-    return any(vars(part).get("gradient_checkpointing") or isinstance(part, CheckpointWrapper) for part in parts)
 
 
 @contextmanager

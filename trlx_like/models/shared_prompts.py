@@ -20,7 +20,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from trlx_like.data import Completion
 from trlx_like.models.dropout import has_dropout
 from trlx_like.models.layout import base_model, run_base
-from trlx_like.models.reading import last_block, read_at, recomputes
+from trlx_like.models.pieces import recomputes
+from trlx_like.models.reading import last_block, read_at
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.

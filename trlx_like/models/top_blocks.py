@@ -19,6 +19,7 @@ from trlx_like.models.layout import (
     recorded,
     run_base,
 )
+from trlx_like.models.pieces import piece_by_piece
 from trlx_like.models.reading import read_at
 
 
@@ -103,5 +104,8 @@ class TopBlocks(nn.Module):
         self._entering = entering
         ignored = entering.hidden.new_zeros(1).expand(*entering.hidden.shape[:2], self.embedding_width)
         given = {name: value for name, value in entering.inputs.items() if name != "input_ids"}
-        with read_at(self.base, find_blocks(self.base, self.count)[-1], places):
+        with (
+            piece_by_piece(self.base, given.get("attention_mask")),
+            read_at(self.base, find_blocks(self.base, self.count)[-1], places),
+        ):
             return cast(Tensor, self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state)

@@ -1,8 +1,8 @@
-"""Best fit, by hand."""
+"""Best fit and even rows, by hand."""
 
 from __future__ import annotations
 
-from trlx_like.functional.bins import best_fit
+from trlx_like.functional.bins import balanced, best_fit
 
 
 def test_an_item_goes_where_it_leaves_least() -> None:
@@ -21,3 +21,9 @@ def test_of_equal_rows_the_first_is_taken() -> None:
 
 def test_nothing_needs_no_row() -> None:
     assert list(best_fit([], 10)) == []
+
+
+def test_an_item_goes_into_the_shortest_row() -> None:
+    """Rows of 6 and 5, then 5 + 4 and 6 + 3, and the first of the equal ones gets 2."""
+    assert list(balanced([6, 5, 4, 3, 2], 2)) == [0, 1, 1, 0, 0]
+    assert list(balanced([1, 1], 3)) == [0, 1] and list(balanced([], 2)) == []

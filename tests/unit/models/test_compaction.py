@@ -13,6 +13,7 @@ from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, rows_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_shared_prompts import scored
 from trlx_like.data import Completion, PreferenceExperience, RolloutStore
+from trlx_like.models import compaction, pieces
 from trlx_like.models.compaction import Compaction, compaction_of
 from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.packed_rows import PackedRows
@@ -32,12 +33,27 @@ def pairs_of_rows() -> Completion:
 
 def packing(lm: Any) -> Compaction:
     """What a model can do, with attention that costs next to nothing, so that all that saves tokens is done."""
-    return replace(compaction_of(lm), share=False, hidden=10**6)
+    return replace(compaction_of(lm), share=False, in_pieces=0, hidden=10**6)
 
 
-def assert_scores_of_whole_rows(policy: Any, batch: Completion) -> None:
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Take long rows, as if calls of attention were free, and record the pieces of each call."""
+    calls: list[int] = []
+    whole = pieces._attend
+
+    def attend(piece: pieces.Piece, *given: Any) -> torch.Tensor:
+        calls.append(piece.size)
+        return whole(piece, *given)
+
+    monkeypatch.setattr(compaction, "CALL", 0)
+    monkeypatch.setattr(pieces, "_attend", attend)
+    return calls
+
+
+def assert_scores_of_whole_rows(policy: Any, batch: Completion, able: Compaction | None = None) -> None:
     expected = scored(policy, batch)
-    policy.compaction = packing(policy.lm)
+    policy.compaction = able or packing(policy.lm)
     assert isinstance(policy.compaction.of(batch), PackedRows)
     found = scored(policy, batch)
     assert found.keys() == expected.keys()
@@ -50,6 +66,27 @@ def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
     policy = valued_policy(sharp_lm(family, **WINDOW.get(family, {})))
     policy.add_reference()
     assert_scores_of_whole_rows(policy, pairs_of_rows())
+
+
+IN_ONE_CALL = {
+    "bloom": "takes a mask [B, T] alone",
+    "falcon": "does not take its attention from the interface",
+    "gemma2": "attends with eager attention",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_attention_piece_by_piece(family: str, attended: list[int]) -> None:
+    """All blocks attend to prompts of 6, 1, 3 and 2 tokens with 7, 2, 3 and 1, and then to 1, 5 and 4 further ones."""
+    policy = valued_policy(sharp_lm(family, **WINDOW.get(family, {})))
+    policy.add_reference()
+    made = replace(compaction_of(policy.lm), hidden=10**6)
+    assert (made.in_pieces == 0) == (family in IN_ONE_CALL)
+    if made.in_pieces:
+        attended.clear()
+        assert_scores_of_whole_rows(policy, pairs_of_rows(), made)
+        each = [13, 1, 3, 5, 6, 4, 3]
+        assert sorted(attended) == sorted(each * (len(attended) // len(each))) and len(attended) > len(each)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -68,6 +105,66 @@ def test_every_part_of_a_policy(options: dict[str, Any], attention: str) -> None
     policy = valued_policy(lm, **options)
     policy.add_reference()
     assert_scores_of_whole_rows(policy, pairs_of_rows())
+
+
+def test_every_part_of_a_policy_piece_by_piece(attended: list[int]) -> None:
+    for options in OPTIONS.values():
+        policy = valued_policy(sharp_lm("llama"), **options)
+        policy.add_reference()
+        assert_scores_of_whole_rows(policy, pairs_of_rows(), replace(compaction_of(policy.lm), hidden=10**6))
+        assert attended
+        attended.clear()
+
+
+def test_rows_longer_than_the_positions(attended: list[int]) -> None:
+    """Positions start again, so a row may be longer than they are. A model that computes them from places may not."""
+    lm = sharp_lm("gpt2")
+    made = compaction_of(lm)
+    assert made.longest == 64 and made.in_pieces > 10**6
+    rows = batch_of_ids(((20, 20), (20, 10), (10, 20)))
+    policy = valued_policy(lm)
+    policy.add_reference()
+    attended.clear()
+    assert_scores_of_whole_rows(policy, rows, replace(made, hidden=10**6))
+    assert sorted(set(attended)) == [30, 40]
+
+    def limited(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        assert kwargs["input_ids"].shape[1] <= 64
+
+    transformer: Any = lm.transformer
+    transformer.register_forward_pre_hook(limited, with_kwargs=True)
+    assert compaction_of(lm).in_pieces == compaction_of(lm).longest == 64
+    assert compaction_of(sharp_lm("llama", max_position_embeddings=2048)).in_pieces == 2048
+
+
+def test_with_gradient_checkpointing_attention_is_not_in_pieces(attended: list[int]) -> None:
+    lm = sharp_lm("gpt2")
+    checkpoint_activations(lm)
+    assert compaction_of(lm.train()).in_pieces == 0 and compaction_of(lm).longest == 64
+
+
+def test_a_group_is_one_document(attended: list[int]) -> None:
+    """Of 4 prompts of 60 tokens with 3 responses of 20 each, 4 x 120 tokens are read, in a row."""
+    batch = batch_of_ids(((60, 20),) * 12)
+    for row in range(12):
+        batch.prompt[row] = batch.prompt[row % 4]
+    able = Compaction(hidden=1000, longest=128, in_pieces=2048)
+    compact = able.of(batch)
+    assert isinstance(compact, PackedRows) and compact.source.shape == (1, 480)
+    assert compact.inputs["attention_mask"] in pieces._PIECES
+    made = pieces._PIECES[compact.inputs["attention_mask"]]
+    assert [(piece.size, piece.prompt, piece.count) for piece, _ in made] == [(80, 0, 1), (20, 60, 2)] * 4
+
+
+def test_long_samples_and_large_groups(attended: list[int]) -> None:
+    """A group has `ROW` tokens at most, and a row about as many unless a sample is longer: its mask is their square."""
+    able = Compaction(hidden=1000, longest=10**5, in_pieces=10**5)
+    group = batch_of_ids(((20, 100),) * 30)
+    group.prompt[:] = group.prompt[0]
+    compact = able.of(group)
+    assert isinstance(compact, PackedRows) and compact.source.shape == (3, 1020)
+    compact = able.of(batch_of_ids(((3000, 1000), *((20, 100),) * 20)))
+    assert isinstance(compact, PackedRows) and compact.source.shape == (2, 4000)
 
 
 def test_another_reference_and_gradient_checkpointing() -> None:
@@ -185,22 +282,27 @@ def varied(rng: random.Random, median: int, most: int) -> torch.Tensor:
     return torch.tensor([rng.randrange(2000) for _ in range(max(2, min(most, length)))])
 
 
-def computed_per_token(store: RolloutStore[Any], batch_size: int, by_length: bool) -> tuple[float, float]:
+def computed_per_token(
+    store: RolloutStore[Any], batch_size: int, by_length: bool, in_pieces: int = 0
+) -> tuple[float, float]:
     """Tokens that a model of width 144 computes for each real one, with padded rows and as it chooses."""
     real = padded = computed = 0
     for batch in store.batches(batch_size, torch.Generator().manual_seed(0), by_length=by_length):
         rows = batch.completions()  # type: ignore[union-attr]
-        compact = Compaction(hidden=144, longest=1024).of(rows)
+        compact = Compaction(hidden=144, longest=1024, in_pieces=in_pieces).of(rows)
         whole = rows.inputs()["attention_mask"]
         real, padded = real + int(whole.sum()), padded + whole.numel()
         computed += compact.source.numel() if isinstance(compact, PackedRows) else whole.numel()
     return padded / real, computed / real
 
 
-@pytest.mark.parametrize(("by_length", "least", "most"), [(False, 2.0, 0.9), (True, 1.5, 0.75)])
+@pytest.mark.parametrize(
+    ("by_length", "in_pieces", "least", "most"),
+    [(False, 0, 2.0, 0.9), (True, 0, 1.5, 0.75), (False, 1024, 2.0, 0.7), (True, 1024, 1.5, 0.7)],
+)
 @pytest.mark.parametrize("batch_size", [8, 32])
 def test_tokens_that_pairs_of_mixed_lengths_compute(
-    batch_size: int, by_length: bool, least: float, most: float
+    batch_size: int, by_length: bool, in_pieces: int, least: float, most: float
 ) -> None:
     """Real tokens count the prompt of a pair twice, as it is in both rows."""
     rng, store = random.Random(0), RolloutStore(PreferenceExperience)
@@ -208,16 +310,21 @@ def test_tokens_that_pairs_of_mixed_lengths_compute(
         sides = varied(rng, 90, 384), varied(rng, 45, 127), varied(rng, 45, 127)
         columns = [column for ids in sides for column in (ids, torch.ones_like(ids).bool())]
         store.push([PreferenceExperience(*columns)])
-    padded, computed = computed_per_token(store, batch_size, by_length)
+    padded, computed = computed_per_token(store, batch_size, by_length, in_pieces)
     assert padded > least and computed < most
 
 
-@pytest.mark.parametrize(("by_length", "least", "most"), [(False, 1.8, 1.25), (True, 1.3, 1.05)])
+@pytest.mark.parametrize(
+    ("by_length", "in_pieces", "least", "most"),
+    [(False, 0, 1.8, 1.25), (True, 0, 1.3, 1.05), (False, 1024, 1.8, 1.05), (True, 1024, 1.3, 1.05)],
+)
 @pytest.mark.parametrize("batch_size", [8, 32])
-def test_tokens_that_rows_of_mixed_lengths_compute(batch_size: int, by_length: bool, least: float, most: float) -> None:
+def test_tokens_that_rows_of_mixed_lengths_compute(
+    batch_size: int, by_length: bool, in_pieces: int, least: float, most: float
+) -> None:
     rng, store = random.Random(0), RolloutStore(Completion)
     for _ in range(960):
         prompt, response = varied(rng, 90, 384), varied(rng, 45, 127)
         store.push([Completion(prompt, torch.ones_like(prompt).bool(), response, torch.ones_like(response).bool())])
-    padded, computed = computed_per_token(store, batch_size, by_length)
+    padded, computed = computed_per_token(store, batch_size, by_length, in_pieces)
     assert padded > least and computed < most

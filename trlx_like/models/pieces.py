@@ -1,0 +1,150 @@
+"""Attention in packed rows piece by piece: each response attends to its prompt and to itself.
+
+With a mask, torch's kernel computes all pairs of tokens of a row, most of which are of two samples or in the wrong
+order. Without, rows may be long, so that nothing is padded. Left out: GPUs, and gradient checkpointing, which would
+compute blocks again outside of `piece_by_piece`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "trlx_like_pieces"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that stand behind each other in packed rows: a prompt with a response, further responses, or nothing.
+
+    Attributes:
+        size: The tokens of each response, and of the prompt if that is here too, L.
+        of: The number of the piece that begins with the prompt; None: no token is read.
+        prompt: The tokens of a prompt in another piece, P; 0: it is here.
+        count: How many responses there are, n.
+    """
+
+    size: int
+    of: int | None = None
+    prompt: int = 0
+    count: int = 1
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of tokens that the kernel computes, which does so for blocks of 32 tokens."""
+        seen = self.prompt + self.size if self.prompt else (self.size + 32) // 2
+        return 0 if self.of is None else self.count * self.size * seen
+
+    @property
+    def mask(self) -> Tensor | None:
+        """True where a token of a response sees one of prompt and response; None: the kernel's own. [L, P + L] bool"""
+        if not self.prompt:
+            return None
+        return torch.ones(self.size, self.prompt + self.size, dtype=torch.bool).tril(self.prompt)
+
+
+_PIECES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The pieces of the rows that a mask belongs to, each with its own mask, by the mask."""
+
+
+def set_pieces(mask: Tensor, pieces: Sequence[Piece]) -> None:
+    """Tell what the packed rows [N, W] that belong to a mask [N, 1, W, W] consist of.
+
+    Args:
+        mask: The mask of the attention. As long as it exists, `piece_by_piece` knows the pieces.
+        pieces: All N W tokens of the rows, one row after the other.
+    """
+    _PIECES[mask] = [(piece, piece.mask) for piece in pieces]
+
+
+@contextmanager
+def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
+    """Let a model attend piece by piece in a `with` block, if it attends with torch's kernel otherwise.
+
+    Args:
+        model: The model.
+        mask: The mask that it gets; without pieces, nothing is changed.
+    """
+    config = model.config
+    if mask is None or mask not in _PIECES or config._attn_implementation != "sdpa" or recomputes(model):
+        yield
+        return
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def recomputes(model: nn.Module) -> bool:
+    """Return whether a backward pass computes parts of a model again (gradient checkpointing)."""
+    # `vars`, because `getattr` is slow for an attribute that a module does not have.
+    parts = model.modules()
+    return any(vars(part).get("gradient_checkpointing") or isinstance(part, CheckpointWrapper) for part in parts)
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    """Compute softmax(q k^T scale) v over visible tokens. The arguments are those of each attention of transformers.
+
+    Args:
+        module: The layer.
+        query: The states that attend. [N, heads, W, width]
+        key: The keys; each serves several heads if there are fewer of them. [N, groups, W, width]
+        value: The values. [N, groups, W, width]
+        attention_mask: The mask of `set_pieces`. Another one is applied as it is.
+        given: The scale as `scaling`, and further options.
+
+    Returns:
+        The attended values [N, W, heads, width], zero at tokens of no sample, and no weights.
+    """
+    pieces = None if attention_mask is None else _PIECES.get(attention_mask)
+    if pieces is None or given.get("dropout") or given.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    groups = query.shape[1] // key.shape[1]
+    whole = query, repeat_kv(key, groups), repeat_kv(value, groups)
+    sizes = [piece.count * piece.size for piece, _ in pieces]
+    queries, keys, values = (states.transpose(1, 2).flatten(0, 1).split(sizes) for states in whole)
+    made = [
+        _attend(piece, mask, queries[at], keys, values, at, given.get("scaling"))
+        for at, (piece, mask) in enumerate(pieces)
+    ]
+    rows, heads, width, _ = query.shape
+    return torch.cat(made).view(rows, width, heads, -1), None
+
+
+def _attend(
+    piece: Piece,
+    mask: Tensor | None,
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    at: int,
+    scale: float | None,
+) -> Tensor:
+    """Compute the attended values [n L, heads, width] of one piece, given the keys and values of all."""
+    if piece.of is None:
+        return torch.zeros_like(values[at])
+    batch = [states.unflatten(0, (piece.count, piece.size)) for states in (query, keys[at], values[at])]
+    if piece.prompt:
+        shared = [states[piece.of][: piece.prompt].expand(piece.count, -1, -1, -1) for states in (keys, values)]
+        batch[1:] = [torch.cat(pair, dim=1) for pair in zip(shared, batch[1:], strict=True)]
+    query, key, value = (states.transpose(1, 2) for states in batch)
+    made = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+    return made.transpose(1, 2).flatten(0, 1)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
