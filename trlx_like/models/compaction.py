@@ -20,7 +20,7 @@ from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.layout import embedding_width, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan
-from trlx_like.models.pieces import Piece, recomputes, set_pieces
+from trlx_like.models.pieces import Piece, in_order, recomputes, set_pieces
 from trlx_like.models.reading import picks
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
@@ -29,12 +29,14 @@ SAVED = 0.05
 """The least part of the cost that packing must save."""
 TWO_PASSES = 1.15
 """What sharing prompts costs beside its tokens: two passes are slower than one of as many tokens."""
-CALL = 8
-"""What a call of the attention kernel costs beside what it computes, in tokens."""
+CALL = 1200
+"""What a call of the attention kernel costs beside what it computes, in numbers of hidden states: 8 tokens of 150."""
 PROBED = ((1, 3), (1, 2), (3, 1), (3, 4), (2, 2))
 """The tokens of prompts and responses of rows with which models are tested."""
 ROW = 1024
 """The tokens of a row in which attention is computed piece by piece. Its mask is as large as their square."""
+TRIED = 4
+"""By how many more rows than need be packed rows are made, to find those that are filled best."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,16 @@ class Compaction:
         (rows, prompt), response = batch.prompt.shape, batch.response.shape[1]
         same = same_prompts(batch)
         shared = SharedPrompts.of(batch, same) if self.share and not branches else None
-        best = (1 - SAVED) * self._cost(rows, whole or prompt + response)
+        width = whole or prompt + response
+        best = (1 - SAVED) * self._cost(rows, width)
         if shared is not None:
             written = self._cost(rows, response, prompt + response)
             best = min(best, TWO_PASSES * (self._cost(len(shared.first), prompt) + written))
         if self.longest:
             columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
             of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
+            if sum(prompts) + sum(responses) == rows * width:  # without padding there is no mask
+                best = min(best, (1 - SAVED) * self._cost(rows, width, in_order(width)))
             cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
             if cost < best:
                 return PackedRows.of(batch, plan, self.bias, pieces)
@@ -96,11 +101,11 @@ class Compaction:
             for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, ROW))):
                 plan = _in_long_rows(groups, prompts, responses, self.in_pieces)
                 pieces = plan.pieces(prompts, responses)
-                attention = sum(piece.pairs / (2 * self.hidden) + CALL * (piece.of is not None) for piece in pieces)
+                attention = sum(piece.pairs / 2 + CALL for piece in pieces if piece.of is not None) / self.hidden
                 cost = plan.rows * plan.width + attention
                 yield cost if plan.width <= self.in_pieces else math.inf, plan, pieces
 
-    def _cost(self, rows: int, width: int, seen: int | None = None) -> float:
+    def _cost(self, rows: int, width: int, seen: float | None = None) -> float:
         """Return what rows cost, in tokens. With 2 H tokens to see, attention costs as much as all else."""
         return rows * width * (1 + (seen or width) / (2 * self.hidden))
 
@@ -140,11 +145,11 @@ def _in_groups(
 
 
 def _in_long_rows(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> RowPlan:
-    """Plan rows that are filled evenly: of half of `ROW` tokens to about `ROW`, or longer if a group is."""
+    """Plan rows that are filled evenly, of about `ROW` tokens at most, or longer if a group is."""
     tokens = sum(responses) + sum(prompt for row, prompt in enumerate(prompts) if groups[row] == row)
     widest = RowPlan.of(groups, prompts, responses).width
     fewest = -(-tokens // max(widest, min(ROW, longest)))
-    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, 2 * fewest + 1)]
+    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, fewest + TRIED + 1)]
     return min(plans, key=lambda plan: (plan.width > longest, plan.rows * plan.width))
 
 
@@ -180,8 +185,8 @@ def _longest_in_pieces(lm: PreTrainedModel, longest: int) -> int:
     if not attends or lm.device.type != "cpu" or recomputes(lm):
         return 0
     small, window, positions = lowest_blocks(lm, 2), _window(lm), _positions(lm)
-    more = [(3, 5), (3, 2)] * (min(positions, ROW) // 10 + 1)  # than the model has positions
-    if positions < min(ROW, window) and _agrees(small, None, more, in_pieces=True):
+    more = [(3, 5), (3, 2)] * (min(positions, ROW // 2) // 10 + 1)  # than the model has positions
+    if positions < min(ROW // 2, window) and _agrees(small, None, more, in_pieces=True):
         return window
     return longest if _agrees(small, None, PROBED, in_pieces=True) else 0
 

@@ -61,24 +61,25 @@ class RowPlan:
 
     def pieces(self, prompts: Sequence[int], responses: Sequence[int]) -> list[Piece]:
         """Return what all N W tokens of the rows consist of. The arguments are those of `of`."""
-        begins = [self.prompt[b] if reads else self.response[b] for b, reads in enumerate(self.reads)]
         made: list[Piece] = []
         first: dict[int, int] = {}  # the number of the piece that begins with a prompt, by the place of the prompt
         end = 0
-        for begin, b in sorted(zip(begins, range(len(begins)), strict=True)):
-            if begin > end:
-                made.append(Piece(begin - end))
-            tokens = responses[b] + (prompts[b] if self.reads[b] else 0)
-            if self.reads[b]:
-                first[begin] = len(made)
-                made += [Piece(tokens, len(made))] if tokens else []
-            elif tokens:
-                further = Piece(responses[b], first[self.prompt[b]], prompts[b])
-                if made[-1] == replace(further, count=made[-1].count):
-                    made[-1] = replace(further, count=made[-1].count + 1)
-                else:
-                    made.append(further)
+        found = [
+            (self.prompt[b], prompts[b] + responses[b], b) if reads else (self.response[b], responses[b], b)
+            for b, reads in enumerate(self.reads)
+        ]
+        for begin, tokens, b in sorted(place for place in found if place[1]):
+            made += [Piece(begin - end)] if begin > end else []
             end = begin + tokens
+            if self.reads[b] or not prompts[b]:
+                first[begin] = len(made)
+                made.append(Piece(tokens, len(made)))
+                continue
+            further = Piece(tokens, first[self.prompt[b]], prompts[b])
+            if made[-1] == replace(further, count=made[-1].count):
+                made[-1] = replace(further, count=made[-1].count + 1)
+            else:
+                made.append(further)
         missing = self.rows * self.width - end
         return [*made, Piece(missing)] if missing else made
 

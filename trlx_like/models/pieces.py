@@ -41,9 +41,9 @@ class Piece:
     count: int = 1
 
     @property
-    def pairs(self) -> int:
-        """The pairs of tokens that the kernel computes, which does so for blocks of 32 tokens."""
-        seen = self.prompt + self.size if self.prompt else (self.size + 32) // 2
+    def pairs(self) -> float:
+        """The pairs of tokens that the kernel computes."""
+        seen = self.prompt + self.size if self.prompt else in_order(self.size)
         return 0 if self.of is None else self.count * self.size * seen
 
     @property
@@ -52,6 +52,11 @@ class Piece:
         if not self.prompt:
             return None
         return torch.ones(self.size, self.prompt + self.size, dtype=torch.bool).tril(self.prompt)
+
+
+def in_order(tokens: int) -> float:
+    """Return how many tokens the kernel computes for each of some that see those before them, in blocks of 32."""
+    return (tokens + min(32, tokens)) / 2
 
 
 _PIECES: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -76,7 +81,7 @@ def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
         model: The model.
         mask: The mask that it gets; without pieces, nothing is changed.
     """
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
     if mask is None or mask not in _PIECES or config._attn_implementation != "sdpa" or recomputes(model):
         yield
         return

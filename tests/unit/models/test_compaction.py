@@ -16,7 +16,7 @@ from trlx_like.data import Completion, PreferenceExperience, RolloutStore
 from trlx_like.models import compaction, pieces
 from trlx_like.models.compaction import Compaction, compaction_of
 from trlx_like.models.loading import checkpoint_activations
-from trlx_like.models.packed_rows import PackedRows
+from trlx_like.models.packed_rows import PackedRows, RowPlan
 from trlx_like.models.shared_prompts import SharedPrompts
 
 UNPACKED = {"bloom": "takes a mask [B, T] alone"}
@@ -154,6 +154,38 @@ def test_a_group_is_one_document(attended: list[int]) -> None:
     assert compact.inputs["attention_mask"] in pieces._PIECES
     made = pieces._PIECES[compact.inputs["attention_mask"]]
     assert [(piece.size, piece.prompt, piece.count) for piece, _ in made] == [(80, 0, 1), (20, 60, 2)] * 4
+
+
+@pytest.mark.parametrize("shape", [(16, 60, 60), (8, 128, 128), (1, 300, 300)])
+def test_rows_without_padding_are_read_as_they_are(shape: tuple[int, int, int]) -> None:
+    """They have no mask either, so attention costs no more than piece by piece."""
+    rows, prompt, response = shape
+    able = Compaction(hidden=32, longest=4096, in_pieces=4096)
+    assert able.of(batch_of_ids(((prompt, response),) * rows)) is None
+
+
+def test_a_call_costs_more_tokens_of_a_narrow_model() -> None:
+    """64 rows of 12 to 28 tokens: their 64 calls cost 64 * 38 tokens with 32 hidden states, and 64 * 2 with 768."""
+    rows = batch_of_ids(tuple((length, 20 - length // 2) for length in (8, 8, 16, 4) * 16))
+    narrow, wide = (Compaction(hidden=hidden, longest=64, in_pieces=4096) for hidden in (32, 768))
+    in_pieces = []
+    for able in (narrow, wide):
+        compact = able.of(rows)
+        in_pieces.append(isinstance(compact, PackedRows) and compact.inputs["attention_mask"] in pieces._PIECES)
+    assert in_pieces == [False, True]
+
+
+def test_few_plans_are_made_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, planned = RowPlan.of, 0
+
+    def count(*given: Any) -> Any:
+        nonlocal planned
+        planned += 1
+        return plan(*given)
+
+    monkeypatch.setattr(RowPlan, "of", count)
+    Compaction(hidden=1000, longest=64, in_pieces=64).of(batch_of_ids(((30, 30),) * 300))
+    assert planned <= 16
 
 
 def test_long_samples_and_large_groups(attended: list[int]) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
+from transformers import Gemma3Config
 
 from tests.unit.models.support import sharp_lm
 from tests.unit.models.test_packed_rows import pair_and_row
@@ -34,6 +36,36 @@ def test_pieces_by_hand() -> None:
 def test_what_is_missing_in_a_row_that_is_not_the_last() -> None:
     plan = RowPlan(2, 4, [0, 4], [2, 6], [True, True])
     assert plan.pieces((2, 2), (1, 2)) == [Piece(3, of=0), Piece(1), Piece(4, of=2)]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=9),
+    count=st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_pieces_are_all_tokens_of_the_rows(rows: list[tuple[int, int, int]], count: int | None) -> None:
+    """Groups of any rows, with empty responses and prompts: each real token is in one piece, behind its prompt."""
+    lengths = {of_row: prompt for of_row, prompt, _ in rows}  # rows of a group have the same prompt
+    prompts, responses = [lengths[of_row] for of_row, *_ in rows], [response for *_, response in rows]
+    if sum(prompts) + sum(responses) == 0:
+        return
+    plan = RowPlan.of([of_row for of_row, *_ in rows], prompts, responses, count)
+    begin, found, places = 0, plan.pieces(prompts, responses), []
+    for piece in found:
+        places.append(begin)
+        begin += piece.count * piece.size
+    assert begin == plan.rows * plan.width and all(piece.size for piece in found)
+    real = sum(prompt for prompt, reads in zip(prompts, plan.reads, strict=True) if reads) + sum(responses)
+    assert sum(piece.count * piece.size for piece in found if piece.of is not None) == real
+    for prompt, response, size, tokens in zip(plan.prompt, plan.response, prompts, responses, strict=True):
+        at = max((at for at, place in enumerate(places) if place <= response), default=0)
+        piece = found[at]
+        if not tokens:
+            continue
+        if piece.prompt:
+            assert (piece.size, piece.prompt, places[piece.of or 0]) == (tokens, size, prompt)
+            assert (response - places[at]) % tokens == 0
+        else:
+            assert (piece.size, piece.of, response - places[at]) == (size + tokens, at, size)
 
 
 def test_pairs_of_tokens() -> None:
@@ -72,9 +104,9 @@ def test_values_and_gradients_are_those_with_the_mask(groups: int, scale: float 
     other, factor = torch.ones_like(mask), torch.randn(28, 4, 8, dtype=torch.float64)
     set_pieces(other, plan.pieces(PROMPTS, RESPONSES))
     found, gradients = [], []
-    for given in (mask, other):
+    for seen_by in (mask, other):
         arguments = states(groups)
-        values = attend(Layer(groups), *arguments, given, scaling=scale)[0].flatten(0, 1)
+        values = attend(Layer(groups), *arguments, seen_by, scaling=scale)[0].flatten(0, 1)
         (values * factor)[used].sum().backward()
         found.append(values)
         gradients.append([argument.grad for argument in arguments])
@@ -108,6 +140,19 @@ def test_a_model_attends_as_before_after_it() -> None:
     checkpoint_activations(lm)
     with piece_by_piece(lm, mask):  # the backward pass would attend otherwise
         assert config._attn_implementation == "sdpa"
+
+
+def test_only_the_part_for_text_attends_otherwise() -> None:
+    """A model for texts and images may attend in two ways."""
+    model: Any = nn.Module()
+    config: Any = Gemma3Config()
+    model.config, mask = config, torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    config.text_config._attn_implementation, config.vision_config._attn_implementation = "sdpa", "eager"
+    set_pieces(mask, [Piece(5, of=0)])
+    with piece_by_piece(model, mask):
+        assert config.text_config._attn_implementation == NAME
+    assert config.text_config._attn_implementation == "sdpa"
+    assert config.vision_config._attn_implementation == "eager"
 
 
 def test_eager_attention_stays() -> None:
