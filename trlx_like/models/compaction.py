@@ -82,7 +82,7 @@ class Compaction:
         if self.longest:
             columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
             of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
-            if sum(prompts) + sum(responses) == rows * width:  # without padding there is no mask
+            if self.bias is None and sum(prompts) + sum(responses) == rows * width:  # without padding there is no mask
                 best = min(best, (1 - SAVED) * self._cost(rows, width, in_order(width)))
             cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
             if cost < best:

@@ -164,6 +164,15 @@ def test_rows_without_padding_are_read_as_they_are(shape: tuple[int, int, int]) 
     assert able.of(batch_of_ids(((prompt, response),) * rows)) is None
 
 
+def test_eager_attention_computes_what_is_not_seen() -> None:
+    """2 H = 320. A row of 100 tokens costs 131.25, and two of 60 cost .95 * 120 * (1 + 60 / 320) = 135.4, or 130.4."""
+    batch = batch_of_ids(((20, 40),) * 4)
+    batch.prompt[1], batch.prompt[3] = batch.prompt[0], batch.prompt[2]
+    able = Compaction(hidden=160, longest=200)
+    assert able.of(batch) is None
+    assert isinstance(replace(able, bias=torch.float32).of(batch), PackedRows)
+
+
 def test_a_call_costs_more_tokens_of_a_narrow_model() -> None:
     """64 rows of 12 to 28 tokens: their 64 calls cost 64 * 38 tokens with 32 hidden states, and 64 * 2 with 768."""
     rows = batch_of_ids(tuple((length, 20 - length // 2) for length in (8, 8, 16, 4) * 16))
