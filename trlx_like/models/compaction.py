@@ -30,7 +30,7 @@ SAVED = 0.05
 TWO_PASSES = 1.15
 """What sharing prompts costs beside its tokens: two passes are slower than one of as many tokens."""
 CALL = 1200
-"""What a call of the attention kernel costs beside what it computes, in numbers of hidden states: 8 tokens of 150."""
+"""What a call of the attention kernel costs beside what it computes, in tokens times H: 8 tokens if H is 150."""
 PROBED = ((1, 3), (1, 2), (3, 1), (3, 4), (2, 2))
 """The tokens of prompts and responses of rows with which models are tested."""
 ROW = 1024

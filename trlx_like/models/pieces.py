@@ -81,8 +81,9 @@ def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
         model: The model.
         mask: The mask that it gets; without pieces, nothing is changed.
     """
-    config = model.config.get_text_config(decoder=True)
-    if mask is None or mask not in _PIECES or config._attn_implementation != "sdpa" or recomputes(model):
+    known = mask is not None and mask in _PIECES
+    config = model.config.get_text_config(decoder=True) if known else None
+    if config is None or config._attn_implementation != "sdpa" or recomputes(model):
         yield
         return
     config._attn_implementation = NAME
