@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.layout import embedding_width, run_base
-from trlx_like.models.packed_rows import PackedRows, RowPlan
+from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
 from trlx_like.models.pieces import Piece, in_order, recomputes, set_pieces
 from trlx_like.models.reading import picks
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
@@ -69,8 +70,9 @@ class Compaction:
             branches: Whether the states that enter some blocks are needed, which a pass of prompts does not give.
             whole: The width of rows that are read as they are; None: that of the batch.
         """
-        if "attention_mask" not in batch.inputs():  # packed before
-            return None
+        inputs = batch.inputs()
+        if "attention_mask" not in inputs:
+            return self._of_packed(batch, inputs)
         (rows, prompt), response = batch.prompt.shape, batch.response.shape[1]
         same = same_prompts(batch)
         shared = SharedPrompts.of(batch, same) if self.share and not branches else None
@@ -89,6 +91,15 @@ class Compaction:
                 return PackedRows.of(batch, plan, self.bias, pieces)
         return shared
 
+    def _of_packed(self, batch: Completion, inputs: dict[str, Tensor]) -> PackedRows | None:
+        """Return rows that hold several samples already, to attend piece by piece; None if a mask costs less."""
+        rows, width = inputs["position_ids"].shape
+        if width > self.in_pieces:
+            return None
+        pieces = pieces_of(inputs["position_ids"], torch.cat([batch.prompt_mask, batch.mask], dim=1))
+        saves = self._cost_in_pieces(rows * width, pieces) < (1 - SAVED) * self._cost(rows, width)
+        return PackedRows.of_packed(inputs, pieces) if saves else None
+
     def _plans(
         self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int]
     ) -> Iterator[tuple[float, RowPlan, Sequence[Piece]]]:
@@ -101,13 +112,16 @@ class Compaction:
             for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, ROW))):
                 plan = _in_long_rows(groups, prompts, responses, self.in_pieces)
                 pieces = plan.pieces(prompts, responses)
-                attention = sum(piece.pairs / 2 + CALL for piece in pieces if piece.of is not None) / self.hidden
-                cost = plan.rows * plan.width + attention
+                cost = self._cost_in_pieces(plan.rows * plan.width, pieces)
                 yield cost if plan.width <= self.in_pieces else math.inf, plan, pieces
 
     def _cost(self, rows: int, width: int, seen: float | None = None) -> float:
         """Return what rows cost, in tokens. With 2 H tokens to see, attention costs as much as all else."""
         return rows * width * (1 + (seen or width) / (2 * self.hidden))
+
+    def _cost_in_pieces(self, tokens: int, pieces: Sequence[Piece]) -> float:
+        """Return what rows cost in which attention is computed piece by piece, in tokens."""
+        return tokens + sum(piece.pairs / 2 + CALL for piece in pieces if piece.of is not None) / self.hidden
 
     def also_of(self, lm: PreTrainedModel) -> Compaction:
         """Return what another model, which gets the same inputs, can do as well."""

@@ -142,3 +142,31 @@ class PackedRows:
         source = source.view(plan.rows, plan.width)
         inputs = {name: whole[name].flatten()[source] for name in ("input_ids", "position_ids")}
         return cls({**inputs, "attention_mask": mask}, source, places)
+
+    @classmethod
+    def of_packed(cls, inputs: dict[str, Tensor], pieces: Sequence[Piece]) -> PackedRows:
+        """Leave rows as they are in which samples stand behind each other.
+
+        Args:
+            inputs: Tokens and positions, which start again with each sample. Each [N, W]
+            pieces: One for each sample, in their order, and for padding.
+        """
+        positions = inputs["position_ids"]
+        sample = (positions == 0).flatten().cumsum(dim=0).view_as(positions)
+        mask = (sample[:, :, None] == sample[:, None]).tril_()[:, None]
+        set_pieces(mask, pieces)
+        places = torch.arange(positions.numel(), device=positions.device).view_as(positions)
+        return cls({**inputs, "attention_mask": mask}, places, places)
+
+
+def pieces_of(positions: Tensor, real: Tensor) -> list[Piece]:
+    """Return what rows consist of in which samples stand behind each other.
+
+    Args:
+        positions: The position of each token in its sample. [N, W] int64
+        real: False at padding, which counts as a sample too. [N, W] bool
+    """
+    begins = (positions == 0).flatten().nonzero()[:, 0]
+    sizes = begins.diff(append=begins.new_tensor([positions.numel()]))
+    found = zip(sizes.tolist(), real.flatten()[begins].tolist(), strict=True)
+    return [Piece(size, number if used else None) for number, (size, used) in enumerate(found)]

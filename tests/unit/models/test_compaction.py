@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, rows_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_shared_prompts import scored
 from trlx_like.data import Completion, PreferenceExperience, RolloutStore
 from trlx_like.models import compaction, pieces
@@ -18,6 +18,7 @@ from trlx_like.models.compaction import Compaction, compaction_of
 from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.packed_rows import PackedRows, RowPlan
 from trlx_like.models.shared_prompts import SharedPrompts
+from trlx_like.trainers.sft import SFTExperience
 
 UNPACKED = {"bloom": "takes a mask [B, T] alone"}
 WINDOW = {"gemma2": {"sliding_window": 40}}
@@ -43,7 +44,8 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     whole = pieces._attend
 
     def attend(piece: pieces.Piece, *given: Any) -> torch.Tensor:
-        calls.append(piece.size)
+        if piece.of is not None:
+            calls.append(piece.size)
         return whole(piece, *given)
 
     monkeypatch.setattr(compaction, "CALL", 0)
@@ -306,15 +308,49 @@ def test_the_cheapest_is_taken() -> None:
     assert isinstance(able.of(batch), SharedPrompts)
 
 
-def test_packed_samples_are_left_alone() -> None:
-    class Packed(Completion):
-        def inputs(self, start: int | None = None) -> dict[str, torch.Tensor]:
-            made = super().inputs(start)
-            del made["attention_mask"]
-            return made
+def packed_before() -> SFTExperience:
+    """Rows of samples of 5, 5 and 3 tokens, and of 4 and 2 tokens and 7 of padding, learned but for their first."""
+    numbers = torch.tensor([[0] * 5 + [1] * 5 + [2] * 3, [0] * 4 + [1] * 2 + [-1] * 7])  # [B, W]
+    ids = batch_of_ids(((1, 12), (1, 12)))
+    learned = numbers.diff(dim=1) == 0
+    mask = numbers[:, 1:] >= 0
+    return SFTExperience(ids.prompt, ids.prompt_mask, ids.response, mask, target=learned & mask, segment=numbers[:, 1:])
 
-    batch = Packed.collate([Packed(**vars(row)) for row in rows_of_ids()])
-    assert packing(sharp_lm("gpt2")).of(batch) is None
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*IN_ONE_CALL, "opt")])
+def test_rows_that_were_packed_before_are_attended_to_piece_by_piece(family: str, attended: list[int]) -> None:
+    policy = valued_policy(sharp_lm(family))
+    policy.add_reference()
+    able = replace(compaction_of(policy.lm), hidden=8)
+    attended.clear()
+    assert_scores_of_whole_rows(policy, packed_before(), able)
+    each = [5, 5, 3, 4, 2]  # not the padding
+    assert sorted(attended) == sorted(each * (len(attended) // len(each))) and len(attended) > len(each)
+
+
+def test_kept_states_of_rows_that_were_packed_before(attended: list[int]) -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
+    policy.add_reference()
+    assert policy.add_trunk() is None
+    batch = packed_before()
+    batch.keep(policy.trunk_states(batch))
+    able = replace(compaction_of(policy.lm), hidden=8)
+    attended.clear()
+    assert_scores_of_whole_rows(policy, batch, able)
+    assert sorted(set(attended)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "able",
+    [
+        Compaction(hidden=144, longest=2048),  # as on GPUs, where positions tell the kernel
+        Compaction(hidden=144, longest=2048, in_pieces=12),
+        Compaction(hidden=8, longest=2048, in_pieces=2048),  # calls cost more than the mask
+        Compaction(hidden=10**6, longest=2048, in_pieces=2048),  # attention costs nothing beside the rest
+    ],
+)
+def test_rows_that_were_packed_before_are_read_as_they_are(able: Compaction) -> None:
+    assert able.of(packed_before()) is None
 
 
 def varied(rng: random.Random, median: int, most: int) -> torch.Tensor:

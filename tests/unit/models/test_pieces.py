@@ -13,7 +13,7 @@ from transformers import Gemma3Config
 from tests.unit.models.support import sharp_lm
 from tests.unit.models.test_packed_rows import pair_and_row
 from trlx_like.models.loading import checkpoint_activations
-from trlx_like.models.packed_rows import PackedRows, RowPlan
+from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
 from trlx_like.models.pieces import NAME, Piece, attend, piece_by_piece, set_pieces
 
 GROUPS, PROMPTS, RESPONSES = (0, 0, 0, 3, 0, 5, 5), (3, 3, 3, 2, 3, 1, 1), (2, 4, 4, 3, 1, 2, 0)
@@ -66,6 +66,14 @@ def test_pieces_are_all_tokens_of_the_rows(rows: list[tuple[int, int, int]], cou
             assert (response - places[at]) % tokens == 0
         else:
             assert (piece.size, piece.of, response - places[at]) == (size + tokens, at, size)
+
+
+def test_pieces_of_samples_by_hand() -> None:
+    """A row of samples of 2, 1 and 2 tokens, and one of 3 tokens with 2 of padding."""
+    positions = torch.tensor([[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]])
+    real = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    expected = [Piece(2, of=0), Piece(1, of=1), Piece(2, of=2), Piece(3, of=3), Piece(2)]
+    assert pieces_of(positions, real) == expected
 
 
 def test_pairs_of_tokens() -> None:
