@@ -36,9 +36,9 @@ from trlx_like import ModelConfig
 from trlx_like.distributed.setup import keep_freed_memory
 from trlx_like.functional.logprobs import score_tokens
 from trlx_like.models.faster import gelu_and_slope
+from trlx_like.models.last_states import Reading, last_states
 from trlx_like.models.layout import lm_head
 from trlx_like.models.loading import load_model
-from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.samplers.engines import TransformersEngine
 
 KERNELS = torch.ops.aten

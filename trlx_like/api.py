@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DATA = ("prompts", "eval_prompts", "samples", "eval_samples", "rewards", "preferences", "eval_preferences")
 """The arguments of `train` that are data. A trainer accepts those that its `uses` names."""
-FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", "tokenizer", "callbacks", "config")
+FUNCTIONS = ("reward_fn", "metric_fn", "judge", "stop_sequences", "logit_mask", "tokenizer", "callbacks")
 """The other arguments that every trainer gets."""
 
 
@@ -111,7 +111,7 @@ def train(
         data=data,
     )
     check_folder(complete)
-    functions = {name: given[name] for name in FUNCTIONS if name != "config"}
+    functions = {name: given[name] for name in FUNCTIONS}
     trainer = make_trainer(complete, **functions, **data)
     trainer.learn()
     return trainer
@@ -261,7 +261,7 @@ def check(config: TRLConfig) -> None:
     trainer_class = TRAINERS.get(config.train.trainer)
     require_method(config.train.trainer, config, trainer_class.method_class)
     refuse_unused(trainer_class, {name: getattr(config.data, name, None) for name in (*DATA, "judge")})
-    if taken := sorted(set(config.train.trainer_kwargs) & {*DATA, *FUNCTIONS}):
+    if taken := sorted(set(config.train.trainer_kwargs) & {*DATA, *FUNCTIONS, "config"}):
         raise ConfigError(f"train.trainer_kwargs cannot set {', '.join(taken)}, which has an option of its own.")
     check_model(config.model)
     DATAPIPELINES.get(config.train.pipeline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,6 +28,11 @@ class Completion(Experience):
     # The states that enter the lowest block that is not frozen, kept so that the frozen ones run once a sample.
     prompt_trunk: Tensor | None = padded("left", mask="prompt_mask", default=None, kw_only=True)  # [B, P, H]
     response_trunk: Tensor | None = padded(default=None, kw_only=True)  # [B, R, H]
+
+    @classmethod
+    def of_ids(cls, prompt: Tensor, response: Tensor) -> Self:
+        """Make an element without padding of the ids of a prompt [P] and its response [R]."""
+        return cls(prompt, torch.ones_like(prompt).bool(), response, torch.ones_like(response).bool())
 
     @property
     def scored(self) -> Tensor:

@@ -1,6 +1,6 @@
-"""Whether a causal model reads the rows of a batch as they are, packed, or with their shared prompts apart.
+"""The cheapest way in which a causal model can read a batch: rows as they are, packed rows, or shared prompts once.
 
-The cheapest of the three is taken, by the number of tokens and the area of attention. Scores and gradients are those of
+What a way costs is estimated by its tokens and the pairs of tokens in attention. Scores and gradients are those of
 whole rows, but for rounding. Models with dropout read whole rows, since another layout would draw other numbers.
 """
 
@@ -19,25 +19,25 @@ from transformers.cache_utils import DynamicCache
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
+from trlx_like.models.last_states import can_skip_unread
 from trlx_like.models.layout import embedding_width, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
 from trlx_like.models.pieces import Piece, in_order, recomputes, set_pieces
-from trlx_like.models.reading import picks
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
 
-SAVED = 0.05
+LEAST_SAVING = 0.05
 """The least part of the cost that packing must save."""
 TWO_PASSES = 1.15
 """What sharing prompts costs beside its tokens: two passes are slower than one of as many tokens."""
-CALL = 1200
+KERNEL_CALL = 1200
 """What a call of the attention kernel costs beside what it computes, in tokens times H: 8 tokens if H is 150."""
-PROBED = ((1, 3), (1, 2), (3, 1), (3, 4), (2, 2))
+PROBE_LENGTHS = ((1, 3), (1, 2), (3, 1), (3, 4), (2, 2))
 """The tokens of prompts and responses of rows with which models are tested."""
-ROW = 1024
+LONG_ROW = 1024
 """The tokens of a row in which attention is computed piece by piece. Its mask is as large as their square."""
-TRIED = 4
-"""By how many more rows than need be packed rows are made, to find those that are filled best."""
+MORE_ROWS = 4
+"""Up to so many rows more than necessary are tried, and those are taken that have the least padding."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Compaction:
         longest: The longest packed row that the model can read, in tokens; 0: rows are not packed.
         in_pieces: The longest row in which it can attend piece by piece, in tokens; 0: none.
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
-        picks: Whether the last feed-forward network may compute the tokens alone that are read.
+        skips_unread: Whether the last feed-forward network may compute the tokens alone that are read.
     """
 
     hidden: int
@@ -58,7 +58,7 @@ class Compaction:
     longest: int = 0
     in_pieces: int = 0
     bias: torch.dtype | None = None
-    picks: bool = False
+    skips_unread: bool = False
 
     def of(
         self, batch: Completion, branches: bool = False, whole: int | None = None
@@ -77,7 +77,7 @@ class Compaction:
         same = same_prompts(batch)
         shared = SharedPrompts.of(batch, same) if self.share and not branches else None
         width = whole or prompt + response
-        best = (1 - SAVED) * self._cost(rows, width)
+        best = (1 - LEAST_SAVING) * self._cost(rows, width)
         if shared is not None:
             written = self._cost(rows, response, prompt + response)
             best = min(best, TWO_PASSES * (self._cost(len(shared.first), prompt) + written))
@@ -85,7 +85,7 @@ class Compaction:
             columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
             of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
             if self.bias is None and sum(prompts) + sum(responses) == rows * width:  # without padding there is no mask
-                best = min(best, (1 - SAVED) * self._cost(rows, width, in_order(width)))
+                best = min(best, (1 - LEAST_SAVING) * self._cost(rows, width, in_order(width)))
             cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
             if cost < best:
                 return PackedRows.of(batch, plan, self.bias, pieces)
@@ -97,7 +97,7 @@ class Compaction:
         if width > self.in_pieces:
             return None
         pieces = pieces_of(inputs["position_ids"], torch.cat([batch.prompt_mask, batch.mask], dim=1))
-        saves = self._cost_in_pieces(rows * width, pieces) < (1 - SAVED) * self._cost(rows, width)
+        saves = self._cost_in_pieces(rows * width, pieces) < (1 - LEAST_SAVING) * self._cost(rows, width)
         return PackedRows.of_packed(inputs, pieces) if saves else None
 
     def _plans(
@@ -109,7 +109,7 @@ class Compaction:
             plan = RowPlan.of(groups, prompts, responses)
             yield self._cost(plan.rows, plan.width) if plan.width <= self.longest else math.inf, plan, ()
         if self.in_pieces:
-            for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, ROW))):
+            for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, LONG_ROW))):
                 plan = _in_long_rows(groups, prompts, responses, self.in_pieces)
                 pieces = plan.pieces(prompts, responses)
                 cost = self._cost_in_pieces(plan.rows * plan.width, pieces)
@@ -121,15 +121,19 @@ class Compaction:
 
     def _cost_in_pieces(self, tokens: int, pieces: Sequence[Piece]) -> float:
         """Return what rows cost in which attention is computed piece by piece, in tokens."""
-        return tokens + sum(piece.pairs / 2 + CALL for piece in pieces if piece.of is not None) / self.hidden
+        return (
+            tokens
+            + sum(piece.pairs / 2 + KERNEL_CALL for piece in pieces if piece.prompt_piece is not None) / self.hidden
+        )
 
     def also_of(self, lm: PreTrainedModel) -> Compaction:
         """Return what another model, which gets the same inputs, can do as well."""
         other = compaction_of(lm)
         longest = min(self.longest, other.longest) if self.bias == other.bias else 0
-        share, picked = self.share and why_no_cache(lm) is None, self.picks and other.picks
+        share = self.share and why_no_cache(lm) is None
         in_pieces = min(self.in_pieces, other.in_pieces) if longest else 0
-        return replace(self, share=share, longest=longest, in_pieces=in_pieces, picks=picked)
+        skips = self.skips_unread and other.skips_unread
+        return replace(self, share=share, longest=longest, in_pieces=in_pieces, skips_unread=skips)
 
 
 def _in_groups(
@@ -159,11 +163,11 @@ def _in_groups(
 
 
 def _in_long_rows(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> RowPlan:
-    """Plan rows that are filled evenly, of about `ROW` tokens at most, or longer if a group is."""
+    """Plan rows that are filled evenly, of about `LONG_ROW` tokens at most, or longer if a group is."""
     tokens = sum(responses) + sum(prompt for row, prompt in enumerate(prompts) if groups[row] == row)
     widest = RowPlan.of(groups, prompts, responses).width
-    fewest = -(-tokens // max(widest, min(ROW, longest)))
-    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, fewest + TRIED + 1)]
+    fewest = -(-tokens // max(widest, min(LONG_ROW, longest)))
+    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, fewest + MORE_ROWS + 1)]
     return min(plans, key=lambda plan: (plan.width > longest, plan.rows * plan.width))
 
 
@@ -178,7 +182,7 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
     width = embedding_width(lm.get_input_embeddings())
     longest = _longest(lm, bias)
     in_pieces = _longest_in_pieces(lm, longest) if longest else 0
-    return Compaction(width, can_share(lm) and not sharded, longest, in_pieces, bias, picks(lm))
+    return Compaction(width, can_share(lm) and not sharded, longest, in_pieces, bias, can_skip_unread(lm))
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
@@ -187,7 +191,7 @@ def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
     if not known or why_no_cache(lm) is not None or has_dropout(lm) or lm.is_remote_code():
         return 0
     longest = min(_window(lm), _positions(lm))  # all of the row has to be in a window
-    return longest if _agrees(lowest_blocks(lm, 2), bias, PROBED) else 0
+    return longest if _agrees(lowest_blocks(lm, 2), bias, PROBE_LENGTHS) else 0
 
 
 def _longest_in_pieces(lm: PreTrainedModel, longest: int) -> int:
@@ -199,10 +203,10 @@ def _longest_in_pieces(lm: PreTrainedModel, longest: int) -> int:
     if not attends or lm.device.type != "cpu" or recomputes(lm):
         return 0
     small, window, positions = lowest_blocks(lm, 2), _window(lm), _positions(lm)
-    more = [(3, 5), (3, 2)] * (min(positions, ROW // 2) // 10 + 1)  # than the model has positions
-    if positions < min(ROW // 2, window) and _agrees(small, None, more, in_pieces=True):
+    more = [(3, 5), (3, 2)] * (min(positions, LONG_ROW // 2) // 10 + 1)  # than the model has positions
+    if positions < min(LONG_ROW // 2, window) and _agrees(small, None, more, in_pieces=True):
         return window
-    return longest if _agrees(small, None, PROBED, in_pieces=True) else 0
+    return longest if _agrees(small, None, PROBE_LENGTHS, in_pieces=True) else 0
 
 
 def _window(lm: PreTrainedModel) -> int:
@@ -232,9 +236,7 @@ def _agrees(
     ids = torch.arange(100, device=lm.device) % lm.config.get_text_config().vocab_size
     groups = [number - number % 2 for number in range(len(rows))]
     parts = [(ids[9 * p : 10 * p], ids[7 * (n % 5) : 7 * (n % 5) + r]) for n, (p, r) in enumerate(rows)]
-    batch = Completion.collate(
-        [Completion(p, torch.ones_like(p).bool(), r, torch.ones_like(r).bool()) for p, r in parts]
-    )
+    batch = Completion.collate([Completion.of_ids(*pair) for pair in parts])
     prompts, responses = zip(*rows, strict=True)
     plan = RowPlan.of(groups, prompts, responses, 1 if in_pieces else None)
     packed = PackedRows.of(batch, plan, bias)

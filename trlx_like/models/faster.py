@@ -28,15 +28,18 @@ from transformers.pytorch_utils import Conv1D
 
 Module = TypeVar("Module", bound=nn.Module)
 
-LEAST = 2**20
+LEAST_PRODUCT = 2**20
 """The least multiplications of a product that is worth the start of oneDNN, about 10 microseconds."""
-WIDE, LEAST_HALVED = 26, 2**19
-"""The first family of AMD processors that compute 512 bits at once, and the least size of a weight on those before."""
-TOLD = Path("/proc/cpuinfo")
-"""What Linux tells of the processors."""
-FEW, LARGE = range(4, 33), 2**20
-"""Numbers of rows, and the least size of a weight, for which oneDNN is faster than MKL on Intel's processors."""
-ACTIVATED = LEAST // 2**4
+FULL_WIDTH_FAMILY = 26
+"""The first family of AMD processors that compute 512 bits at once."""
+LEAST_WEIGHT_HALF_WIDTH = 2**19
+"""The least size of a weight for which oneDNN is faster on AMD's processors before."""
+FEW_ROWS = range(4, 33)
+"""Numbers of rows for which oneDNN is faster than MKL on Intel's processors, with a large weight."""
+LARGE_WEIGHT = 2**20
+"""The least size of such a weight."""
+CPUINFO = Path("/proc/cpuinfo")
+LEAST_ACTIVATED = LEAST_PRODUCT // 2**4
 """The least numbers for which a sigmoid, in several operations, is faster than torch's GELU."""
 
 
@@ -45,7 +48,7 @@ def least_weight() -> float:
     """Return the least size of a weight that is worth oneDNN on a processor for which MKL does not use AVX-512."""
     if not _name() or "Intel" in _name():
         return math.inf
-    return 0 if _family() >= WIDE else LEAST_HALVED
+    return 0 if _family() >= FULL_WIDTH_FAMILY else LEAST_WEIGHT_HALF_WIDTH
 
 
 @cache
@@ -62,7 +65,7 @@ def _name() -> str:
 
 def _family() -> int:
     """Return the family of the processor as Linux tells it, and 0 elsewhere."""
-    found = re.search(r"^cpu family\s*: (\d+)$", TOLD.read_text() if TOLD.exists() else "", re.MULTILINE)
+    found = re.search(r"^cpu family\s*: (\d+)$", CPUINFO.read_text() if CPUINFO.exists() else "", re.MULTILINE)
     return int(found[1]) if found else 0
 
 
@@ -75,7 +78,7 @@ def faster(model: Module) -> Module:
     Returns:
         The same model.
     """
-    kinds, least = (_FEW, LARGE) if mkl_is_slow_with_few_rows() else (_FASTER, least_weight())
+    kinds, least = (_FEW, LARGE_WEIGHT) if mkl_is_slow_with_few_rows() else (_FASTER, least_weight())
     for module in list(model.modules()):
         for name, part in module.named_children():
             if type(part) in (NewGELUActivation, GELUTanh):
@@ -111,7 +114,7 @@ class _Faster(nn.Module):
 
     def _is_worth(self, states: Tensor) -> bool:
         """Tell whether oneDNN is the faster one for states [*, in]."""
-        return _rows(states) * _fixed(self.weight.numel()) >= LEAST
+        return _rows(states) * _untraced(self.weight.numel()) >= LEAST_PRODUCT
 
 
 class _FasterLinear(_Faster, nn.Linear):  # type: ignore[misc]
@@ -124,7 +127,7 @@ class _FasterConv1D(_Faster, Conv1D):
 
 class _FewRowsLinear(_FasterLinear):
     def _is_worth(self, states: Tensor) -> bool:
-        return _rows(states) in FEW and not torch.is_grad_enabled()
+        return _rows(states) in FEW_ROWS and not torch.is_grad_enabled()
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
@@ -136,7 +139,7 @@ class _FasterGELU(nn.GELU):
 
     def forward(self, states: Tensor) -> Tensor:
         """Apply it to states [*]."""
-        if not _plain(states) or _fixed(states.numel()) < ACTIVATED:
+        if not _plain(states) or _untraced(states.numel()) < LEAST_ACTIVATED:
             return super().forward(states)
         if torch.is_grad_enabled() and states.requires_grad:
             return cast(Tensor, _TanhGELU.apply(states))  # type: ignore[no-untyped-call]
@@ -181,10 +184,10 @@ def _gate(states: Tensor, squares: Tensor, out: Tensor | None = None) -> Tensor:
 
 def _rows(states: Tensor) -> int:
     """Count the rows of states [*, in]."""
-    return _fixed(states.numel()) // max(1, _fixed(states.shape[-1]))
+    return _untraced(states.numel()) // max(1, _untraced(states.shape[-1]))
 
 
-def _fixed(size: int) -> int:
+def _untraced(size: int) -> int:
     """Return a size. While a step is recorded it is a constant, without a warning: that is compared later."""
     if not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return size

@@ -29,29 +29,30 @@ class Piece:
     """Tokens that stand behind each other in packed rows: a prompt with a response, further responses, or nothing.
 
     Attributes:
-        size: The tokens of each response, and of the prompt if that is here too, L.
-        of: The number of the piece that begins with the prompt; None: no token is read.
-        prompt: The tokens of a prompt in another piece, P; 0: it is here.
+        length: The tokens of each response, and of the prompt if that is here too, L.
+        prompt_piece: The number of the piece that begins with the prompt, its own if that is here; None: padding, which
+            does not attend.
+        prompt_length: The tokens of a prompt in another piece, P; 0: it is here.
         count: How many responses there are, n.
     """
 
-    size: int
-    of: int | None = None
-    prompt: int = 0
+    length: int
+    prompt_piece: int | None = None
+    prompt_length: int = 0
     count: int = 1
 
     @property
     def pairs(self) -> float:
         """The pairs of tokens that the kernel computes."""
-        seen = self.prompt + self.size if self.prompt else in_order(self.size)
-        return 0 if self.of is None else self.count * self.size * seen
+        seen = self.prompt_length + self.length if self.prompt_length else in_order(self.length)
+        return 0 if self.prompt_piece is None else self.count * self.length * seen
 
     @property
     def mask(self) -> Tensor | None:
         """True where a token of a response sees one of prompt and response; None: the kernel's own. [L, P + L] bool"""
-        if not self.prompt:
+        if not self.prompt_length:
             return None
-        return torch.ones(self.size, self.prompt + self.size, dtype=torch.bool).tril(self.prompt)
+        return torch.ones(self.length, self.prompt_length + self.length, dtype=torch.bool).tril(self.prompt_length)
 
 
 def in_order(tokens: int) -> float:
@@ -121,7 +122,7 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
     groups = query.shape[1] // key.shape[1]
     whole = query, repeat_kv(key, groups), repeat_kv(value, groups)
-    sizes = [piece.count * piece.size for piece, _ in pieces]
+    sizes = [piece.count * piece.length for piece, _ in pieces]
     queries, keys, values = (states.transpose(1, 2).flatten(0, 1).split(sizes) for states in whole)
     made = [
         _attend(piece, mask, queries[at], keys, values, at, given.get("scaling"))
@@ -141,11 +142,14 @@ def _attend(
     scale: float | None,
 ) -> Tensor:
     """Compute the attended values [n L, heads, width] of one piece, given the keys and values of all."""
-    if piece.of is None:
+    if piece.prompt_piece is None:
         return torch.zeros_like(values[at])
-    batch = [states.unflatten(0, (piece.count, piece.size)) for states in (query, keys[at], values[at])]
-    if piece.prompt:
-        shared = [states[piece.of][: piece.prompt].expand(piece.count, -1, -1, -1) for states in (keys, values)]
+    batch = [states.unflatten(0, (piece.count, piece.length)) for states in (query, keys[at], values[at])]
+    if piece.prompt_length:
+        shared = [
+            states[piece.prompt_piece][: piece.prompt_length].expand(piece.count, -1, -1, -1)
+            for states in (keys, values)
+        ]
         batch[1:] = [torch.cat(pair, dim=1) for pair in zip(shared, batch[1:], strict=True)]
     query, key, value = (states.transpose(1, 2) for states in batch)
     made = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)

@@ -16,6 +16,7 @@ from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.compaction import Compaction
+from trlx_like.models.last_states import Reading, last_block, last_states, read_at
 from trlx_like.models.layout import (
     blocks,
     decoder_start,
@@ -25,9 +26,8 @@ from trlx_like.models.layout import (
 )
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.packed_rows import PackedRows
-from trlx_like.models.reading import last_block, read_at
 from trlx_like.models.reference import Reference, make_reference
-from trlx_like.models.shared_prompts import Reading, SharedPrompts, last_states
+from trlx_like.models.shared_prompts import SharedPrompts
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -178,7 +178,7 @@ class LanguagePolicy(nn.Module):
         shared = compact if isinstance(compact, SharedPrompts) else None
         inputs = batch.inputs(self.start) if packed is None else packed.inputs
         places = None
-        if self.compaction is not None and self.compaction.picks:
+        if self.compaction is not None and self.compaction.skips_unread:
             places = shared.ends if shared else self._places(batch, states or (heads and len(self.heads) > 0), packed)
         reading = Reading(inputs, shared, places)
         if wanted:

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
+from trlx_like.models.last_states import Reading, last_states
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
 
 

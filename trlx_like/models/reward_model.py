@@ -31,10 +31,10 @@ from trlx_like.models.compaction import Compaction
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
+from trlx_like.models.last_states import Reading, last_states
 from trlx_like.models.layout import blocks
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
-from trlx_like.models.shared_prompts import Reading, last_states
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
 
@@ -79,7 +79,7 @@ class RewardNetwork(nn.Module):
         if states is None:
             positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
             inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-            states = states_at_end(self.lm, inputs, mask, self.compaction is not None and self.compaction.picks)
+            states = states_at_end(self.lm, inputs, mask, self.compaction is not None and self.compaction.skips_unread)
         return cast(Tensor, score(states.to(next(score.parameters()).dtype)))[:, 0].float()
 
     def _compact(self, ids: Tensor, mask: Tensor, common: Tensor) -> Tensor | None:
@@ -95,11 +95,11 @@ class RewardNetwork(nn.Module):
         last = batch.prompt.shape[1] + batch.mask.sum(dim=1) - 1
         rows = torch.arange(len(last), device=last.device)
         if not isinstance(compact, PackedRows):
-            places = compact.ends if self.compaction.picks else None
+            places = compact.ends if self.compaction.skips_unread else None
             hidden = last_states(self.lm, Reading(batch.inputs(), compact, places))
             return hidden[:, -batch.mask.shape[1] :][rows, last - batch.prompt.shape[1]]
         places = compact.places[rows, last]
-        reading = Reading(compact.inputs, places=places if self.compaction.picks else None)
+        reading = Reading(compact.inputs, places=places if self.compaction.skips_unread else None)
         return last_states(self.lm, reading).flatten(0, 1)[places]
 
 
@@ -113,21 +113,21 @@ def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
     return Completion(prompt, prompt_mask, response, response_mask)
 
 
-def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, picks: bool = False) -> Tensor:
+def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, skip_unread: bool = False) -> Tensor:
     """Compute the last hidden states at the last real token of each sequence; of an encoder-decoder, of the decoder's.
 
     Args:
         lm: The language model.
         inputs: The arguments of `run_base`.
         mask: True on real tokens, of the decoder if there is one. [B, T] bool
-        picks: Whether the last feed-forward network computes these tokens alone, see `reading.picks`.
+        skip_unread: Whether the last feed-forward network computes these tokens alone, see `can_skip_unread`.
 
     Returns:
         The states. [B, H]
     """
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
     places = torch.arange(len(mask), device=mask.device) * mask.shape[1] + last
-    return last_states(lm, Reading(inputs, places=places if picks else None)).flatten(0, 1)[places]
+    return last_states(lm, Reading(inputs, places=places if skip_unread else None)).flatten(0, 1)[places]
 
 
 def load_reward_model(

@@ -8,9 +8,7 @@ gradient checkpointing, under which blocks take no cache.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import has_dropout
-from trlx_like.models.layout import base_model, run_base
 from trlx_like.models.pieces import recomputes
-from trlx_like.models.reading import last_block, read_at
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.
@@ -82,45 +78,3 @@ def same_prompts(batch: Completion) -> Tensor:
     """Number the different prompts of a batch, and return the number of each row's prompt. [B] int64"""
     numbers: Tensor = torch.cat([batch.prompt, batch.prompt_mask], dim=1).unique(dim=0, return_inverse=True)[1]
     return numbers
-
-
-@dataclass
-class Reading:
-    """Tell how a model reads a batch.
-
-    Attributes:
-        inputs: The arguments of its forward pass, as `Completion.inputs` makes them.
-        shared: The prompts to read once, with a model that `can_share`; None reads every row whole.
-        places: The places of the tokens whose last hidden states are wanted, among the B T of all rows or, with shared
-            prompts, among those of the U prompts; None: all. [S] int64
-    """
-
-    inputs: Mapping[str, Tensor]
-    shared: SharedPrompts | None = None
-    places: Tensor | None = None
-
-
-def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
-    """Compute the last hidden states of a batch.
-
-    Args:
-        lm: The language model.
-        reading: How it reads the batch.
-
-    Returns:
-        The states of all tokens [B, T, H]; with shared prompts those of the last prompt token and of the response
-        [B, 1 + R, H]. They mean nothing at tokens that are not wanted.
-    """
-    inputs, shared = reading.inputs, reading.shared
-    with read_at(lm, last_block(lm), reading.places):
-        if shared is None:
-            return run_base(lm, inputs)[0]
-        base, cache, width = base_model(lm), DynamicCache(), shared.width
-        prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
-        read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
-    for layer in cast("list[Any]", cache.layers):  # whose own method has a slow backward pass
-        layer.keys, layer.values = (held.index_select(0, shared.of_row) for held in (layer.keys, layer.values))
-    responses = {name: value[:, width:] for name, value in inputs.items()}
-    responses["attention_mask"] = inputs["attention_mask"]  # of all keys
-    written: Tensor = base(**responses, past_key_values=cache, use_cache=True).last_hidden_state
-    return torch.cat([read[shared.of_row, -1:], written], dim=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trlx_like.models.last_states import read_at
 from trlx_like.models.layout import (
     BlockInputs,
     base_model,
@@ -20,7 +21,6 @@ from trlx_like.models.layout import (
     run_base,
 )
 from trlx_like.models.pieces import piece_by_piece
-from trlx_like.models.reading import read_at
 
 
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from trlx_like.samplers.cache import Common, RowCache
+from trlx_like.samplers.cache import RowCache, SharedPrefix
 
 NAME = "trlx_like_one_token"
 _CACHE: ContextVar[RowCache | None] = ContextVar("cache", default=None)
@@ -72,7 +72,12 @@ def attend(
 
 
 def attend_to_all(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, common: Common | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    common: SharedPrefix | None = None,
 ) -> Tensor:
     """Do what `attend` does for one new token per row, whose keys and values may have columns in common."""
     rows, heads, _, width = query.shape
@@ -91,16 +96,16 @@ def attend_to_all(
     return attended.view(rows, 1, heads, -1)
 
 
-def _by_prompt(states: Tensor, matrices: Tensor, common: Common) -> Tensor:
+def _by_prompt(states: Tensor, matrices: Tensor, common: SharedPrefix) -> Tensor:
     """Multiply states of rows [n, groups, k, a] by matrices of their G prompts [G x groups, a, b]. [n, groups, k, b]"""
     _, groups, each, ins = states.shape
     placed = states
     if common.places is not None:
-        placed = states.new_zeros(len(matrices) // groups * common.most, *states.shape[1:])
+        placed = states.new_zeros(len(matrices) // groups * common.rows_per_prompt, *states.shape[1:])
         placed[common.places] = states
-    placed = placed.view(-1, common.most, groups, each, ins).transpose(1, 2)  # [G, groups, most, k, a]
+    placed = placed.view(-1, common.rows_per_prompt, groups, each, ins).transpose(1, 2)  # [G, groups, most, k, a]
     made = placed.reshape(len(matrices), -1, ins) @ matrices  # [G x groups, most x k, b]
-    made = made.view(-1, groups, common.most, each, made.shape[-1]).transpose(1, 2).flatten(0, 1)
+    made = made.view(-1, groups, common.rows_per_prompt, each, made.shape[-1]).transpose(1, 2).flatten(0, 1)
     return made if common.places is None else made[common.places]
 
 

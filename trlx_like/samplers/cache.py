@@ -10,27 +10,30 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-WORTH, ROWS, PLACES = 3000, 4, 2
-"""`Common` is used where it is faster: if it saves reading WORTH keys of a head or more, prompts have ROWS rows or more
-in the mean, and there are at most PLACES places for each row.
-"""
+LEAST_KEYS_SAVED = 3000
+"""Rows share the keys of a prompt if that saves reading so many of each head: with fewer it is slower."""
+LEAST_ROWS = 4
+"""Nor is it done if prompts have fewer rows in the mean."""
+MOST_PLACES = 2
+"""Nor if there are more places for each row, because prompts have different numbers of rows."""
 
 
 @dataclass
-class Common:
+class SharedPrefix:
     """Which rows begin with the same keys and values, because they continue one prompt.
 
-    Each of the G prompts has `most` places side by side, one for each of its rows. Some stay empty if it has fewer.
+    Each of the G prompts has `rows_per_prompt` places side by side, one for each of its rows. Some stay empty if it has
+    fewer.
     """
 
     width: int
     """How many columns, from the first visible one on, are equal in all rows of a prompt."""
     firsts: slice | Tensor
     """A row of each prompt. [G]"""
-    most: int
+    rows_per_prompt: int
     """The rows of the prompt that has the most."""
     places: Tensor | None
-    """The place of each row, from 0 to G x most - 1; None if row i has place i, and no place is empty. [n]"""
+    """The place of each row among all; None if row i has place i, and no place is empty. [n]"""
 
 
 class RowLayer(DynamicLayer):
@@ -113,7 +116,7 @@ class RowCache(DynamicCache):
         self.ends: list[int] = []  # the column behind its prompt
         self.prompts: list[int] = []  # the number of its prompt
         self.admitted = 0  # how many prompts there were
-        self.common: Common | None = None  # None if rows share too little
+        self.common: SharedPrefix | None = None  # None if rows share too little
 
     def inputs(self, new: Tensor) -> tuple[Tensor, Tensor | None]:
         """Append new tokens [n], and return all ids [n, T] and their mask [n, T], or None if there is no padding."""
@@ -180,22 +183,22 @@ class RowCache(DynamicCache):
             layer.show(min(self.begins, default=layer.end))
         self.common = self._common()
 
-    def _common(self) -> Common | None:
+    def _common(self) -> SharedPrefix | None:
         """Find what rows share. In the columns before the end of their prompt, those of one prompt are equal."""
         rows: dict[int, list[int]] = {}
         for row, prompt in enumerate(self.prompts):
             rows.setdefault(prompt, []).append(row)
         width = min(self.ends, default=0) - self.tokens.start
-        if width * (len(self.prompts) - len(rows)) < WORTH or len(self.prompts) < ROWS * len(rows):
+        if width * (len(self.prompts) - len(rows)) < LEAST_KEYS_SAVED or len(self.prompts) < LEAST_ROWS * len(rows):
             return None
         most = max(map(len, rows.values()))
-        if most * len(rows) > PLACES * len(self.prompts):
+        if most * len(rows) > MOST_PLACES * len(self.prompts):
             return None
         places = [0] * len(self.prompts)
         for number, of_prompt in enumerate(rows.values()):
             for place, row in enumerate(of_prompt):
                 places[row] = number * most + place
         if places == list(range(len(rows) * most)):
-            return Common(width, slice(None, None, most), most, None)
+            return SharedPrefix(width, slice(None, None, most), most, None)
         firsts = torch.tensor([of_prompt[0] for of_prompt in rows.values()], device=self.tokens.device)
-        return Common(width, firsts, most, torch.tensor(places, device=self.tokens.device))
+        return SharedPrefix(width, firsts, most, torch.tensor(places, device=self.tokens.device))

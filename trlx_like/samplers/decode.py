@@ -17,14 +17,13 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.functional.choices import encode, packed
 from trlx_like.functional.counter import uniforms
 from trlx_like.models.shared_prompts import why_no_cache
 from trlx_like.samplers.cache import RowCache
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
-from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids
+from trlx_like.samplers.generation import SAMPLING_ONLY, changed, eos_ids
 from trlx_like.samplers.recorded import Steps
 
 _KNOWN = {"do_sample", "min_new_tokens", *SAMPLING_ONLY}
@@ -42,14 +41,14 @@ def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
     Returns:
         None: `decode` does it. Otherwise the reason, in words, why `generate()` of transformers has to.
     """
-    for name in NEUTRAL.keys() - _KNOWN:
-        if (value := getattr(config, name, None)) not in NEUTRAL[name]:
-            return f"the option {name} ({value})"
+    if name := changed(config, _KNOWN):
+        return f"the option {name} ({getattr(config, name)})"
     if config.cache_implementation is not None or config.use_cache is False:
         return "the options cache_implementation and use_cache"
     if (reason := why_no_cache(lm)) is not None:
         return reason
-    own = getattr(type(lm), name := "prepare_inputs_for_generation") is not getattr(GenerationMixin, name)
+    prepares: Any = type(lm)
+    own = prepares.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     if own or lm.is_remote_code():
         return "a model that prepares its inputs in a way of its own"
     return None

@@ -6,7 +6,7 @@ compute log-probabilities under another distribution than the one that was sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -90,13 +90,18 @@ _TRIED: dict[str, Callable[[Any], Callable[[Any, Any], Any]]] = {
 
 def is_plain(config: GenerationConfig) -> bool:
     """Return whether every token is drawn from softmax(logits / temperature)."""
-    return all(getattr(config, name, None) in values for name, values in NEUTRAL.items())
+    return not changed(config)
 
 
 def is_exact(config: GenerationConfig) -> bool:
     """Return whether every token is drawn from softmax(logits / temperature) over a set, all tokens or those left."""
-    others = (name for name in NEUTRAL if name not in FORBIDDING)
-    return all(getattr(config, name, None) in NEUTRAL[name] for name in others)
+    return not changed(config, FORBIDDING)
+
+
+def changed(config: GenerationConfig, known: Collection[str] = ()) -> str | None:
+    """Return the name of an option that changes what is sampled, and is not one of some known ones; None without."""
+    names = (name for name in NEUTRAL if name not in known)
+    return next((name for name in names if getattr(config, name, None) not in NEUTRAL[name]), None)
 
 
 def greedy(config: GenerationConfig) -> GenerationConfig:

@@ -16,15 +16,13 @@ from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 
-from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
-from trlx_like.data.experience import padded_rows
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.functional.counter import keys as make_keys, random_stream, uniforms
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
 from trlx_like.samplers.engines import TransformersEngine, neutral, register_engine
-from trlx_like.samplers.generation import SAMPLING_ONLY, eos_ids, is_plain
-from trlx_like.samplers.stopping import StopStrings, finished
+from trlx_like.samplers.generation import SAMPLING_ONLY, changed, eos_ids, is_plain
+from trlx_like.samplers.stopping import finished_ids
 
 
 @register_engine("paged")
@@ -73,9 +71,8 @@ class PagedEngine(TransformersEngine):
 
         A stop string ends a response after it was generated to its end, as continuous batching knows ids alone.
         """
-        for name, harmless in NEUTRAL.items():
-            if name not in SAMPLING_ONLY and name != "do_sample" and getattr(config, name, None) not in harmless:
-                raise ConfigError(f"method.gen_kwargs.{name}: sampler.engine (paged) has no such option.")
+        if name := changed(config, {*SAMPLING_ONLY, "do_sample"}):
+            raise ConfigError(f"method.gen_kwargs.{name}: sampler.engine (paged) has no such option.")
         if keys is None:
             keys = make_keys(random_stream(), range(len(prompt)), prompt.device)
         prompts = [ids[real].tolist() for ids, real in zip(prompt, prompt_mask, strict=True)]
@@ -94,9 +91,7 @@ class PagedEngine(TransformersEngine):
         with neutral(self.lm):
             found = self._run(prompts, options, drawing, config)
         refuse_nan(drawing.logprobs.exp())
-        response, real = padded_rows([torch.tensor(ids) for ids in found], config.pad_token_id or 0)
-        stops = StopStrings(stop, self.tokenizer, 0) if stop else None
-        made = finished(prompt, prompt_mask, response, config, stops, real.sum(dim=1))
+        made = finished_ids(prompt, prompt_mask, found, config, stop, self.tokenizer)
         if is_plain(config):
             made.sampling_logprobs = drawing.logprobs[:, : made.response.shape[1]]
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria
 
 from trlx_like.data import Sampled
+from trlx_like.data.experience import padded_rows
 from trlx_like.samplers.generation import eos_ids
 
 
@@ -87,6 +89,29 @@ def finished(
     response = response[:, : int(lengths.max())]
     mask = torch.arange(response.shape[1], device=response.device) < lengths[:, None]
     return Sampled(prompt, prompt_mask, response.to(prompt.device), mask.to(prompt.device))
+
+
+def finished_ids(
+    prompt: Tensor,
+    prompt_mask: Tensor,
+    ids: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    stop: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> Sampled:
+    """Cut responses of different lengths where they end.
+
+    Args:
+        prompt: [B, P]
+        prompt_mask: [B, P] bool
+        ids: The generated ids of each response.
+        config: Its EOS ids end a response.
+        stop: Strings that end one as well.
+        tokenizer: Decodes tokens to find stop strings.
+    """
+    response, real = padded_rows([torch.tensor(row) for row in ids], config.pad_token_id or 0)
+    stops = StopStrings(stop, tokenizer, 0) if stop else None
+    return finished(prompt, prompt_mask, response, config, stops, real.sum(dim=1))
 
 
 def ends(response: Tensor, eos: list[int]) -> Tensor:

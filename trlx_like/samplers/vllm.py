@@ -26,16 +26,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from trlx_like.config.generation import NEUTRAL
 from trlx_like.data import Sampled
 from trlx_like.data.experience import padded_rows
 from trlx_like.errors import ConfigError, SamplerError
 from trlx_like.rewards.awaiting import run_async
 from trlx_like.rewards.transport import Post, Transport, check_url
 from trlx_like.samplers.engines import register_engine
-from trlx_like.samplers.generation import eos_ids, is_plain
+from trlx_like.samplers.generation import changed, eos_ids, is_plain
 from trlx_like.samplers.plain_copy import DTYPES
-from trlx_like.samplers.stopping import StopStrings, finished
+from trlx_like.samplers.stopping import finished_ids
 
 OPTION = "sampler.kwargs"
 SHARD = 2**30
@@ -107,9 +106,7 @@ class VLLMBase(ABC):
         seeds = torch.randint(2**62, (len(prompt),)) if keys is None else keys & (2**62 - 1)
         prompts = [ids[real].tolist() for ids, real in zip(prompt, prompt_mask, strict=True)]
         answers = self.complete(prompts, params, seeds.tolist())
-        response, real = padded_rows([torch.tensor(ids) for ids, *_ in answers], config.pad_token_id or 0)
-        stops = StopStrings(stop, self.tokenizer, 0) if stop else None
-        made = finished(prompt, prompt_mask, response, config, stops, real.sum(dim=1))
+        made = finished_ids(prompt, prompt_mask, [ids for ids, *_ in answers], config, stop, self.tokenizer)
         made.version = torch.tensor([held for *_, held in answers], device=prompt.device)
         if is_plain(config):
             logprobs, _ = padded_rows([torch.tensor(drawn) for _, drawn, _ in answers])
@@ -118,12 +115,11 @@ class VLLMBase(ABC):
 
     def _params(self, config: GenerationConfig, stop: list[str]) -> dict[str, Any]:
         """Translate generation options; nothing is left to the defaults of the model or the server."""
-        for name, neutral in NEUTRAL.items():
-            if name not in _SAME_HERE and getattr(config, name, None) not in neutral:
-                raise ConfigError(
-                    f"method.gen_kwargs.{name}: sampler.engine (vllm) does not have it; of the options that change "
-                    f"what is sampled it takes temperature, {', '.join(_SAME_HERE)}."
-                )
+        if name := changed(config, _SAME_HERE):
+            raise ConfigError(
+                f"method.gen_kwargs.{name}: sampler.engine (vllm) does not have it; of the options that change "
+                f"what is sampled it takes temperature, {', '.join(_SAME_HERE)}."
+            )
         return {
             "max_tokens": config.max_new_tokens,
             "temperature": (config.temperature or 1.0) if config.do_sample else 0.0,

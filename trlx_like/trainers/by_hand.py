@@ -110,8 +110,7 @@ class ByHand:
                 raise DataError(f"step: responses[{len(rows)}] has the shape {list(given.shape)}; give [R] each.")
             if not len(ids):
                 raise DataError(f"step: responses[{len(rows)}] is empty.")
-            prompt = torch.tensor(self.ids(query))
-            row = Completion(prompt, torch.ones_like(prompt).bool(), ids, torch.ones_like(ids).bool())
+            row = Completion.of_ids(torch.tensor(self.ids(query)), ids)
             rows.append(self.sampled.get(_key(row), row))
             if (said := self.unlike.get(_key(row))) and not self._warned:
                 self._warned = True

@@ -98,11 +98,12 @@ class DDPOTrainer(BaseRLTrainer[DenoisingExperience]):
         if config.model.peft_config is not None:
             model.add_adapter(config.model.peft_config)
         model.place(self.device, MIXED.get(config.backend.mixed_precision))
-        if has_adapter(model.denoiser):  # the weights beside it are not in checkpoints
+        adapted = has_adapter(model.denoiser)
+        if adapted or self.method.beta:
             self.world.same_weights([*model.parameters(), *model.buffers()])
+        if adapted:  # the weights beside it are not in checkpoints
             self.state.register("base", Fingerprint([model.denoiser], "what the adapter is for"))
         if self.method.beta:
-            self.world.same_weights([*model.parameters(), *model.buffers()])
             model.add_reference()
             self.state.register("reference", Fingerprint(model.reference_modules()))
         if config.backend.gradient_checkpointing:

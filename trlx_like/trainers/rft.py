@@ -77,7 +77,7 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
         scores = self.pool.scores()
         thresholds = score_thresholds(scores, percentile)
         chosen = self.pool.select(thresholds)
-        self.push_to_store([_element(*pair) for pair in chosen], whole=True)
+        self.push_to_store([Completion.of_ids(*map(torch.tensor, pair)) for pair in chosen], whole=True)
         return _metrics(scores, thresholds) | {"pool/percentile": percentile, "pool/selected": float(len(chosen))}
 
     def loss(self, batch: Completion) -> LossOutput:
@@ -85,11 +85,6 @@ class RFTTrainer(OnlineTextTrainer[Completion]):
 
     def units(self, batch: Completion) -> float:
         return float(batch.scored.sum())
-
-
-def _element(prompt: list[int], response: list[int]) -> Completion:
-    ids, outputs = torch.tensor(prompt), torch.tensor(response)
-    return Completion(ids, torch.ones_like(ids).bool(), outputs, torch.ones_like(outputs).bool())
 
 
 def _metrics(scores: list[Tensor], thresholds: Tensor) -> Metrics:

@@ -38,7 +38,7 @@ def rows_of_ids(lengths: Sequence[tuple[int, int]] = LENGTHS, seed: int = 1) -> 
     rows = []
     for sizes in lengths:
         prompt, response = (torch.randint(2, VOCABULARY, (size,), generator=generator) for size in sizes)
-        rows.append(Completion(prompt, torch.ones_like(prompt).bool(), response, torch.ones_like(response).bool()))
+        rows.append(Completion.of_ids(prompt, response))
     return rows
 
 

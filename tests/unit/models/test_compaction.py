@@ -44,11 +44,11 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     whole = pieces._attend
 
     def attend(piece: pieces.Piece, *given: Any) -> torch.Tensor:
-        if piece.of is not None:
-            calls.append(piece.size)
+        if piece.prompt_piece is not None:
+            calls.append(piece.length)
         return whole(piece, *given)
 
-    monkeypatch.setattr(compaction, "CALL", 0)
+    monkeypatch.setattr(compaction, "KERNEL_CALL", 0)
     monkeypatch.setattr(pieces, "_attend", attend)
     return calls
 
@@ -155,7 +155,7 @@ def test_a_group_is_one_document(attended: list[int]) -> None:
     assert isinstance(compact, PackedRows) and compact.source.shape == (1, 480)
     assert compact.inputs["attention_mask"] in pieces._PIECES
     made = pieces._PIECES[compact.inputs["attention_mask"]]
-    assert [(piece.size, piece.prompt, piece.count) for piece, _ in made] == [(80, 0, 1), (20, 60, 2)] * 4
+    assert [(piece.length, piece.prompt_length, piece.count) for piece, _ in made] == [(80, 0, 1), (20, 60, 2)] * 4
 
 
 @pytest.mark.parametrize("shape", [(16, 60, 60), (8, 128, 128), (1, 300, 300)])
@@ -200,7 +200,7 @@ def test_few_plans_are_made_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_long_samples_and_large_groups(attended: list[int]) -> None:
-    """A group has `ROW` tokens at most, and a row about as many unless a sample is longer: its mask is their square."""
+    """A group has `LONG_ROW` tokens at most, and a row about as many unless a sample is longer."""
     able = Compaction(hidden=1000, longest=10**5, in_pieces=10**5)
     group = batch_of_ids(((20, 100),) * 30)
     group.prompt[:] = group.prompt[0]

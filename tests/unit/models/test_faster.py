@@ -28,7 +28,7 @@ def everyproduct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose oneDNN on any processor, for products of any size."""
     monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: False)
     monkeypatch.setattr(module, "least_weight", lambda: 0)
-    monkeypatch.setattr(module, "LEAST", 1)
+    monkeypatch.setattr(module, "LEAST_PRODUCT", 1)
 
 
 def layer(kind: str) -> Any:
@@ -136,7 +136,7 @@ def test_other_number_formats_stay_with_torch(kind: str, monkeypatch: pytest.Mon
 
 
 def test_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST", 5 * 24 * 40)
+    monkeypatch.setattr(module, "LEAST_PRODUCT", 5 * 24 * 40)
     seen, plain, quick, states = products(monkeypatch), layer("linear"), faster(layer("linear")), torch.randn(5, 24)
     assert torch.equal(quick(states[:4]), plain(states[:4])) and not seen
     quick(states)
@@ -165,7 +165,7 @@ def test_gelu_and_its_gradient_are_those_in_float64(kind: Any, monkeypatch: pyte
         assert torch.equal(quick(states), made)
     for other in (states.detach().bfloat16(), wide.detach()):
         assert torch.equal(quick(other), exact(other))
-    monkeypatch.setattr(module, "LEAST", 2**20)
+    monkeypatch.setattr(module, "LEAST_PRODUCT", 2**20)
     assert torch.equal(quick(states), exact(states))
 
 
@@ -203,7 +203,7 @@ def test_small_weights_stay_with_mkl_where_512_bits_are_two_halves(monkeypatch: 
 def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of decoding takes oneDNN. One row, many rows, small weights, `Conv1D` and learning stay with MKL."""
     monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: True)
-    monkeypatch.setattr(module, "LARGE", 24 * 40)
+    monkeypatch.setattr(module, "LARGE_WEIGHT", 24 * 40)
     seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), nn.Linear(40, 8), Conv1D(40, 8)))
     exact = copy.deepcopy(made).double()
     with torch.set_grad_enabled(grad):
@@ -235,7 +235,7 @@ def test_what_is_faster_on_a_processor(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(module, "TOLD", tmp_path / "cpuinfo")
+    monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
     if told is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{told}", encoding="utf-8")
     kinds = module.least_weight, module.mkl_is_slow_with_few_rows

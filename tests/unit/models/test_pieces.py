@@ -24,18 +24,18 @@ def test_pieces_by_hand() -> None:
     plan = RowPlan.of(GROUPS, PROMPTS, RESPONSES, rows=2)
     assert (plan.rows, plan.width) == (2, 14)
     assert plan.pieces(PROMPTS, RESPONSES) == [
-        Piece(5, of=0),
-        Piece(4, of=0, prompt=3, count=2),
-        Piece(1, of=0, prompt=3),
-        Piece(5, of=3),
-        Piece(3, of=4),
+        Piece(5, prompt_piece=0),
+        Piece(4, prompt_piece=0, prompt_length=3, count=2),
+        Piece(1, prompt_piece=0, prompt_length=3),
+        Piece(5, prompt_piece=3),
+        Piece(3, prompt_piece=4),
         Piece(6),
     ]
 
 
 def test_what_is_missing_in_a_row_that_is_not_the_last() -> None:
     plan = RowPlan(2, 4, [0, 4], [2, 6], [True, True])
-    assert plan.pieces((2, 2), (1, 2)) == [Piece(3, of=0), Piece(1), Piece(4, of=2)]
+    assert plan.pieces((2, 2), (1, 2)) == [Piece(3, prompt_piece=0), Piece(1), Piece(4, prompt_piece=2)]
 
 
 @given(
@@ -52,34 +52,40 @@ def test_pieces_are_all_tokens_of_the_rows(rows: list[tuple[int, int, int]], cou
     begin, found, places = 0, plan.pieces(prompts, responses), []
     for piece in found:
         places.append(begin)
-        begin += piece.count * piece.size
-    assert begin == plan.rows * plan.width and all(piece.size for piece in found)
+        begin += piece.count * piece.length
+    assert begin == plan.rows * plan.width and all(piece.length for piece in found)
     real = sum(prompt for prompt, reads in zip(prompts, plan.reads, strict=True) if reads) + sum(responses)
-    assert sum(piece.count * piece.size for piece in found if piece.of is not None) == real
+    assert sum(piece.count * piece.length for piece in found if piece.prompt_piece is not None) == real
     for prompt, response, size, tokens in zip(plan.prompt, plan.response, prompts, responses, strict=True):
         at = max((at for at, place in enumerate(places) if place <= response), default=0)
         piece = found[at]
         if not tokens:
             continue
-        if piece.prompt:
-            assert (piece.size, piece.prompt, places[piece.of or 0]) == (tokens, size, prompt)
+        if piece.prompt_length:
+            assert (piece.length, piece.prompt_length, places[piece.prompt_piece or 0]) == (tokens, size, prompt)
             assert (response - places[at]) % tokens == 0
         else:
-            assert (piece.size, piece.of, response - places[at]) == (size + tokens, at, size)
+            assert (piece.length, piece.prompt_piece, response - places[at]) == (size + tokens, at, size)
 
 
 def test_pieces_of_samples_by_hand() -> None:
     """A row of samples of 2, 1 and 2 tokens, and one of 3 tokens with 2 of padding."""
     positions = torch.tensor([[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]])
     real = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    expected = [Piece(2, of=0), Piece(1, of=1), Piece(2, of=2), Piece(3, of=3), Piece(2)]
+    expected = [
+        Piece(2, prompt_piece=0),
+        Piece(1, prompt_piece=1),
+        Piece(2, prompt_piece=2),
+        Piece(3, prompt_piece=3),
+        Piece(2),
+    ]
     assert pieces_of(positions, real) == expected
 
 
 def test_pairs_of_tokens() -> None:
     """Each response sees 100 + 50 tokens. A prompt and its response are computed in blocks of 32."""
-    assert Piece(96, of=0).pairs == 96 * 64 and Piece(9).pairs == 0
-    assert Piece(50, of=0, prompt=100, count=3).pairs == 3 * 50 * 150
+    assert Piece(96, prompt_piece=0).pairs == 96 * 64 and Piece(9).pairs == 0
+    assert Piece(50, prompt_piece=0, prompt_length=100, count=3).pairs == 3 * 50 * 150
 
 
 def states(groups: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +132,7 @@ def test_values_and_gradients_are_those_with_the_mask(groups: int, scale: float 
 def test_only_the_mask_itself_stands_for_pieces() -> None:
     """What a family makes of the mask is applied, and so it is if something is added to the scores."""
     mask = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril()
-    set_pieces(mask, [Piece(14, of=0), Piece(7, of=1), Piece(7, of=2)])
+    set_pieces(mask, [Piece(14, prompt_piece=0), Piece(7, prompt_piece=1), Piece(7, prompt_piece=2)])
     layer, arguments = Layer(4), states(4)
     whole = attend(layer, *arguments, mask.clone())[0]
     assert not torch.allclose(attend(layer, *arguments, mask)[0][1, 7:], whole[1, 7:])
@@ -136,7 +142,7 @@ def test_only_the_mask_itself_stands_for_pieces() -> None:
 
 def test_a_model_attends_as_before_after_it() -> None:
     lm, mask = sharp_lm("llama"), torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    set_pieces(mask, [Piece(5, of=0)])
+    set_pieces(mask, [Piece(5, prompt_piece=0)])
     config: Any = lm.config
     with pytest.raises(KeyError), piece_by_piece(lm, mask):
         assert config._attn_implementation == NAME
@@ -156,7 +162,7 @@ def test_only_the_part_for_text_attends_otherwise() -> None:
     config: Any = Gemma3Config()
     model.config, mask = config, torch.ones(1, 1, 5, 5, dtype=torch.bool)
     config.text_config._attn_implementation, config.vision_config._attn_implementation = "sdpa", "eager"
-    set_pieces(mask, [Piece(5, of=0)])
+    set_pieces(mask, [Piece(5, prompt_piece=0)])
     with piece_by_piece(model, mask):
         assert config.text_config._attn_implementation == NAME
     assert config.text_config._attn_implementation == "sdpa"
@@ -165,7 +171,7 @@ def test_only_the_part_for_text_attends_otherwise() -> None:
 
 def test_eager_attention_stays() -> None:
     lm, mask = sharp_lm("llama"), torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    set_pieces(mask, [Piece(5, of=0)])
+    set_pieces(mask, [Piece(5, prompt_piece=0)])
     lm.set_attn_implementation("eager")
     with piece_by_piece(lm, mask):
         assert lm.config._attn_implementation == "eager"

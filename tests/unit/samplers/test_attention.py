@@ -83,8 +83,8 @@ def test_what_rows_share_is_read_once(
         return multiply(states, matrices, common)
 
     monkeypatch.setattr(attention, "_by_prompt", look)
-    monkeypatch.setattr(cache, "WORTH", 1)
-    monkeypatch.setattr(cache, "ROWS", 1)
+    monkeypatch.setattr(cache, "LEAST_KEYS_SAVED", 1)
+    monkeypatch.setattr(cache, "LEAST_ROWS", 1)
     once = sampler(lm=lm, batch_size=size).sample(prompts(texts), given, 5, choices=True)
     assert torch.equal(once.completion.response, whole.completion.response)
     assert once.sampling_logprobs is not None and whole.sampling_logprobs is not None
@@ -105,8 +105,8 @@ def test_rows_of_prompts_attend_to_what_each_would_alone(
     index: list[int], heads: int, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 2 heads of keys. A second attention beside, with keys of one token, is that of prompts that are read."""
-    monkeypatch.setattr(cache, "WORTH", 1)
-    monkeypatch.setattr(cache, "ROWS", 1)
+    monkeypatch.setattr(cache, "LEAST_KEYS_SAVED", 1)
+    monkeypatch.setattr(cache, "LEAST_ROWS", 1)
     held, read, count = RowCache(8, 12), DynamicCache(), 1 + max(index)
     mask = torch.arange(9) >= torch.tensor([0, 3 if padded else 0])[:count, None]
     read.update(*torch.randn(2, count, 2, 9, 8), 0)

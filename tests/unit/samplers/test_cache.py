@@ -14,7 +14,7 @@ from trlx_like.samplers import cache as module
 from trlx_like.samplers.cache import RowCache
 
 
-@patch.multiple(module, WORTH=1, ROWS=1, PLACES=9)
+@patch.multiple(module, LEAST_KEYS_SAVED=1, LEAST_ROWS=1, MOST_PLACES=9)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), wider=st.integers(0, 2))
 def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: int) -> None:
     """Prompts no longer than those before come and rows leave; a list a row holds what its cache should hold."""
@@ -73,10 +73,10 @@ def check_common(cache: RowCache, keys: torch.Tensor, longest: int) -> None:
     places = range(rows) if common.places is None else common.places.tolist()
     firsts = torch.arange(rows)[common.firsts].tolist()
     assert common.width == width and len(set(places)) == rows
-    assert common.most == max(map(cache.prompts.count, prompts))
+    assert common.rows_per_prompt == max(map(cache.prompts.count, prompts))
     assert [cache.prompts[first] for first in firsts] == prompts
     for row, place in enumerate(places):
-        first = firsts[place // common.most]
+        first = firsts[place // common.rows_per_prompt]
         assert cache.prompts[first] == cache.prompts[row]
         assert torch.equal(keys[first, :, :width], keys[row, :, :width])
 

@@ -232,7 +232,7 @@ def test_a_record_that_computes_something_else_is_dropped(monkeypatch: pytest.Mo
 def test_rows_for_which_layers_choose_other_kernels_have_a_record_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows take torch's GELU, three and more a sigmoid."""
     lm: Any = faster(sharp_lm("gpt2"))
-    monkeypatch.setattr(faster_module, "ACTIVATED", 3 * lm.transformer.h[0].mlp.c_fc.weight.shape[1])
+    monkeypatch.setattr(faster_module, "LEAST_ACTIVATED", 3 * lm.transformer.h[0].mlp.c_fc.weight.shape[1])
     engine, right = engine_of(lm), by_modules(lm)
     for _ in range(3):
         assert equal(write(lm, engine), right)

@@ -18,18 +18,18 @@ from tests.unit.models.test_shared_prompts import SHARING, scored, shared_batch
 from trlx_like.data import Completion
 from trlx_like.data.preference import MultiTurnCompletion
 from trlx_like.models.compaction import Compaction, compaction_of
+from trlx_like.models.last_states import can_skip_unread, last_block, read_at
 from trlx_like.models.layout import blocks
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.policy import LanguagePolicy
-from trlx_like.models.reading import last_block, picks, read_at
 from trlx_like.trainers.sft import SFTExperience
 
-PICKING = Compaction(hidden=16, picks=True)
+PICKING = Compaction(hidden=16, skips_unread=True)
 """Rows are read as they are."""
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[], Completion]]] = {
     "rows": (lambda lm: PICKING, batch_of_ids),
     "packed": (packing, pairs_of_rows),
-    "shared": (lambda lm: replace(SHARING, picks=True), shared_batch),
+    "shared": (lambda lm: replace(SHARING, skips_unread=True), shared_batch),
 }
 TOP = {"num_layers_unfrozen": 1, "head_blocks": {"value": 1}}
 
@@ -66,7 +66,7 @@ def assert_as_whole(policy: LanguagePolicy, batch: Completion) -> None:
     expected = scored(policy, batch)
     assert policy.compaction is not None
     for name, taken in counts.items():
-        assert (sum(taken) > 2 * tokens[name] > 0) == policy.compaction.picks, name
+        assert (sum(taken) > 2 * tokens[name] > 0) == policy.compaction.skips_unread, name
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
@@ -78,7 +78,7 @@ def test_every_family(family: str) -> None:
     policy = valued_policy(sharp_lm(family))
     policy.add_reference()
     policy.compaction = replace(compaction_of(policy.lm), share=False, longest=0)
-    assert policy.compaction.picks == (family != "bloom")
+    assert policy.compaction.skips_unread == (family != "bloom")
     assert_as_whole(policy, batch_of_ids())
 
 
@@ -123,7 +123,7 @@ def test_tokens_of_packed_rows_and_shared_prompts() -> None:
     policy(batch)  # 23 tokens follow 4 prompts, and 7 of them are the last ones
     assert counts == [int(batch.mask.sum()) - 7 + 4]
     counts.clear()
-    policy.compaction = replace(SHARING, picks=True)
+    policy.compaction = replace(SHARING, skips_unread=True)
     policy(shared_batch())
     assert counts == [3, 6 * 4]  # the last tokens of 3 prompts, and all columns of responses
 
@@ -257,20 +257,20 @@ class _Routed(_Mixing):
 @pytest.mark.parametrize("kind", [_Mixing, _Twice, _Turned, _Routed])
 def test_models_for_which_it_would_be_wrong(kind: Any) -> None:
     lm = sharp_lm("llama")
-    assert picks(lm)
+    assert can_skip_unread(lm)
     blocks(lm)[-1] = kind(blocks(lm)[-1])
-    assert not picks(lm)
+    assert not can_skip_unread(lm)
 
 
 def test_a_network_that_two_blocks_share() -> None:
     lm: Any = sharp_lm("llama")
     blocks(lm)[0].mlp = blocks(lm)[-1].mlp
-    assert not picks(lm)
+    assert not can_skip_unread(lm)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_decoders_of_a_pair_read_all_tokens(family: str) -> None:
-    assert not picks(sharp_lm(family))
+    assert not can_skip_unread(sharp_lm(family))
 
 
 def test_a_hook_sees_all_tokens() -> None:

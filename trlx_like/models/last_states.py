@@ -1,27 +1,72 @@
-"""The last feed-forward network of a model computes only the tokens whose last hidden states are read.
+"""The last hidden states of a batch, of which the last feed-forward network computes those alone that are read.
 
-What comes before it mixes tokens, and what follows does not, so that what is read is the same up to rounding. It has
-two thirds of the weights of the last block. Whether that holds for a model is tested once, by `picks`.
+What comes before that network mixes tokens, and what follows does not, so that what is read is the same up to rounding.
+It has two thirds of the weights of the last block. Whether that holds for a model is tested once, by `can_skip_unread`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from trlx_like.errors import ConfigError
 from trlx_like.models.dropout import evaluating
-from trlx_like.models.layout import blocks, is_encoder_decoder, run_base
+from trlx_like.models.layout import base_model, blocks, is_encoder_decoder, run_base
 from trlx_like.models.pieces import recomputes
+from trlx_like.models.shared_prompts import SharedPrompts
 from trlx_like.models.unread import lowest_blocks
 
 WORTH = 15 / 16
-"""The largest part of a batch's tokens that is worth picking out of it."""
+"""The largest part of a batch's tokens that is worth computing alone."""
+
+
+@dataclass
+class Reading:
+    """Tell how a model reads a batch.
+
+    Attributes:
+        inputs: The arguments of its forward pass, as `Completion.inputs` makes them.
+        shared: The prompts to read once, with a model that `can_share`; None reads every row whole.
+        places: The places of the tokens whose last hidden states are wanted, among the B T of all rows or, with shared
+            prompts, among those of the U prompts; None: all. [S] int64
+    """
+
+    inputs: Mapping[str, Tensor]
+    shared: SharedPrompts | None = None
+    places: Tensor | None = None
+
+
+def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
+    """Compute the last hidden states of a batch.
+
+    Args:
+        lm: The language model.
+        reading: How it reads the batch.
+
+    Returns:
+        The states of all tokens [B, T, H]; with shared prompts those of the last prompt token and of the response
+        [B, 1 + R, H]. They mean nothing at tokens that are not wanted.
+    """
+    inputs, shared = reading.inputs, reading.shared
+    with read_at(lm, last_block(lm), reading.places):
+        if shared is None:
+            return run_base(lm, inputs)[0]
+        base, cache, width = base_model(lm), DynamicCache(), shared.width
+        prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
+        read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state
+    for layer in cast("list[Any]", cache.layers):  # whose own method has a slow backward pass
+        layer.keys, layer.values = (held.index_select(0, shared.of_row) for held in (layer.keys, layer.values))
+    responses = {name: value[:, width:] for name, value in inputs.items()}
+    responses["attention_mask"] = inputs["attention_mask"]  # of all keys
+    written: Tensor = base(**responses, past_key_values=cache, use_cache=True).last_hidden_state
+    return torch.cat([read[shared.of_row, -1:], written], dim=1)
 
 
 def last_block(lm: PreTrainedModel) -> nn.Module | None:
@@ -33,17 +78,17 @@ def last_block(lm: PreTrainedModel) -> nn.Module | None:
 
 
 @contextmanager
-def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, unread: float = 0.0) -> Iterator[None]:
+def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, fill: float = 0.0) -> Iterator[None]:
     """Let the part `mlp` of the last block compute the tokens that are read alone, in a `with` block.
 
     It computes all of them if there is a hook on it, which may look at what it computes, and with gradient
     checkpointing, which would compute all of them after the `with` block.
 
     Args:
-        model: The model, which runs once in the `with` block. It is one for which `picks` is True.
+        model: The model, which runs once in the `with` block. It is one for which `can_skip_unread` is True.
         block: Its last block; None computes all tokens.
         places: The places of the tokens that are read, among all of a batch, each once; None: all. [S] int64
-        unread: What stands for the results of the other tokens, whose last hidden states mean nothing.
+        fill: What stands for the results of the other tokens, whose last hidden states mean nothing.
     """
     part = getattr(block, "mlp", None)
     if places is None or part is None or "forward" in vars(part) or recomputes(model):
@@ -57,7 +102,7 @@ def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, un
         if watched or others or options or not 0 < len(places) <= WORTH * count:
             return whole(states, *others, **options)
         made = whole(states.flatten(0, -2).index_select(0, places)[None])
-        filled = made.new_full((count, made.shape[-1]), unread)
+        filled = made.new_full((count, made.shape[-1]), fill)
         return filled.index_copy_(0, places, made[0]).view(*states.shape[:-1], -1)
 
     part.forward = forward
@@ -67,7 +112,7 @@ def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, un
         del part.forward
 
 
-def picks(lm: PreTrainedModel) -> bool:
+def can_skip_unread(lm: PreTrainedModel) -> bool:
     """Test whether the last feed-forward network of a model may compute some tokens alone.
 
     NaN stands for the others, so that whatever reads them is found out: a convolution that follows, a network that two
@@ -87,7 +132,7 @@ def picks(lm: PreTrainedModel) -> bool:
         places = torch.tensor([2, 9, 11], device=lm.device)
         with torch.no_grad(), evaluating(small):
             whole = run_base(small, {"input_ids": ids})[0].flatten(0, 1)
-            with read_at(small, block, places, unread=torch.nan):
+            with read_at(small, block, places, fill=torch.nan):
                 found = run_base(small, {"input_ids": ids})[0].flatten(0, 1)
         read = torch.zeros(len(whole), dtype=torch.bool, device=lm.device).index_fill_(0, places, True)
         difference = (found - whole)[read].float().norm()
