@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import torch
 from tests.contract.recipes import LORA, NO_DROPOUT, make
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, run_until_stopped, state_of
 from tests.tiny import tiny_config
+from trlx_like.errors import DiskError
 from trlx_like.models.layout import blocks
+from trlx_like.trainers import trunk
+from trlx_like.trainers.trunk import mapped
 
 TOP = {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3, **NO_DROPOUT)}
 ADAPTER = {"model.peft_config": LORA | {"layers_to_transform": [2]}, "model.model_path": TOP["model.model_path"]}
@@ -30,6 +35,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "SFT": ("SFTTrainer", TOP),
     "SFT, packed": ("SFTTrainer", {**TOP, "method.packing": True}),
     "ILQL": ("ILQLTrainer", TOP),
+    "Reward": ("RewardTrainer", TOP),
+    "PPO, one pass": ("PPOTrainer", {**TOP, "method.ppo_epochs": 1}),
+    "GRPO, one pass of several steps": ("GRPOTrainer", {**TOP, "method.num_iterations": 1, "train.batch_size": 2}),
+    "PPO, heads alone": ("PPOTrainer", {**TOP, "model.num_layers_unfrozen": 0}),
+    "ILQL, heads alone": ("ILQLTrainer", {**TOP, "model.num_layers_unfrozen": 0}),
 }
 
 
@@ -62,7 +72,8 @@ def test_a_run_ends_with_the_same_bits(run: str, tmp_path: Path) -> None:
         make(name, tmp_path / word, **STEADY, **changes, **{"train.keep_trunk": word == "kept"})
         for word in ("kept", "plain")
     )
-    exact = rows_are_alone(plain) and not run.startswith("DPO")  # whose states come from batches of other lengths
+    # The states of pairs come from batches of other lengths.
+    exact = not run.startswith(("DPO", "Reward")) and rows_are_alone(plain)
     assert plain.model.trunk is None and kept.model.trunk is not None
     ran = [count_blocks(trainer) for trainer in (kept, plain)]
     kept.learn()
@@ -103,3 +114,101 @@ def test_a_run_that_is_stopped_in_a_round_resumes_with_the_kept_states(tmp_path:
     assert resumed.progress.in_round and resumed.store.elements[0].prompt_trunk is not None
     resumed.learn()
     assert_same_run(resumed, whole, tmp_path / "run", tmp_path / "whole")
+
+
+IN_FILES = [
+    run for run, (name, _) in RUNS.items() if name in ("SFTTrainer", "ILQLTrainer", "DPOTrainer", "RewardTrainer")
+]
+
+
+@pytest.mark.parametrize("run", IN_FILES)
+def test_states_that_are_too_much_for_memory_are_in_a_file(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends with the bits of a run in memory, its checkpoints have no states, and the file has no name."""
+    name, changes = RUNS[run]
+    held = make(name, tmp_path / "memory", **STEADY, **changes)
+    held.learn()
+    monkeypatch.setattr(trunk, "OF_MEMORY", 0.0)
+    filed = make(name, tmp_path / "file", **STEADY, **changes)
+    files: list[Path] = []
+
+    def noted(folder: Path, *given: Any) -> torch.Tensor:
+        files.append(folder)
+        return mapped(folder, *given)
+
+    monkeypatch.setattr(trunk, "mapped", noted)
+    with caplog.at_level("INFO"):
+        filed.learn()
+    assert set(files) == {tmp_path / "file"} and "samples is kept in a file: 0.000 GiB, where memory" in caplog.text
+    state = state_of(filed)
+    assert not any(str(key).endswith("_trunk") for key in state.get("store", {}).get("columns", {}))
+    if name != "DPOTrainer":  # which takes states in memory from the pass that scores
+        assert_same(without_trunk(state), without_trunk(state_of(held)), "state")
+    for got, expected in zip(filed.model.parameters(), held.model.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    assert not [path for path in (tmp_path / "file").iterdir() if path.name.startswith("tmp")]
+
+
+@pytest.mark.parametrize("run", IN_FILES)
+def test_a_run_with_states_in_a_file_resumes_bitwise(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trunk, "OF_MEMORY", 0.0)
+    name, changes = RUNS[run]
+    whole = make(name, tmp_path / "whole", **changes)
+    whole.learn()
+    run_until_stopped(make(name, tmp_path / "run", **changes, callbacks=[StopAfter(2)]))
+    resumed = make(name, tmp_path / "run", **changes, **{"train.resume_from_checkpoint": "auto"})
+    ran = count_blocks(resumed)
+    resumed.learn()
+    assert any(column.endswith("_trunk") for column in resumed.store.elements.columns)
+    assert ran[0] < ran[len(blocks(resumed.model.lm)) - 1]
+    assert_same_run(resumed, whole, tmp_path / "run", tmp_path / "whole")
+
+
+def test_without_room_all_blocks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trunk, "OF_MEMORY", 0.0)
+    monkeypatch.setattr(trunk, "OF_DISK", 0.0)
+    trainer = make("SFTTrainer", tmp_path, **TOP)
+    ran = count_blocks(trainer)
+    with caplog.at_level("INFO"):
+        trainer.learn()
+    assert ran[0] == ran[2]
+    lines = [line for line in caplog.messages if "All blocks" in line]
+    assert len(lines) == 1 and lines[0].endswith("GiB on the disk of train.checkpoint_dir.")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("RFTTrainer", TOP, "each sample is learned from once a round"),
+        ("SFTTrainer", {**TOP, "method.neftune_noise_alpha": 5.0}, "method.neftune_noise_alpha adds other noise"),
+        ("RewardTrainer", {**TOP, "train.epochs": 1}, "each sample is learned from once"),
+        ("SFTTrainer", {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3)}, "dropout is on"),
+    ],
+)
+def test_why_all_blocks_run(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        make(name, tmp_path, **changes)
+    assert [line for line in caplog.messages if f"All blocks of the model run in every pass: {reason}" in line]
+
+
+def test_a_disk_that_fills_up_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a signal, when a page of the file finds no room."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskError, match=r"cannot be written: No space left on device"):
+        mapped(tmp_path, (2, 3), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_in_a_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = mapped(tmp_path, (3, 5), dtype)
+    tensor[torch.tensor([2, 0])] = torch.arange(10).view(2, 5).to(dtype)
+    assert tensor[2].tolist() == [0, 1, 2, 3, 4] and tensor[1].tolist() == [0] * 5 and not list(tmp_path.iterdir())

@@ -38,12 +38,15 @@ class Column:
         starts: The place in `values` where each element begins. [N] int64
         lengths: How many numbers each element has; None for a field without padding, of which it has one. [N] int64
         dtype: The type that elements and batches have; None: that of `values`.
+        saved: Whether checkpoints hold it, and other processes are told. What can be made again, and takes much room,
+            need not be.
     """
 
     values: Tensor
     starts: Tensor
     lengths: Tensor | None
     dtype: torch.dtype | None = None
+    saved: bool = True
 
     @classmethod
     def of(cls, rows: FlatRows[Any], name: str) -> Column:
@@ -158,7 +161,8 @@ class ColumnRows(LazyRows[E], Generic[E]):
 
     def packed(self) -> dict[str, Any]:
         """Return all elements as their number and the packed columns, for a checkpoint or another process."""
-        names = [field.name for field in fields(self.kind) if field.name in self.columns]
+        held = [field.name for field in fields(self.kind) if field.name in self.columns]
+        names = [name for name in held if self.columns[name].saved]
         return {"count": len(self), "columns": {name: self.columns[name].packed() for name in names}}
 
     @classmethod
@@ -195,6 +199,15 @@ class MadeRows(LazyRows[E]):
 
     def sizes(self) -> np.ndarray:
         return self._sizes.numpy()
+
+
+def as_columns(kind: type[E], elements: Sequence[E]) -> ColumnRows[E]:
+    """Return elements with one tensor for each field. There has to be one at least."""
+    if isinstance(elements, ColumnRows):
+        return elements
+    if isinstance(elements, MadeRows):
+        return elements.taken(torch.arange(len(elements)))
+    return ColumnRows.unpacked(kind, packed(kind, elements))
 
 
 def packed(kind: type[Experience], elements: Sequence[Experience]) -> dict[str, Any]:

@@ -12,6 +12,12 @@ from trlx_like.data.experience import Experience, padded
 from trlx_like.data.text import Completion
 
 
+def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Stack values of chosen [B, T, *] above those of rejected completions [B, U, *], with zeros. [2B, max(T, U), *]"""
+    width, sides = max(chosen.shape[1], rejected.shape[1]), (chosen, rejected)
+    return torch.cat([pad(side, (0, 0) * (side.dim() - 2) + (0, width - side.shape[1])) for side in sides])
+
+
 @dataclass
 class MultiTurnCompletion(Completion):
     """Hold completions that may include tokens of others, such as a user's turn between two answers."""
@@ -62,10 +68,6 @@ class PreferenceExperience(Experience):
 
     def completions(self) -> MultiTurnCompletion:
         """Return 2B completions, the chosen ones first, so that one forward pass scores both."""
-
-        def stacked(chosen: Tensor, rejected: Tensor) -> Tensor:
-            width, sides = max(chosen.shape[1], rejected.shape[1]), (chosen, rejected)
-            return torch.cat([pad(side, (0, 0) * (side.dim() - 2) + (0, width - side.shape[1])) for side in sides])
 
         made = MultiTurnCompletion(
             self.prompt.repeat(2, 1),

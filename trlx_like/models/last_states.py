@@ -6,7 +6,7 @@ It has two thirds of the weights of the last block. Whether that holds for a mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -43,12 +43,17 @@ class Reading:
     places: Tensor | None = None
 
 
-def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
+Run = Callable[[PreTrainedModel, Mapping[str, Tensor]], tuple[Tensor, Any]]
+"""A function like `run_base`."""
+
+
+def last_states(lm: PreTrainedModel, reading: Reading, run: Run = run_base) -> Tensor:
     """Compute the last hidden states of a batch.
 
     Args:
         lm: The language model.
         reading: How it reads the batch.
+        run: Runs the model, or its upper blocks from kept states. Prompts cannot be shared then.
 
     Returns:
         The states of all tokens [B, T, H]; with shared prompts those of the last prompt token and of the response
@@ -57,7 +62,7 @@ def last_states(lm: PreTrainedModel, reading: Reading) -> Tensor:
     inputs, shared = reading.inputs, reading.shared
     with read_at(lm, last_block(lm), reading.places):
         if shared is None:
-            return run_base(lm, inputs)[0]
+            return run(lm, inputs)[0]
         base, cache, width = base_model(lm), DynamicCache(), shared.width
         prompts = {name: value[shared.first, :width] for name, value in inputs.items()}
         read: Tensor = base(**prompts, past_key_values=cache, use_cache=True).last_hidden_state

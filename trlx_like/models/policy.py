@@ -114,7 +114,7 @@ class LanguagePolicy(nn.Module):
     def trunk_states(self, batch: Completion) -> Tensor:
         """Compute what enters the lowest block that is not frozen. [B, P + R, H]"""
         assert self.trunk is not None
-        return run_base(self.lm, batch.inputs(), [self.trunk.lowest])[1][self.trunk.lowest].hidden
+        return self.trunk.states(batch.inputs())
 
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freeze the present weights, or another model, as the reference. Call it before the first update.

@@ -31,12 +31,13 @@ from trlx_like.models.compaction import Compaction
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
-from trlx_like.models.last_states import Reading, last_states
-from trlx_like.models.layout import blocks
+from trlx_like.models.last_states import Reading, Run, last_states
+from trlx_like.models.layout import blocks, run_base
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
 from trlx_like.models.top_blocks import freeze_below
+from trlx_like.models.trunk import Trunk, make_trunk
 
 CLASSIFIER = "ForSequenceClassification"
 HEADS = ("score.", "classifier.", "pooler.")
@@ -58,9 +59,22 @@ class RewardNetwork(nn.Module):
         elif num_layers_unfrozen > 0:
             freeze_below(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
         self.lm = lm
+        self.num_layers_unfrozen = num_layers_unfrozen
+        self.trunk: Trunk | None = None
         self.compaction: Compaction | None = None  # None: every sequence is read whole, with its padding
 
-    def forward(self, ids: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+    def add_trunk(self) -> str | None:
+        """Let `forward` start from kept states, as `LanguagePolicy.add_trunk` does."""
+        made = make_trunk(self.lm) if hasattr(self.lm, "score") else "an encoder reads a sequence at its first token"
+        self.trunk = None if isinstance(made, str) else made
+        return made if isinstance(made, str) else None
+
+    def trunk_states(self, batch: Completion) -> Tensor:
+        """Compute what enters the lowest block that is not frozen. [B, P + R, H]"""
+        assert self.trunk is not None
+        return self.trunk.states(batch.inputs())
+
+    def forward(self, ids: Tensor, mask: Tensor, common: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         """Compute the rewards of sequences.
 
         Args:
@@ -68,6 +82,7 @@ class RewardNetwork(nn.Module):
             mask: True on real tokens. [B, T] bool
             common: Number of first tokens that each sequence shares with another one, smaller than its length. They
                 may be read once. Sequences then have to be padded on the right. None: nothing is shared. [B] int64
+            kept: What `trunk_states` has returned for the sequences; None: all blocks run. [B, T, H]
 
         Returns:
             The rewards. [B] float32
@@ -75,21 +90,26 @@ class RewardNetwork(nn.Module):
         score = getattr(self.lm, "score", None)
         if score is None:  # an encoder, which reads the sequence at its first token and pads on the right
             return cast(Tensor, self.lm(input_ids=ids, attention_mask=mask.long()).logits)[:, 0].float()
-        states = None if common is None or self.compaction is None else self._compact(ids, mask, common)
+        states = None if common is None or self.compaction is None else self._compact(ids, mask, common, kept)
         if states is None:
             positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
             inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-            states = states_at_end(self.lm, inputs, mask, self.compaction is not None and self.compaction.skips_unread)
+            skip = self.compaction is not None and self.compaction.skips_unread
+            states = states_at_end(self.lm, inputs, mask, skip, self._run(kept))
         return cast(Tensor, score(states.to(next(score.parameters()).dtype)))[:, 0].float()
 
-    def _compact(self, ids: Tensor, mask: Tensor, common: Tensor) -> Tensor | None:
+    def _run(self, kept: Tensor | None) -> Run:
+        """Return what runs the model: all of it, or what is above kept states [N, W, H]."""
+        return run_base if kept is None or self.trunk is None else self.trunk.from_states(kept)
+
+    def _compact(self, ids: Tensor, mask: Tensor, common: Tensor, kept: Tensor | None = None) -> Tensor | None:
         """Compute the states [B, H] at the ends of sequences in the cheapest way; None if that is to read them whole.
 
         The arguments are those of `forward`.
         """
         assert self.compaction is not None
-        batch = _split(ids, mask, common)
-        compact = self.compaction.of(batch, whole=ids.shape[1])
+        batch, source = _split(ids, mask, common)
+        compact = self.compaction.of(batch, branches=kept is not None, whole=ids.shape[1])
         if compact is None:
             return None
         last = batch.prompt.shape[1] + batch.mask.sum(dim=1) - 1
@@ -99,21 +119,31 @@ class RewardNetwork(nn.Module):
             hidden = last_states(self.lm, Reading(batch.inputs(), compact, places))
             return hidden[:, -batch.mask.shape[1] :][rows, last - batch.prompt.shape[1]]
         places = compact.places[rows, last]
+        if kept is not None:
+            kept = compact.pack(kept[torch.arange(len(last), device=last.device)[:, None], source])
         reading = Reading(compact.inputs, places=places if self.compaction.skips_unread else None)
-        return last_states(self.lm, reading).flatten(0, 1)[places]
+        return last_states(self.lm, reading, self._run(kept)).flatten(0, 1)[places]
 
 
-def _split(ids: Tensor, mask: Tensor, start: Tensor) -> Completion:
-    """Split sequences [B, T] that are padded on the right into prompts of so many tokens [B] and responses."""
+def _split(ids: Tensor, mask: Tensor, start: Tensor) -> tuple[Completion, Tensor]:
+    """Split sequences [B, T] that are padded on the right into prompts of so many tokens [B] and responses.
+
+    Returns:
+        The prompts and responses, and the place of each of their tokens in its sequence, where it is real.
+        [B, P + R] int64
+    """
     lengths = mask.sum(dim=1)
     width, longest = torch.stack([start.max().clamp(min=1), (lengths - start).max()]).tolist()
     place = torch.arange(width + longest, device=ids.device) - width + start[:, None]  # [B, P + R]
-    parts = ids.gather(1, place.clamp(0, ids.shape[1] - 1)), (place >= 0) & (place < lengths[:, None])
+    source = place.clamp(0, ids.shape[1] - 1)
+    parts = ids.gather(1, source), (place >= 0) & (place < lengths[:, None])
     (prompt, response), (prompt_mask, response_mask) = (part.tensor_split([width], dim=1) for part in parts)
-    return Completion(prompt, prompt_mask, response, response_mask)
+    return Completion(prompt, prompt_mask, response, response_mask), source
 
 
-def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, skip_unread: bool = False) -> Tensor:
+def states_at_end(
+    lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, skip_unread: bool = False, run: Run = run_base
+) -> Tensor:
     """Compute the last hidden states at the last real token of each sequence; of an encoder-decoder, of the decoder's.
 
     Args:
@@ -121,13 +151,14 @@ def states_at_end(lm: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tenso
         inputs: The arguments of `run_base`.
         mask: True on real tokens, of the decoder if there is one. [B, T] bool
         skip_unread: Whether the last feed-forward network computes these tokens alone, see `can_skip_unread`.
+        run: As for `last_states`.
 
     Returns:
         The states. [B, H]
     """
     last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).argmax(dim=1)  # [B]
     places = torch.arange(len(mask), device=mask.device) * mask.shape[1] + last
-    return last_states(lm, Reading(inputs, places=places if skip_unread else None)).flatten(0, 1)[places]
+    return last_states(lm, Reading(inputs, places=places if skip_unread else None), run).flatten(0, 1)[places]
 
 
 def load_reward_model(

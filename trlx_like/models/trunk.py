@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,14 @@ class Trunk:
         del self.entry.states
         return hidden, {at: replace(found, inputs=inputs) for at, found in entering.items()}
 
+    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Compute what enters the lowest block that runs. [B, T, H]"""
+        return run_base(self.lm, inputs, [self.lowest])[1][self.lowest].hidden
+
+    def from_states(self, states: Tensor) -> Callable[..., tuple[Tensor, dict[int, BlockInputs]]]:
+        """Return a function like `run_base` that runs the blocks above kept states [B, T, H]."""
+        return lambda lm, inputs, branches=(): self(states, inputs, branches)
+
     def agrees(self) -> bool:
         """Test whether the model computes the same from kept states: a block could read more than those."""
         ids = torch.arange(16, device=self.lm.device).view(2, 8) % self.lm.config.get_text_config().vocab_size
@@ -107,9 +115,9 @@ def make_trunk(lm: PreTrainedModel, heads: Sequence[int] = ()) -> Trunk | str:
     if is_encoder_decoder(lm):
         return "an encoder-decoder passes more from block to block than states"
     trained = (at for at, block in enumerate(blocks(lm)) if any(p.requires_grad for p in block.parameters()))
-    lowest = min([*heads, next(trained, 0)])
+    lowest = min([*heads, next(trained, len(blocks(lm)) - 1)])
     if lowest == 0:
-        return "the lowest block is trained, or none is"
+        return "the lowest block is trained, or it is the only one"
     with torch.enable_grad():
         entering = run_base(lm, probe(lm), [lowest])[1][lowest]
     if entering.hidden.requires_grad:

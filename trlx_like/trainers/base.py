@@ -196,6 +196,8 @@ class BaseRLTrainer(Verbs[E]):
     def round_batches(self) -> Iterator[E | None]:
         """Yield this process's parts of the round's remaining batches, in order; None if it has no part of one."""
         train, world = self.config.train, self.world
+        if self.trunk is not None:
+            self.trunk.refill(self.store)
         generator = torch.Generator().manual_seed(train.seed * 1_000_003 + self.progress.round)
         self.round_steps = math.ceil(len(self.store) / train.batch_size) * self.passes
         batches = partial(self.store.batches, train.batch_size, generator, rank=world.rank, ranks=world.size)
@@ -330,10 +332,6 @@ class BaseRLTrainer(Verbs[E]):
     def load(self, directory: str | Path) -> None:
         """Restore a checkpoint, or the newest intact one of a run folder."""
         self.run.folder.load(directory, self.state)
-
-    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
-        """Add this process's share of elements to the store, or with `whole` the same elements on every process."""
-        self.store.push(experience, whole=whole)
 
     def _prepare(self) -> None:
         """Bring the model to the device, make the optimiser, and register what checkpoints hold."""

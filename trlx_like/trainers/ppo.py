@@ -90,6 +90,8 @@ class PPOTrainer(RoundsByHand[PPOExperience], OnlineTextTrainer[PPOExperience]):
     def head_blocks(self) -> dict[str, int]:
         return {"value": self.method.num_value_layers_unfrozen}
 
+    observes = True
+
     @property
     def passes(self) -> int:
         return self.method.ppo_epochs

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import accumulate, chain, pairwise
 from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor
 
 from trlx_like.data import Completion, RolloutStore
+from trlx_like.data.columns import ColumnRows, as_columns, packed
 from trlx_like.data.flat import FlatRows
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.prepared import SameRows
 from trlx_like.trainers.context import Run
-from trlx_like.trainers.trunk import E, TrunkStates, filled
+from trlx_like.trainers.trunk import E, KeptStates, TrunkStates, parts_by_length
 
 
 class Precomputed(Generic[E]):
@@ -59,23 +60,30 @@ class Precomputed(Generic[E]):
         own = elements[self.run.world.rank :: self.run.world.size]
         if self.load is not None:
             self.load()
-        keep = self.trunk.worth_keeping(own, whole=False)
+        pays, folder = self.trunk.room(own, whole=False)
+        # States that go into a file are computed apart, since those of a resumed run are made that way too.
+        kept = KeptStates(as_columns(type(own[0]), own), None) if pays and folder is None and len(own) else None
+        states: list[Tensor | None] = []
 
-        def score(part: E) -> None:
-            states: list[Tensor | None] = []
+        def under_reference(completions: Completion) -> Tensor:
+            with self.run.forward("logprobs"):
+                out = self.model(completions, reference=self.load is not None)
+            states.append(out.trunk)
+            return cast(Tensor, out.logprobs if self.load is None else out.ref_logprobs)
 
-            def under_reference(completions: Completion) -> Tensor:
-                with self.run.forward("logprobs"):
-                    out = self.model(completions, reference=self.load is not None)
-                states.append(out.trunk)
-                return cast(Tensor, out.logprobs if self.load is None else out.ref_logprobs)
-
+        made, order = [], []
+        for numbers, part in parts_by_length(self.run, own):
+            states.clear()
             self.score(part, under_reference)
-            self.trunk.keep(part, states[0] if keep else None)
-
-        made = filled(self.run, own, score, flat=not keep)
+            if kept is not None and states[0] is not None:
+                kept.write(numbers, part, states[0])
+            made.append(packed(type(part), part.to("cpu").split()))
+            order.append(numbers)
         self.model.drop_reference()
-        return made
+        if not made:
+            return own
+        rows: ColumnRows[E] = ColumnRows.unpacked(type(own[0]), *made).taken(torch.cat(order).argsort())
+        return rows if kept is None else kept.beside(rows)
 
     def held_out(self, sets: Mapping[str, Sequence[E]]) -> Mapping[str, Sequence[E]]:
         """Return held-out samples with the reference's log-probabilities, which are computed before the first step."""
@@ -84,5 +92,6 @@ class Precomputed(Generic[E]):
             store.clear()
             store.push(self.share(list(chain.from_iterable(sets.values()))))
             store.join(world.gather, world.size)
-        stored = iter(store.elements)
-        return {name: list(islice(stored, len(rows))) for name, rows in sets.items()}
+        self.trunk.refill(store)
+        bounds = [0, *accumulate(map(len, sets.values()))]
+        return {name: store.elements[slice(*pair)] for name, pair in zip(sets, pairwise(bounds), strict=True)}

@@ -6,7 +6,6 @@ reference, so its trainer derives from the base class and not from `TextTrainer`
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.config.methods.reward import RewardConfig
-from trlx_like.data import Experience, padded
+from trlx_like.data import Completion, Experience, padded
 from trlx_like.data.columns import Column, ColumnRows
 from trlx_like.data.flat import FlatRows
+from trlx_like.data.preference import stacked
 from trlx_like.errors import ConfigError
 from trlx_like.functional.bradley_terry import bradley_terry_loss, off_center
 from trlx_like.models.compaction import compaction_of
@@ -41,8 +40,7 @@ from trlx_like.pipelines.preferences import Preference, configured_preferences
 from trlx_like.pipelines.rows import named_sets
 from trlx_like.pipelines.truncation import Truncation
 from trlx_like.trainers.base import BaseRLTrainer, LossOutput, Metrics
-
-logger = logging.getLogger(__name__)
+from trlx_like.trainers.trunk import TrunkStates
 
 
 @dataclass
@@ -54,13 +52,33 @@ class PreferencePair(Experience):
     chosen_mask: Tensor = padded(value=False, mask="chosen_mask")  # [B, T] bool
     rejected: Tensor = padded(mask="rejected_mask")  # [B, U] int64
     rejected_mask: Tensor = padded(value=False, mask="rejected_mask")  # [B, U] bool
+    # The states that enter the lowest block that is not frozen, kept so that the frozen ones run once a sample.
+    chosen_trunk: Tensor | None = padded(mask="chosen_mask", default=None, kw_only=True)  # [B, T, H]
+    rejected_trunk: Tensor | None = padded(mask="rejected_mask", default=None, kw_only=True)  # [B, U, H]
 
     def both(self) -> tuple[Tensor, Tensor]:
         """Stack chosen above rejected answers; return token ids and mask. [2B, max(T, U)] each"""
-        width = max(self.chosen.shape[1], self.rejected.shape[1])
-        pairs = ((self.chosen, self.rejected), (self.chosen_mask, self.rejected_mask))
-        ids, mask = (torch.cat([pad(part, (0, width - part.shape[1])) for part in pair]) for pair in pairs)
-        return ids, mask
+        return stacked(self.chosen, self.rejected), stacked(self.chosen_mask, self.rejected_mask)
+
+    def completions(self) -> Completion:
+        """Return all answers, the chosen ones first, of which the first token is the prompt. [2B]"""
+        (first, ids), (real, mask) = (part.tensor_split([1], dim=1) for part in self.both())
+        return Completion(first, real, ids, mask)
+
+    @property
+    def trunk(self) -> Tensor | None:
+        """The kept states of `both`. [2B, max(T, U), H]"""
+        if self.chosen_trunk is None or self.rejected_trunk is None:
+            return None
+        return stacked(self.chosen_trunk, self.rejected_trunk)
+
+    def keep(self, trunk: Tensor) -> None:
+        """Keep the states [2B, max(T, U), H] of `both`."""
+        chosen, rejected = trunk.chunk(2)
+        self.chosen_trunk, self.rejected_trunk = (
+            chosen[:, : self.chosen.shape[1]],
+            rejected[:, : self.rejected.shape[1]],
+        )
 
     def common(self) -> Tensor:
         """Count the tokens that both answers begin with; each has at least one more. [B] int64"""
@@ -117,8 +135,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
         if hasattr(lm, "score"):  # not an encoder
             self.model.compaction = compaction_of(lm, self.run.backend.sharded)
-        if self.passes > 1 and options.num_layers_unfrozen > 0 and self.config.train.keep_trunk and self.world.main:
-            logger.info("All blocks of the model run in every pass: states are kept of completions, not of pairs.")
+        self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
 
     def make_experience(self) -> Metrics:
         self.push_to_store(self.pairs, whole=True)
@@ -126,7 +143,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
         return {"data/pairs": float(len(sizes)), "data/tokens": float(sizes.sum()), **self.truncation.metrics()}
 
     def loss(self, batch: PreferencePair) -> LossOutput:
-        rewards = self.model(*batch.both(), batch.common().repeat(2))
+        rewards = self.model(*batch.both(), batch.common().repeat(2), batch.trunk)
         chosen, rejected = rewards.chunk(2)
         loss = bradley_terry_loss(chosen, rejected, batch.margin)
         loss = loss + self.method.center_rewards_coefficient * off_center(chosen, rejected)

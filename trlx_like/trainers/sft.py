@@ -90,8 +90,8 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             family = type(self.model.lm).__name__
             raise ConfigError(f"method.{option}: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:
-            self.model.trunk = None  # what the frozen blocks make of a sample has other noise in each step
-            self.model.compaction = None  # and so has each row
+            self.trunk.drop("method.neftune_noise_alpha adds other noise in each step")
+            self.model.compaction = None  # as it does to each row
 
     def read_data(self) -> None:
         packing = self.method.held_out_packing

@@ -45,6 +45,9 @@ class TextTrainer(BaseRLTrainer[E]):
     """Train a `LanguagePolicy`; algorithms derive from this class."""
 
     model: LanguagePolicy
+    trunk: TrunkStates
+    observes: Any = False
+    """Whether the samples of a round are scored before its first step; they are read once more then."""
     keep_dropout = False
     """Whether dropout stays on in training, for methods without an option `disable_dropout`.
 
@@ -97,10 +100,10 @@ class TextTrainer(BaseRLTrainer[E]):
             allowed=self._allowed(lm.config.vocab_size),
         )
         self.model.compaction = compaction_of(lm, self.run.backend.sharded)
-        self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
         self.sampler = self.sampler_of(self.make_engine())
         self.run.backend.after_sampling.append(self.sampler.rest)
         self.by_hand = ByHand(self.tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)
+        self.trunk = TrunkStates(self.run, self.model, self.passes + self.observes, self.offline)
 
     def sampler_of(self, engine: Engine) -> TextSampler:
         """Make a sampler for an engine, with the configured stop sequences and batch size."""
@@ -271,11 +274,9 @@ class TextTrainer(BaseRLTrainer[E]):
             part = part.to(self.device)
             with self.run.forward("logprobs"):
                 output = self.model(part, **outputs)
-            self.trunk.keep(part, output.trunk)
+            if output.trunk is not None:
+                part.keep(output.trunk)
             yield rows, part, output
-
-    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
-        super().push_to_store(self.trunk.fill(experience, whole), whole=whole)
 
     # Generating by hand.
 

@@ -1,10 +1,19 @@
-"""What the frozen lower blocks of a model compute for a sample, kept with it for later passes over the same sample."""
+"""What the frozen lower blocks of a model compute for a sample, kept with it for later passes over the same sample.
+
+Given samples keep it for the whole run: in memory, or in a file where that is too much. Samples that a policy draws
+keep it for their round, and in checkpoints.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,72 +21,150 @@ import psutil
 import torch
 from torch import Tensor
 
-from trlx_like.data.columns import ColumnRows, batch_of, packed
+from trlx_like.data import RolloutStore
+from trlx_like.data.columns import Column, ColumnRows, MadeRows, as_columns, batch_of, ranges
 from trlx_like.data.experience import IDS, Experience
 from trlx_like.data.flat import LazyRows
+from trlx_like.errors import writing
 from trlx_like.models.dropout import has_dropout
-from trlx_like.models.policy import LanguagePolicy
 from trlx_like.trainers.context import Run
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Experience)
 
+UNCACHED = "All blocks of the model run in every pass: %s."
+OF_MEMORY, OF_DISK = 1 / 2, 9 / 10
+"""The parts of free memory and of free disk space that kept states may take."""
 
-def filled(run: Run, elements: Sequence[E], fill: Callable[[Any], None], flat: bool = False) -> Sequence[E]:
-    """Fill in fields of samples, in micro-batches of similar lengths on the device. Every process calls it.
+
+def parts_by_length(run: Run, elements: Sequence[E]) -> Iterator[tuple[Tensor, E]]:
+    """Yield the numbers [n] and the samples of micro-batches of similar lengths, on the device.
+
+    Every process calls it, with its own samples. After the last of them a process waits for the others.
 
     Args:
         run: The run.
         elements: This process's samples.
-        fill: Sets fields of a micro-batch.
-        flat: Whether to return them in flat tensors. This takes twice the memory for a moment, and then less.
-
-    Returns:
-        The samples in their order, on the CPU.
     """
-    made: list[Any] = []
     order, size = np.argsort(_sizes(elements), kind="stable").tolist(), run.microbatch_size  # saves padding
     for start in range(0, run.world.max(math.ceil(len(order) / size)) * size, size):
         run.check_stop()
         if rows := order[start : start + size]:
-            part = batch_of(type(elements[0]), elements, rows).to(run.device)
-            fill(part)
-            split = part.to("cpu").split()
-            made += [packed(type(part), split)] if flat else split
-    places = np.argsort(order)
-    if flat and made:
-        return ColumnRows.unpacked(type(elements[0]), *made).taken(places)
-    return [made[place] for place in places]
+            yield torch.tensor(rows), batch_of(type(elements[0]), elements, rows).to(run.device)
+
+
+class KeptStates:
+    """The states of given samples, one vector a token.
+
+    Args:
+        rows: The samples, at least one.
+        folder: Where the file is that the vectors are mapped from; None: they are in memory.
+    """
+
+    def __init__(self, rows: ColumnRows[Any], folder: Path | None) -> None:
+        self.rows, self.folder = rows, folder
+        named = {field.name: field.metadata.get("mask") for field in fields(rows.kind)}
+        self.masks = {name: mask for name, mask in named.items() if mask is not None and name.endswith("_trunk")}
+        self.columns: dict[str, Column] = {}
+
+    def write(self, numbers: Tensor, part: Any, states: Tensor) -> None:
+        """Keep the states of some samples.
+
+        Args:
+            numbers: The numbers of the samples. [n]
+            part: The samples.
+            states: What enters the lowest trained block, for their `completions`. [B, P + R, H]
+        """
+        if not self.columns:
+            self._make_room(states.shape[-1], states.dtype)
+        part.keep(states)
+        for name, mask in self.masks.items():
+            column = self.columns[name].taken(numbers)
+            assert column.lengths is not None
+            column.values[ranges(column.starts, column.lengths)] = getattr(part, name)[getattr(part, mask)].cpu()
+            setattr(part, name, None)
+
+    def _make_room(self, width: int, dtype: torch.dtype) -> None:
+        lengths = {name: self.rows.columns[mask].lengths for name, mask in self.masks.items()}
+        every = torch.stack([held for held in lengths.values() if held is not None])  # [fields, N]
+        shape = int(every.sum()), width
+        values = torch.empty(shape, dtype=dtype) if self.folder is None else mapped(self.folder, shape, dtype)
+        starts = (every.flatten().cumsum(0) - every.flatten()).view_as(every)
+        for name, begin, held in zip(lengths, starts, every, strict=True):
+            self.columns[name] = Column(values, begin, held, saved=self.folder is None)
+
+    def beside(self, rows: ColumnRows[E]) -> ColumnRows[E]:
+        """Return the samples with their states."""
+        return ColumnRows(rows.kind, {**rows.columns, **self.columns})
+
+
+def mapped(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Make a tensor whose numbers are in a file without a name, which is gone when the process is.
+
+    Args:
+        folder: Where the file is.
+        shape: The shape of the tensor.
+        dtype: Its format.
+
+    Raises:
+        DiskError: If there is no room for it.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        with writing(folder, size):
+            if hasattr(os, "posix_fallocate"):  # a page that finds no room later would end the process
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+        held = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
+    return torch.from_numpy(held).view(dtype).view(shape)
 
 
 class TrunkStates:
-    """Keep the states that enter the lowest trained block of a policy, where samples are used more than once.
+    """Keep the states that enter the lowest trained block of a model, where samples are read more than once.
 
     Args:
         run: The run.
-        model: The policy, before the first update. From now on it starts from kept states where a batch has them.
-        passes: How many times a sample is used.
+        model: The policy or reward model, before the first update. From now on it starts from kept states where a batch
+            has them.
+        passes: How many times a sample is read, in a round or, if samples are given, in the run.
         offline: The samples are given and not sampled in rounds.
     """
 
-    def __init__(self, run: Run, model: LanguagePolicy, passes: int, offline: bool) -> None:
+    def __init__(self, run: Run, model: Any, passes: int, offline: bool) -> None:
         self.run, self.model, self.passes, self.offline = run, model, passes, offline
-        if passes < 2 or not run.config.train.keep_trunk:
+        self._said = ""
+        if not run.config.train.keep_trunk:
             return
-        reason = "dropout is on" if has_dropout(model.lm) else model.add_trunk()
-        partly = model.num_layers_unfrozen > 0 or run.config.model.peft_config is not None
-        if reason is not None and partly and run.world.main:
-            logger.info("All blocks of the model run in every pass: %s.", reason)
+        if passes < 2:
+            reason = "each sample is learned from once" if offline else "each sample is learned from once a round"
+        else:
+            reason = "dropout is on" if has_dropout(model.lm) else model.add_trunk()
+        if reason is not None:
+            self.drop(reason)
 
-    def keep(self, part: Any, states: Tensor | None) -> None:
-        """Keep the states of `PolicyOutput.trunk` with the completions of a part; None keeps nothing."""
-        if states is not None:
-            part.keep(states)
+    def drop(self, reason: str) -> None:
+        """Run all blocks in every pass from now on, and say why if some are frozen."""
+        self.model.trunk = None
+        if self.model.num_layers_unfrozen >= 0 or self.run.config.model.peft_config is not None:
+            self._say(logging.INFO, UNCACHED, reason)
+
+    def _say(self, level: int, text: str, *given: Any) -> None:
+        """Log a line, if it is not the last one again."""
+        if self.run.world.main and text % given != self._said:
+            self._said = text % given
+            logger.log(level, text, *given)
+
+    def refill(self, store: RolloutStore[Any]) -> None:
+        """Compute the states of given samples that came without from a checkpoint, or from other processes."""
+        if self.offline and len(store):
+            store.elements = self.fill(store.elements, whole=True)
 
     @torch.no_grad()
     def fill(self, elements: Sequence[Any], whole: bool) -> Sequence[Any]:
-        """Compute the states of given samples once, see `worth_keeping`.
+        """Compute the states of given samples once, see `room`.
 
         Args:
             elements: This process's samples; every process calls it, if samples are given.
@@ -88,43 +175,74 @@ class TrunkStates:
         """
         if self.model.trunk is None or not self.offline:
             return elements  # online, each process adds samples when it has some
-        lacking = self.run.world.max(any(element.prompt_trunk is None for element in elements))
-        if not lacking or not self.worth_keeping(elements, whole):
+        if not self.run.world.max(_lack(elements)):
             return elements
-
-        def add(part: Any) -> None:
+        pays, folder = self.room(elements, whole)
+        if not pays or (folder is not None and not whole and self.run.world.size > 1):
+            return elements  # a file is of one process, which fills it as soon as it has the samples of all
+        rows = as_columns(type(elements[0]), elements) if len(elements) else None
+        kept = None if rows is None else KeptStates(rows, folder)
+        for numbers, part in parts_by_length(self.run, elements if rows is None else rows):
             with self.run.forward("logprobs"):
-                self.keep(part, self.model.trunk_states(part.completions()))
+                states = self.model.trunk_states(part.completions())
+            assert kept is not None
+            kept.write(numbers, part, states)
+        return elements if rows is None or kept is None else kept.beside(rows)
 
-        return filled(self.run, elements, add)
-
-    def worth_keeping(self, elements: Sequence[Any], whole: bool) -> bool:
-        """Tell whether the states of given samples are used more than once, and fit into half of the free memory.
+    def room(self, elements: Sequence[Any], whole: bool) -> tuple[bool, Path | None]:
+        """Tell whether the states of given samples are read more than once, and where they are kept.
 
         Args:
             elements: As for `fill`.
             whole: As for `fill`.
+
+        Returns:
+            Whether they are kept; and the folder of the file, or None for memory.
         """
         if self.model.trunk is None or not self.offline:
-            return False
+            return False, None
         train, world = self.run.config.train, self.run.world
         total = len(elements) if whole else world.sum([float(len(elements))])[0]
         uses = min(self.passes, train.total_steps * train.batch_size / max(1, total)) / (world.size if whole else 1)
-        if uses <= 1:
-            return False
-        lm = self.model.lm
+        if uses <= 1 or not total:
+            return False, None
+        lm, folder = self.model.lm, self.run.directory
         size = int(_sizes(elements).sum()) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
-        free = psutil.virtual_memory().available
-        sizes = len(elements), size / 2**30, free / 2**30
-        if too_much := bool(world.max(size > free / 2)):
-            logger.warning(
-                "All blocks of the model run in every pass: what the frozen ones make of %d samples would take %.1f "
-                "GiB, and %.1f GiB of memory are free.",
-                *sizes,
+        memory, disk = psutil.virtual_memory().available, shutil.disk_usage(_existing(folder)).free
+        sizes = [count / 2**30 for count in (size, memory, disk)]
+        if not world.max(size > OF_MEMORY * memory):
+            said = "What the frozen blocks make of %d samples is kept in memory: %.3f of %.1f GiB that are free."
+            self._say(logging.INFO, said, len(elements), *sizes[:2])
+            return True, None
+        # On a machine with several processes each has a file of its own.
+        if not world.max(size * (world.size if whole else 1) > OF_DISK * disk):
+            said = (
+                "What the frozen blocks make of %d samples is kept in a file: %.3f GiB, where memory has %.1f and the "
+                "disk of train.checkpoint_dir %.1f GiB free."
             )
-        else:
-            logger.info("What the frozen blocks make of %d samples is kept: %.3f of %.1f GiB of free memory.", *sizes)
-        return not too_much
+            self._say(logging.INFO, said, len(elements), *sizes)
+            return True, folder
+        said = (
+            "what the frozen ones make of %d samples would take %.1f GiB, and there are %.1f GiB free in memory and "
+            "%.1f GiB on the disk of train.checkpoint_dir"
+        )
+        self._say(logging.WARNING, UNCACHED % said, len(elements), *sizes)
+        return False, None
+
+
+def _lack(elements: Sequence[Any]) -> bool:
+    """Return whether some of the samples have no kept states."""
+    if isinstance(elements, ColumnRows):
+        return not any(name.endswith("_trunk") for name in elements.columns)
+    if isinstance(elements, MadeRows):
+        return True
+    held = (vars(element) for element in elements)
+    return any(all(of[name] is None for name in of if name.endswith("_trunk")) for of in held)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the lowest folder of a path that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def _sizes(elements: Sequence[Any]) -> np.ndarray:

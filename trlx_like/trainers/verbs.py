@@ -23,6 +23,7 @@ from trlx_like.trainers.clock import Clock
 from trlx_like.trainers.context import Metrics, Run
 from trlx_like.trainers.optimise import LossOutput, Optimisation, Units
 from trlx_like.trainers.progress import Progress
+from trlx_like.trainers.trunk import TrunkStates
 
 E = TypeVar("E", bound=Experience)
 
@@ -72,6 +73,8 @@ class Verbs(OfRun, ABC, Generic[E]):
     store: RolloutStore[E]
     optimisation: Optimisation
     agreement: Agreement
+    trunk: TrunkStates | None = None
+    """Keeps what frozen blocks make of a sample, for trainers whose models have such blocks."""
 
     # The four verbs.
 
@@ -123,6 +126,10 @@ class Verbs(OfRun, ABC, Generic[E]):
             by_length = self.store.sizes().argsort(stable=True)
             return batch_of(self.experience_class, elements, by_length[-rows:].tolist())
         return self.experience_class.filled(rows, 1, self.config.train.seq_length - 1)
+
+    def push_to_store(self, experience: Sequence[E], *, whole: bool = False) -> None:
+        """Add this process's share of elements to the store, or with `whole` the same elements on every process."""
+        self.store.push(experience if self.trunk is None else self.trunk.fill(experience, whole), whole=whole)
 
     def accept(self, metrics: Metrics) -> bool:
         """Decide whether to make a step; False drops its gradients.

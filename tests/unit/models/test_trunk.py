@@ -103,18 +103,20 @@ def test_gradient_checkpointing_computes_the_same() -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("unfrozen", "words"),
-    [
-        (-1, "the lowest block is trained"),
-        (3, "the lowest block is trained"),
-        (0, "the lowest block is trained, or none"),
-    ],
-)
-def test_models_without_frozen_blocks_below_trained_ones(unfrozen: int, words: str) -> None:
+@pytest.mark.parametrize("unfrozen", [-1, 3])
+def test_models_without_frozen_blocks_below_trained_ones(unfrozen: int) -> None:
     policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=unfrozen)
-    assert str(policy.add_trunk()).startswith(words)
+    assert str(policy.add_trunk()).startswith("the lowest block is trained")
     assert policy(batch_of_ids()).trunk is None
+
+
+def test_with_heads_alone_the_last_block_runs() -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=0)
+    policy.add_reference()
+    expected = scored(policy, batch_of_ids())
+    assert policy.add_trunk() is None and policy.trunk is not None
+    assert policy.trunk.lowest == len(blocks(policy.lm)) - 1
+    assert_equal(scored(policy, kept(policy, batch_of_ids())), expected)
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
