@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import LORA, RECIPES, checks, few, kinds, make
+from tests.contract.recipes import LORA, NO_DROPOUT, RECIPES, checks, few, kinds, make
 from tests.contract.runs import StopAfter, assert_same, rows, state_of
 from tests.distributed.ranks import on_ranks
+from tests.tiny import tiny_config
 from trlx_like.testing.checks import WHOLE_ROUND
 from trlx_like.tracking.jsonl import FILES
 from trlx_like.tracking.ledger import check_ledger
+from trlx_like.trainers import trunk
 
 trainers = pytest.mark.parametrize("name", list(RECIPES))
 AUTO = {"train.resume_from_checkpoint": "auto"}
@@ -50,6 +52,7 @@ def learn(rank: int, name: str, folder: Path, changes: dict[str, Any], stops: Se
         "shared": {key: value for key, value in state.items() if not trainer.state.items[key].local},
         "own": {key: value for key, value in state.items() if trainer.state.items[key].local},
         "metrics": own_metrics(trainer),
+        "columns": sorted(getattr(trainer.store.elements, "columns", {})),
     }
 
 
@@ -106,3 +109,26 @@ def test_in_fp16_both_scale_alike(count: int, tmp_path: Path) -> None:
     first, second = on_ranks(half_steps, tmp_path, source.store.elements[:count])
     assert_same(second, first)
     assert any(not torch.equal(weight, source.model.state_dict()[name]) for name, weight in first[0].items())
+
+
+LIVE = {"method.precompute_ref_log_probs": False}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(
+    ("name", "own"), [("SFTTrainer", {}), ("DPOTrainer", {}), ("DPOTrainer", LIVE), ("RewardTrainer", {})]
+)
+def test_kept_states(
+    name: str, own: dict[str, Any], in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes end as one that keeps none, wherever the states are, and start from kept states."""
+    monkeypatch.setattr(trunk, "OF_MEMORY", 0.0 if in_file else 0.5)
+    changes = {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3, **NO_DROPOUT)}
+    changes |= {"optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}, "train.epochs": 5}
+    changes |= own
+    first, second = on_ranks(learn, name, tmp_path / "two", changes)
+    assert any(column.endswith("_trunk") for column in first["columns"])
+    assert_same(second["shared"], first["shared"])
+    plain = learn(0, name, tmp_path / "one", {**changes, "train.keep_trunk": False})
+    for key, weight in plain["shared"]["model"].items():
+        torch.testing.assert_close(first["shared"]["model"][key], weight, rtol=0, atol=1e-5)
