@@ -14,6 +14,7 @@ import torch
 from tests.contract.recipes import LORA, NO_DROPOUT, make
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, run_until_stopped, state_of
 from tests.tiny import tiny_config
+from trlx_like.data import PreferenceExperience
 from trlx_like.errors import DiskError
 from trlx_like.models.layout import blocks
 from trlx_like.trainers import trunk
@@ -32,6 +33,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "RLOO": ("RLOOTrainer", TOP),
     "DPO": ("DPOTrainer", TOP),
     "DPO, live reference": ("DPOTrainer", {**TOP, "method.precompute_ref_log_probs": False}),
+    "DPO, adapter and live reference": ("DPOTrainer", {**ADAPTER, "method.precompute_ref_log_probs": False}),
     "SFT": ("SFTTrainer", TOP),
     "SFT, packed": ("SFTTrainer", {**TOP, "method.packing": True}),
     "ILQL": ("ILQLTrainer", TOP),
@@ -102,6 +104,20 @@ def test_a_round_of_ppo_runs_the_frozen_blocks_once(tmp_path: Path) -> None:
     ran = count_blocks(trainer)
     assert len(list(trainer.optimize_round())) == 4 * trainer.round_steps / 4 > 0
     assert set(ran) == {2}
+
+
+def test_the_live_reference_of_an_adapter_does_not_run_the_frozen_blocks(tmp_path: Path) -> None:
+    trainer = make("DPOTrainer", tmp_path, **ADAPTER, **{"method.precompute_ref_log_probs": False})
+    trainer.make_experience()
+    batch = PreferenceExperience.collate(trainer.store.elements)
+    assert batch.prompt_trunk is not None
+    ran = count_blocks(trainer)
+    trainer.model(batch.completions(), reference=True)
+    assert ran == {2: 2}
+    ran.clear()
+    batch.prompt_trunk = None
+    trainer.model(batch.completions(), reference=True)
+    assert ran == {0: 1, 1: 1, 2: 2}
 
 
 def test_a_run_that_is_stopped_in_a_round_resumes_with_the_kept_states(tmp_path: Path) -> None:

@@ -119,13 +119,15 @@ class LanguagePolicy(nn.Module):
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freeze the present weights, or another model, as the reference. Call it before the first update.
 
+        After `add_trunk`, the reference of an adapter runs only the blocks above the frozen ones.
+
         Args:
             other: The reference, if it is not the policy's own start.
         """
         if other is not None:
             use_eager_attention_if_biased(other)
             self.compaction = self.compaction and self.compaction.also_of(other)
-        self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other)]
+        self._reference = [make_reference(self.lm, self.num_layers_unfrozen, other, self.trunk)]
 
     def drop_reference(self) -> None:
         """Free the reference's memory, once it is not needed any more."""
@@ -224,8 +226,7 @@ class LanguagePolicy(nn.Module):
         if reference or divergence is not None:
             held = self._reference[0]
             with torch.no_grad():
-                branch = None if self.branch is None else branches[self.branch]
-                ref_tokens = held.hidden(reading, last, branch).flatten(0, 1).index_select(0, drawn_from)
+                ref_tokens = held.hidden(reading, last, branches).flatten(0, 1).index_select(0, drawn_from)
                 if reference:
                     ref_scores = score_tokens(ref_tokens, ids, held.head, **sampling)
                     output.ref_logprobs = _spread(ref_scores.logprobs, real)

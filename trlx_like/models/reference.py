@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
-from trlx_like.models.last_states import Reading, last_states
+from trlx_like.models.last_states import Reading, last_block, last_states, read_at
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.top_blocks import TopBlocks, freeze_below
+from trlx_like.models.trunk import Trunk
 
 
 @dataclass
@@ -28,15 +29,16 @@ class Reference:
 
     Attributes:
         hidden: Computes the last hidden states as `last_states` does. Its arguments are how the batch is read, the
-            policy's own last hidden states, and the inputs of the policy's lowest trained block, or None if all blocks
-            are trained.
+            policy's own last hidden states, and the inputs of some of the policy's blocks by the number of the block.
+            The block at which the policy's `num_layers_unfrozen` begins and the lowest block of its trunk are among
+            them.
         head: The language model head.
         modules: The modules with the reference's own parameters, without those that it shares with the policy.
         weight_pairs: Iterates over these parameters, each with the parameter of the policy's language model that it was
             copied from. It raises ConfigError for a reference that cannot follow the policy.
     """
 
-    hidden: Callable[[Reading, Tensor, BlockInputs | None], Tensor]
+    hidden: Callable[[Reading, Tensor, Mapping[int, BlockInputs]], Tensor]
     head: Head
     modules: Sequence[nn.Module] = ()
     weight_pairs: Callable[[PreTrainedModel], Iterable[tuple[Tensor, Tensor]]] = lambda lm: ()
@@ -45,7 +47,7 @@ class Reference:
 def frozen_copy(lm: PreTrainedModel) -> Reference:
     """Use a complete second model as the reference, if all layers are trained or it is another checkpoint."""
     lm.eval().requires_grad_(False)
-    return Reference(lambda reading, last, branch: last_states(lm, reading), lm_head(lm), [lm], partial(_by_name, lm))
+    return Reference(lambda reading, last, branches: last_states(lm, reading), lm_head(lm), [lm], partial(_by_name, lm))
 
 
 def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
@@ -64,14 +66,21 @@ def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
             yield from _by_name(own, policy.get_output_embeddings())
 
     modules = [top] if own is None else [top, own]
-    return Reference(lambda reading, last, branch: top(branch, reading.places), lm_head(lm, own), modules, pairs)
+    return Reference(
+        lambda reading, last, branches: top(branches[branch], reading.places), lm_head(lm, own), modules, pairs
+    )
 
 
-def frozen_adapter(lm: PreTrainedModel) -> Reference:
+def frozen_adapter(lm: PreTrainedModel, trunk: Trunk | None = None) -> Reference:
     """Use the policy with the initial weights of its adapter as the reference, without a second copy of the model.
 
     For a new adapter this equals the model without it. An adapter that was trained before belongs to the policy's
     start, so it cannot simply be switched off.
+
+    Args:
+        lm: The policy's language model.
+        trunk: The policy's frozen blocks. The reference shares their output, which the policy has already computed.
+            None: the reference runs all blocks.
     """
     weights = AdapterWeights(lm)
 
@@ -79,7 +88,13 @@ def frozen_adapter(lm: PreTrainedModel) -> Reference:
         # (a + b) / 2 and (c + d) / 2 multiplied are not the mean of ac and bd.
         raise ConfigError("model.peft_config: the reference of an adapter cannot follow the policy.")
 
-    hidden = weights.in_place()(lambda reading, last, branch: last_states(lm, reading))
+    @weights.in_place()
+    def hidden(reading: Reading, last: Tensor, branches: Mapping[int, BlockInputs]) -> Tensor:
+        if trunk is None:
+            return last_states(lm, reading)
+        with read_at(lm, last_block(lm), reading.places):
+            return trunk(branches[trunk.lowest].hidden, reading.inputs)[0]
+
     return Reference(hidden, weights.in_place()(lm_head(lm)), [weights], refuse)
 
 
@@ -96,13 +111,16 @@ def _by_name(module: nn.Module, policy: nn.Module) -> Iterator[tuple[Tensor, Ten
         yield parameter, twin
 
 
-def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None) -> Reference:
+def make_reference(
+    lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrainedModel | None, trunk: Trunk | None = None
+) -> Reference:
     """Make the cheapest reference that is exact. Call it after freezing and before the first update.
 
     Args:
         lm: The policy's language model.
         num_layers_unfrozen: As for `LanguagePolicy`.
         other: Another model as the reference; None is the policy's own start.
+        trunk: The policy's frozen blocks, if it has a trunk.
 
     Returns:
         The reference.
@@ -110,9 +128,9 @@ def make_reference(lm: PreTrainedModel, num_layers_unfrozen: int, other: PreTrai
     if other is not None:
         return frozen_copy(other)
     if has_adapter(lm):
-        return frozen_adapter(lm)
+        return frozen_adapter(lm, trunk)
     if num_layers_unfrozen == 0:  # only heads are trained
-        return Reference(lambda reading, last, branch: last, lm_head(lm))
+        return Reference(lambda reading, last, branches: last, lm_head(lm))
     if num_layers_unfrozen < 0:
         return frozen_copy(create_reference_model(lm))
     return frozen_top(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))

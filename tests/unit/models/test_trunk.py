@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from tests.unit.models.test_compaction import packing, pairs_of_rows
 from trlx_like.data import Completion
+from trlx_like.models import compaction
 from trlx_like.models.adapters import add_adapter
+from trlx_like.models.compaction import Compaction, compaction_of
 from trlx_like.models.layout import blocks
+from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.trunk import Trunk, make_trunk
 
@@ -86,6 +93,85 @@ def test_an_adapter_on_the_top_blocks() -> None:
     batch = batch_of_ids()
     expected = scored(policy, batch)
     assert_equal(scored(policy, kept(policy, batch)), expected)
+
+
+def adapted_top(family: str, checkpointed: bool = False) -> LanguagePolicy:
+    """A policy with a new adapter of which the part in the top block is trained, a trunk, and a reference.
+
+    The adapter has moved since the reference was added.
+    """
+    lm = sharp_lm(family)
+    torch.manual_seed(5)
+    add_adapter(lm, {"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": "all-linear"}, None)
+    trained = [parameter for parameter in blocks(lm)[2].parameters() if parameter.requires_grad]
+    lm.requires_grad_(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    if checkpointed:
+        checkpoint_activations(lm)
+    policy = LanguagePolicy(lm)
+    assert policy.add_trunk() is None and policy.trunk is not None and policy.trunk.lowest == 2
+    policy.add_reference()
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return policy
+
+
+def passes(lm: PreTrainedModel) -> list[tuple[int, int]]:
+    """A list that gets the number of a block and the tokens of its feed-forward network, for each later pass."""
+    ran: list[tuple[int, int]] = []
+    for number, block in enumerate(blocks(lm)):
+        block.get_submodule("mlp.down_proj").register_forward_hook(
+            lambda *of, number=number: ran.append((number, of[2].shape[:-1].numel()))
+        )
+    return ran
+
+
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_the_reference_of_an_adapter_shares_the_frozen_blocks(family: str) -> None:
+    """It equals the model without the adapter bit by bit, whether the batch has kept states or not."""
+    policy = adapted_top(family)
+    with torch.no_grad():
+        whole = LanguagePolicy(sharp_lm(family))(batch_of_ids()).logprobs
+        for batch in (batch_of_ids(), kept(policy, batch_of_ids())):
+            found = policy(batch, reference=True)
+            assert torch.equal(found.ref_logprobs, whole)
+            assert (found.logprobs - whole).abs().max() > 0.01
+
+
+WAYS: dict[str, Callable[[Any], Compaction]] = {
+    "rows": lambda lm: Compaction(hidden=16, skips_unread=True),
+    "packed": packing,
+    "piece by piece": lambda lm: replace(compaction_of(lm), share=False, hidden=10**6),
+}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_reference_of_an_adapter_reads_a_batch_as_the_policy_does(
+    way: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "KERNEL_CALL", 0)  # so that pieces are worth it
+    policy, whole = adapted_top("llama", checkpointed).train(), LanguagePolicy(sharp_lm("llama"))
+    if checkpointed:
+        checkpoint_activations(whole.train().lm)
+    policy.compaction, whole.compaction = WAYS[way](policy.lm), WAYS[way](whole.lm)
+    ran, alone = passes(policy.lm), passes(whole.lm)
+    with torch.no_grad():
+        expected = whole(pairs_of_rows()).logprobs
+        states = policy(pairs_of_rows()).trunk
+    assert states is not None
+    below, top = alone[:2], alone[2]
+    for with_states in (False, True):
+        batch = pairs_of_rows()
+        if with_states:
+            batch.keep(states)
+        ran.clear()
+        found = policy(batch, reference=True)
+        assert torch.equal(found.ref_logprobs, expected)
+        assert ran == [*([] if with_states else below), top, top]
+        found.logprobs.sum().backward()
 
 
 def test_gradient_checkpointing_computes_the_same() -> None:
