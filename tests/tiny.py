@@ -24,6 +24,7 @@ from transformers import (
     MistralConfig,
     MT5Config,
     OPTConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -72,6 +73,10 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return LlamaConfig(**{**common, **extra})
     if family == "mistral":
         return MistralConfig(**{**common, "sliding_window": 4, **extra})
+    if family == "phi3_longrope":
+        factors = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
+        rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8, **factors}
+        return Phi3Config(original_max_position_embeddings=8, **{**common, "rope_parameters": rope, **extra})
     if family in ("qwen3", "qwen3_window"):
         window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
         return Qwen3Config(head_dim=8, **{**common, **(window if family == "qwen3_window" else {}), **extra})

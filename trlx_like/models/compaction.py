@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 from trlx_like.data import Completion
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.last_states import can_skip_unread
-from trlx_like.models.layout import embedding_width, run_base
+from trlx_like.models.layout import embedding_width, rotates_by_length, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
 from trlx_like.models.pieces import Piece, in_order, recomputes, set_pieces
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
@@ -130,7 +130,7 @@ class Compaction:
         """Return what another model, which gets the same inputs, can do as well."""
         other = compaction_of(lm)
         longest = min(self.longest, other.longest) if self.bias == other.bias else 0
-        share = self.share and why_no_cache(lm) is None
+        share = self.share and why_no_cache(lm) is None and not rotates_by_length(lm)
         in_pieces = min(self.in_pieces, other.in_pieces) if longest else 0
         skips = self.skips_unread and other.skips_unread
         return replace(self, share=share, longest=longest, in_pieces=in_pieces, skips_unread=skips)

@@ -307,6 +307,14 @@ def probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     return given | {f"decoder_{name}": value for name, value in given.items()} if is_encoder_decoder(lm) else given
 
 
+def rotates_by_length(lm: PreTrainedModel) -> bool:
+    """Return whether rotary embeddings of a model depend on the longest position in a forward pass, of any row."""
+    config = lm.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]  # one for all layers, or for each type
+    return any(part.get("rope_type", part.get("type")) in ("longrope", "dynamic") for part in parts)
+
+
 def embedding_width(embeddings: nn.Module) -> int:
     """Return the width of an embedding matrix."""
     return cast(Tensor, embeddings.weight).shape[1]

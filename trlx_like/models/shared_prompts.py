@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from trlx_like.data import Completion
 from trlx_like.models.dropout import has_dropout
+from trlx_like.models.layout import rotates_by_length
 from trlx_like.models.pieces import recomputes
 
 WORTH = 1 / 4
@@ -42,7 +43,9 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
 
 def can_share(lm: PreTrainedModel) -> bool:
     """Return whether a model computes the same for a shared prompt as for each row alone."""
-    return why_no_cache(lm) is None and not (recomputes(lm) or has_dropout(lm) or lm.is_remote_code())
+    if why_no_cache(lm) is not None or rotates_by_length(lm):  # a pass of prompts is shorter than one of whole rows
+        return False
+    return not (recomputes(lm) or has_dropout(lm) or lm.is_remote_code())
 
 
 @dataclass

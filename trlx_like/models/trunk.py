@@ -20,6 +20,7 @@ from trlx_like.models.layout import (
     probe,
     recorded,
     replaced,
+    rotates_by_length,
     run_base,
 )
 from trlx_like.models.top_blocks import PassThrough
@@ -114,6 +115,8 @@ def make_trunk(lm: PreTrainedModel, heads: Sequence[int] = ()) -> Trunk | str:
     """
     if is_encoder_decoder(lm):
         return "an encoder-decoder passes more from block to block than states"
+    if rotates_by_length(lm):
+        return "rotary embeddings depend on the longest sample of a batch, and states are kept for other batches"
     trained = (at for at, block in enumerate(blocks(lm)) if any(p.requires_grad for p in block.parameters()))
     lowest = min([*heads, next(trained, len(blocks(lm)) - 1)])
     if lowest == 0:

@@ -70,6 +70,19 @@ def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
     assert_scores_of_whole_rows(policy, pairs_of_rows())
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_have_the_factors_of_the_longest_sample(attention: str, attended: list[int]) -> None:
+    """Rows of up to 13 tokens take the long factors of a model of 8 positions, and of up to 8 the short ones."""
+    lm = sharp_lm("phi3_longrope")
+    lm.set_attn_implementation(attention)
+    policy = valued_policy(lm)
+    policy.add_reference()
+    for batch in (pairs_of_rows(), batch_of_ids(((2, 6), (3, 1), (1, 1), (1, 3)))):
+        for able in (packing(lm), replace(compaction_of(lm), hidden=10**6)):
+            policy.compaction = None
+            assert_scores_of_whole_rows(policy, batch, able)
+
+
 IN_ONE_CALL = {
     "bloom": "takes a mask [B, T] alone",
     "falcon": "does not take its attention from the interface",

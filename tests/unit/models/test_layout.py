@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_config, tiny_lm
 from tests.unit.models.support import sharp_lm
 from trlx_like.errors import ConfigError
-from trlx_like.models.layout import decoder_start, hidden_size
+from trlx_like.models.layout import decoder_start, hidden_size, rotates_by_length
 from trlx_like.models.policy import LanguagePolicy
 
 
@@ -29,6 +29,25 @@ def test_a_model_without_a_head_and_one_without_blocks_are_refused() -> None:
     lm.config.n_layer = 7
     with pytest.raises(ConfigError, match=r"no list of 7 blocks .* use model\.num_layers_unfrozen: -1"):
         LanguagePolicy(lm, num_layers_unfrozen=1)
+
+
+@pytest.mark.parametrize(
+    ("rope", "depends"),
+    [
+        (None, False),
+        ({"rope_type": "yarn", "factor": 4.0}, False),
+        ({"rope_type": "dynamic", "factor": 4.0}, True),
+        ({"type": "dynamic", "factor": 4.0}, True),
+        ({"full_attention": {"rope_type": "default"}, "sliding_attention": None}, False),
+        ({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "longrope"}}, True),
+    ],
+)
+def test_rotary_embeddings_that_depend_on_the_longest_position(rope: dict[str, Any] | None, depends: bool) -> None:
+    lm = tiny_lm("llama")
+    lm.config.rope_parameters = rope
+    assert rotates_by_length(lm) == depends
+    del lm.config.rope_parameters
+    assert not rotates_by_length(lm) and not rotates_by_length(tiny_lm("gpt2"))
 
 
 def test_what_a_decoder_begins_with() -> None:

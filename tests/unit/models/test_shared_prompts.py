@@ -107,6 +107,14 @@ def test_dropout_and_checkpointing_read_every_prompt() -> None:
     assert not can_share(lm)
 
 
+def test_factors_of_the_longest_position_are_not_those_of_a_prompt() -> None:
+    assert not can_share(sharp_lm("phi3_longrope"))
+    policy = valued_policy(sharp_lm("gpt2"))
+    policy.compaction = SHARING
+    policy.add_reference(sharp_lm("phi3_longrope"))
+    assert not policy.compaction.share
+
+
 def test_a_reference_with_an_encoder_reads_every_prompt() -> None:
     policy = valued_policy(sharp_lm("gpt2"))
     policy.compaction = SHARING

@@ -211,6 +211,11 @@ def test_an_encoder_decoder_runs_whole(family: str) -> None:
     assert "encoder-decoder" in str(policy.add_trunk())
 
 
+def test_factors_of_the_longest_position_differ_from_batch_to_batch() -> None:
+    policy = valued_policy(sharp_lm("phi3_longrope"), num_layers_unfrozen=1)
+    assert str(policy.add_trunk()).startswith("rotary embeddings depend on the longest sample of a batch")
+
+
 def test_trained_embeddings_are_below_all_blocks() -> None:
     lm = sharp_lm("llama")
     for block in blocks(lm)[:2]:
