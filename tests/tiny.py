@@ -22,9 +22,11 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     MT5Config,
     OPTConfig,
     Phi3Config,
+    PhimoeConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -73,6 +75,10 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return LlamaConfig(**{**common, **extra})
     if family == "mistral":
         return MistralConfig(**{**common, "sliding_window": 4, **extra})
+    if family == "mixtral":
+        return MixtralConfig(**{**common, "num_local_experts": 4, **extra})
+    if family == "phimoe":
+        return PhimoeConfig(**{**common, "num_local_experts": 4, **extra})
     if family == "phi3_longrope":
         factors = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
         rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8, **factors}

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
-from trlx_like.models.dropout import disable_dropout
+from trlx_like.models.dropout import disable_dropout, has_dropout
 from trlx_like.models.loading import arch_type, load_model
 from trlx_like.models.reward_model import load_reward_model
 from trlx_like.models.sources import no_progress_bars
@@ -33,6 +33,7 @@ DROPOUTS: dict[str, dict[str, float]] = {
     "t5": {"dropout_rate": 0.5},
     "bart": {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5, "decoder_layerdrop": 0.5},
     "bloom": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+    "mixtral": {"attention_dropout": 0.5, "router_jitter_noise": 0.5},
 }
 
 
@@ -72,10 +73,23 @@ def test_without_dropout_training_mode_is_deterministic(family: str, rates: dict
 
     first, *others = outputs()
     assert any(not torch.equal(first, other) for other in others), "this rate does nothing: the test would not see it"
+    assert has_dropout(lm)
     disable_dropout(lm)
+    assert not has_dropout(lm)
     first, *others = outputs()
     assert all(torch.equal(first, other) for other in others)
     assert torch.equal(lm.eval()(**inputs).logits, first)
+
+
+def test_noise_is_removed_and_the_choice_of_experts_stays() -> None:
+    """In spite of its name, `router_jitter_noise` of Phimoe is a threshold, which evaluation takes too."""
+    lm = tiny_lm("phimoe", input_jitter_noise=0.5, router_jitter_noise=0.3, initializer_range=0.5)
+    ids = torch.arange(12)[None]
+    expected = lm(ids).logits
+    disable_dropout(lm)
+    assert torch.equal(lm(ids).logits, expected)
+    noise = [module.input_jitter_noise for module in lm.modules() if hasattr(module, "input_jitter_noise")]
+    assert set(noise) == {0.0}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
