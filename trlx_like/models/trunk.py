@@ -76,8 +76,10 @@ class Trunk:
         ignored = states.new_zeros(1).expand(*states.shape[:2], self.embedding_width)
         given = {name: value for name, value in inputs.items() if name != "input_ids"}
         self.entry.states = states
-        hidden, entering = run_base(self.lm, {**given, "inputs_embeds": ignored}, branches, base=self.base)
-        del self.entry.states
+        try:
+            hidden, entering = run_base(self.lm, {**given, "inputs_embeds": ignored}, branches, base=self.base)
+        finally:
+            del self.entry.states
         return hidden, {at: replace(found, inputs=inputs) for at, found in entering.items()}
 
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:

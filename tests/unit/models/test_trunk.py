@@ -81,6 +81,20 @@ def test_blocks_below_do_not_run() -> None:
     assert ran == [2]
 
 
+def test_a_pass_that_fails_keeps_no_states() -> None:
+    policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
+    policy.add_trunk()
+    batch = kept(policy, batch_of_ids())
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    blocks(policy.lm)[2].register_forward_pre_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        policy(batch)
+    assert policy.trunk is not None and not hasattr(policy.trunk.entry, "states")
+
+
 def test_an_adapter_on_the_top_blocks() -> None:
     lm = sharp_lm("llama")
     add_adapter(lm, {"peft_type": "LORA", "r": 2, "layers_to_transform": [1, 2]}, "causal")
