@@ -18,6 +18,7 @@ from transformers import (
     CohereConfig,
     FalconConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
@@ -75,6 +76,11 @@ def tiny_config(family: str = "gpt2", layers: int = 2, vocabulary: int = 32, **e
         return LlamaConfig(**{**common, **extra})
     if family == "mistral":
         return MistralConfig(**{**common, "sliding_window": 4, **extra})
+    if family == "gemma3n":
+        streams = {"altup_num_inputs": 2, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * layers}
+        shared = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": vocabulary}
+        kinds = {"layer_types": (["sliding_attention", "full_attention"] * layers)[:layers], "sliding_window": 4}
+        return Gemma3nTextConfig(head_dim=8, **{**common, **streams, **shared, **kinds, **extra})
     if family == "mixtral":
         return MixtralConfig(**{**common, "num_local_experts": 4, **extra})
     if family == "phimoe":

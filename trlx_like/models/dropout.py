@@ -29,7 +29,7 @@ def has_dropout(model: torch.nn.Module) -> bool:
 def disable_dropout(model: torch.nn.Module) -> None:
     """Set all dropout probabilities and router noise to 0, so that sampling and training use the same distribution."""
     for module, name in _probabilities(model):
-        if name != "router_jitter_noise":  # of Phimoe, which tells in evaluation too which experts a router chooses from
+        if name != "router_jitter_noise":  # Phimoe's is a bound for the choice of experts, in evaluation too
             setattr(module, name, 0.0)
 
 

@@ -307,6 +307,17 @@ def probe(lm: PreTrainedModel) -> dict[str, Tensor]:
     return given | {f"decoder_{name}": value for name, value in given.items()} if is_encoder_decoder(lm) else given
 
 
+def padded_probe(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Make the inputs of a small test run that compares states: two rows, of which one has padding in front."""
+    ids = torch.arange(16, device=lm.device).view(2, 8) % lm.config.get_text_config().vocab_size
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    if is_encoder_decoder(lm):
+        return given | {"decoder_input_ids": ids, "decoder_attention_mask": torch.ones_like(ids)}
+    return given | {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
+
+
 def rotates_by_length(lm: PreTrainedModel) -> bool:
     """Return whether rotary embeddings of a model depend on the longest position in a forward pass, of any row."""
     config = lm.config.get_text_config(decoder=True)

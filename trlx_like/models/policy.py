@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trlx_like.data import Completion
+from trlx_like.errors import ConfigError
 from trlx_like.functional.choices import Choices, spans
 from trlx_like.functional.logprobs import Divergence, Sampling, TokenStatistics, divergence_from_hidden, score_tokens
 from trlx_like.models.adapters import leave_out_frozen
@@ -28,7 +29,7 @@ from trlx_like.models.merging import has_adapter
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.shared_prompts import SharedPrompts
-from trlx_like.models.top_blocks import TopBlocks, freeze_below
+from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below
 from trlx_like.models.trunk import Trunk, make_trunk
 
 
@@ -89,8 +90,15 @@ class LanguagePolicy(nn.Module):
         self.heads = nn.ModuleDict(heads or {})
         tops = {name: count for name, count in (head_blocks or {}).items() if count > 0}
         self.head_branch = {name: max(0, len(blocks(lm)) - count) for name, count in tops.items()}
-        self.head_tops = nn.ModuleDict({name: TopBlocks(lm, at) for name, at in self.head_branch.items()})
-        self.head_tops.requires_grad_(True)
+        self.head_tops = nn.ModuleDict()
+        for name, at in self.head_branch.items():
+            top = copied_top(lm, at)
+            if top is None:
+                raise ConfigError(
+                    f"method.num_value_layers_unfrozen ({tops[name]}): {reads_below(lm)}, so the value function cannot "
+                    "have top layers for itself. Set it to 0."
+                )
+            self.head_tops[name] = top.requires_grad_(True)
         self.temperature = temperature
         self.allowed: Tensor | None
         self.register_buffer("allowed", allowed, persistent=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from trlx_like.models.adapters import AdapterWeights
 from trlx_like.models.last_states import Reading, last_block, last_states, read_at
 from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.top_blocks import TopBlocks, freeze_below
+from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below
 from trlx_like.models.trunk import Trunk
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,9 +56,14 @@ def frozen_copy(lm: PreTrainedModel) -> Reference:
 def frozen_top(lm: PreTrainedModel, branch: int) -> Reference:
     """Use a frozen copy of only the trained top blocks as the reference (hydra).
 
-    The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output.
+    The blocks below, and an encoder, are frozen and shared with the policy, which has already computed their output. If
+    the top blocks read more than that output, the reference is a complete second model.
     """
-    top = TopBlocks(lm, branch).eval().requires_grad_(False)
+    top = copied_top(lm, branch)
+    if top is None:
+        logger.info("The reference is a copy of the whole model: %s.", reads_below(lm))
+        return frozen_copy(create_reference_model(lm))
+    top.eval().requires_grad_(False)
     head = lm.get_output_embeddings()
     trained = any(parameter.requires_grad for parameter in head.parameters())
     own = copy.deepcopy(head).requires_grad_(False) if trained else None

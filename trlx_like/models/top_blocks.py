@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trlx_like.models.dropout import evaluating
 from trlx_like.models.last_states import read_at
 from trlx_like.models.layout import (
     BlockInputs,
@@ -16,11 +17,14 @@ from trlx_like.models.layout import (
     blocks,
     embedding_width,
     find_blocks,
+    is_encoder_decoder,
+    padded_probe,
     probe,
     recorded,
     run_base,
 )
 from trlx_like.models.pieces import piece_by_piece
+from trlx_like.models.unread import has_unread, lowest_blocks
 
 
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:
@@ -109,3 +113,45 @@ class TopBlocks(nn.Module):
             read_at(self.base, find_blocks(self.base, self.count)[-1], places),
         ):
             return cast(Tensor, self.base(**given, inputs_embeds=ignored, use_cache=False).last_hidden_state)
+
+    def agrees(self, lm: PreTrainedModel, branch: int) -> bool:
+        """Test whether it computes the same as the model that it was copied from, at the same branch."""
+        inputs = padded_probe(lm)
+        with torch.no_grad(), evaluating(lm), evaluating(self):
+            whole, entering = run_base(lm, inputs, [branch])
+            above = self(entering[branch])
+        real = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+        real = real & whole.isfinite().all(dim=-1)  # whatever is copied from a model that has diverged agrees
+        # Rounding is far below this bound, and what a block misses is far above, even with random weights.
+        return bool((whole - above)[real].float().norm() <= 1e-3 * whole[real].float().norm())
+
+
+def reads_below(lm: PreTrainedModel) -> str:
+    """Say in words that blocks of a model need more than the states that enter the lowest of them."""
+    return f"blocks of {type(lm).__name__} read more than the states of the block below"
+
+
+def copied_top(lm: PreTrainedModel, branch: int) -> TopBlocks | None:
+    """Copy the top blocks of a model.
+
+    Args:
+        lm: The language model. It is not changed.
+        branch: The number of the lowest block that is copied.
+
+    Returns:
+        The copy; None if these blocks read more than the inputs of the lowest one, such as the keys of blocks below.
+    """
+    small = None
+    if has_unread(lm) and not is_encoder_decoder(lm):  # whose encoder would have to be read whole
+        small = lowest_blocks(lm, 2)
+        for at, block in enumerate(blocks(small)[2:], start=2):  # one module in several places would have one hook
+            blocks(small)[at] = copy.deepcopy(block, {id(weight): weight for weight in block.parameters()})
+    try:
+        top = TopBlocks(lm, branch)
+        agrees = top.agrees(lm, branch)  # of weights that are still in files this shows only whether it runs
+        if small is not None:
+            branch = min(branch, 1)
+            agrees = agrees and TopBlocks(small, branch).agrees(small, branch)
+    except Exception:  # code of a family whose blocks read what lower ones have left may fail in any way
+        return None
+    return top if agrees else None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig
 from torch import Tensor, nn
 
-from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
+from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, save_tiny, tiny_lm
 from tests.unit.models.support import batch_of_ids, plain_logprobs, rows_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_top_blocks import LAYERS
+from trlx_like.config import ModelConfig
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.kl import full_kl
+from trlx_like.models.loading import load_model
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.reference import Fingerprint, create_reference_model
+from trlx_like.models.top_blocks import TopBlocks
 from trlx_like.models.value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 
 UNFROZEN = (-1, 0, 1, 2, LAYERS, LAYERS + 2)
@@ -55,6 +59,33 @@ def test_kl_is_exactly_zero_and_the_reference_stays(family: str, unfrozen: int) 
     for i, row in enumerate(rows_of_ids()):
         expected = plain_logprobs(start, row).float()
         torch.testing.assert_close(later.ref_logprobs[i, : len(row.response)], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("unfrozen", [1, 3, 6])
+def test_a_reference_of_blocks_that_take_keys_from_lower_ones(unfrozen: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    policy = valued_policy(sharp_lm("gemma3n", layers=6), num_layers_unfrozen=unfrozen)
+    policy.add_reference()
+    words = "The reference is a copy of the whole model: blocks of Gemma3nForCausalLM read more than"
+    assert (words in caplog.text) == (unfrozen > 1)  # one block alone gets the keys among its recorded inputs
+    batch = batch_of_ids()
+    out = policy(batch, reference=True)
+    assert torch.equal(out.logprobs, out.ref_logprobs)
+    move(policy)
+    later = policy(batch, reference=True)
+    assert torch.equal(later.ref_logprobs, out.ref_logprobs) and not torch.equal(later.logprobs, out.logprobs)
+
+
+@pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ_FAMILIES)
+def test_models_in_files_get_a_reference_of_their_top(family: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, family, layers=4)
+    options = ModelConfig(
+        model_path=str(tmp_path), model_arch_type="seq2seq" if family in SEQ2SEQ_FAMILIES else "causal"
+    )
+    for unfrozen in (1, 2, 4):
+        policy = LanguagePolicy(load_model(str(tmp_path), options, unread=True), num_layers_unfrozen=unfrozen)
+        policy.add_reference()
+        assert isinstance(policy.reference_modules()[0], TopBlocks)
 
 
 def follow(policy: LanguagePolicy, share: float) -> None:

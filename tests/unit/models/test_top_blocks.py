@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from trlx_like.errors import ConfigError
 from trlx_like.models.layout import blocks
 from trlx_like.models.policy import LanguagePolicy
-from trlx_like.models.top_blocks import TopBlocks
+from trlx_like.models.top_blocks import TopBlocks, copied_top
 
 LAYERS = 3
 
@@ -66,6 +69,21 @@ def test_loops_find_what_they_read_off_a_block() -> None:
         setattr(block, "attention_type", f"type {number}")  # noqa: B010 mypy takes attributes of modules for tensors
     top = TopBlocks(lm, 2)
     assert [block.attention_type for block in top.base.layers] == ["type 0", "type 1", "type 2"]
+
+
+def test_a_value_branch_of_blocks_that_take_keys_from_lower_ones_is_refused() -> None:
+    words = r"method\.num_value_layers_unfrozen \(2\): blocks of Gemma3nForCausalLM read more .* Set it to 0"
+    with pytest.raises(ConfigError, match=words):
+        valued_policy(sharp_lm("gemma3n", layers=6), head_blocks={"value": 2})
+
+
+def test_a_copy_that_computes_something_else_is_none() -> None:
+    lm: Any = sharp_lm("llama")
+    seen: list[torch.Tensor] = []
+    blocks(lm)[0].register_forward_hook(lambda *of_block: seen.append(of_block[2]))
+    blocks(lm)[2].register_forward_hook(lambda *of_block: of_block[2] + seen.pop() if seen else of_block[2])
+    assert copied_top(lm, 2) is None
+    assert copied_top(sharp_lm("llama"), 2) is not None
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)

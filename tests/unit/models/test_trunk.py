@@ -237,6 +237,12 @@ def test_trained_embeddings_are_below_all_blocks() -> None:
     assert make_trunk(lm) == "weights below the blocks are trained"
 
 
+@pytest.mark.parametrize("unfrozen", [1, 3])
+def test_blocks_that_take_keys_from_lower_ones_run_whole(unfrozen: int) -> None:
+    policy = valued_policy(sharp_lm("gemma3n", layers=6), num_layers_unfrozen=unfrozen)
+    assert policy.add_trunk() == "blocks of Gemma3nForCausalLM read more than the states of the block below"
+
+
 def test_a_block_that_reads_more_than_its_input_is_noticed() -> None:
     lm: Any = sharp_lm("llama")
     seen: list[Tensor] = []
