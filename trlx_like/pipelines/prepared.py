@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TRLX_LIKE_CACHE"
 """The environment variable that names the folder. If it is empty, nothing is kept."""
-FORMAT = 2
+FORMAT = 3
 """To be raised when data is read, checked or encoded in another way, so that files of before are not used."""
 MOST_BYTES = 50 * 2**30
 """Most bytes of all files. Those that were not used for the longest time are removed."""
@@ -84,7 +84,8 @@ def prepared(
             yield from (row for row in made if row is not None)
 
     folder = cache_folder() if len(rows) >= FEWEST else None
-    key = None if folder is None else digest(encoder.tokenizer, kind.__qualname__, options, rows)
+    around = [encoder.before, encoder.after, encoder.before_output, encoder.start, encoder.eos]
+    key = None if folder is None else digest(encoder.tokenizer, kind.__qualname__, around, options, rows)
     if folder is not None and key is not None and (kept := _read(folder, key)) is not None:
         logger.info("%s: %s rows were prepared before, in %s.", name, f"{len(rows):,}", folder)
         return FlatRows(kind, kept)
@@ -177,6 +178,7 @@ def digest(tokenizer: PreTrainedTokenizerBase, *parts: Any) -> str | None:
         tokenizer.backend_tokenizer.to_str(),
         {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
         tokenizer.truncation_side,
+        tokenizer.split_special_tokens,  # not in the text of the backend
         template,
         date.today().isoformat() if "strftime_now" in template + repr(options) else None,
         options,

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from transformers import MBart50Tokenizer
 
 from tests.tiny import tiny_tokenizer
 from tests.unit.pipelines.templates import CHATML, chat_tokenizer
@@ -94,8 +95,9 @@ def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_other_data_options_and_tokenizers_are_others(folder: Path) -> None:
-    left, added, marked = tiny_tokenizer(), tiny_tokenizer(), chat_tokenizer(CHATML)
+    left, added, marked, split = tiny_tokenizer(), tiny_tokenizer(), chat_tokenizer(CHATML), tiny_tokenizer()
     left.truncation_side = "left"
+    split.split_special_tokens = True
     added.add_tokens(["abc"])
     for number, encode in enumerate(
         (
@@ -108,6 +110,7 @@ def test_other_data_options_and_tokenizers_are_others(folder: Path) -> None:
             lambda: samples(template={"tools": []}),
             lambda: samples(tokenizer=left),
             lambda: samples(tokenizer=added),
+            lambda: samples(tokenizer=split),
             lambda: samples(tokenizer=marked),
             lambda: PromptPipeline(["a"], 20, tiny_tokenizer()),
         ),
@@ -116,6 +119,18 @@ def test_other_data_options_and_tokenizers_are_others(folder: Path) -> None:
         encode()
         encode()
         assert len(files(folder)) == number
+
+
+def test_outputs_in_another_language_are_others(folder: Path) -> None:
+    def begins(language: str) -> str:
+        tokenizer = MBart50Tokenizer(
+            [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581a", -1.0)], tgt_lang=language
+        )
+        (dialogue,) = samples([{"prompt": "a", "output": "a"}], tokenizer, seq2seq=True)
+        output = [number for number, counts in zip(dialogue.ids, dialogue.is_output, strict=True) if counts]
+        return str(tokenizer.decode(output[:1]))
+
+    assert [begins("fr_XX"), begins("de_DE")] == ["fr_XX", "de_DE"] and len(files(folder)) == 2
 
 
 def test_what_has_no_sure_digest_is_not_kept(folder: Path) -> None:
