@@ -48,6 +48,7 @@ SECONDS = 10
 """Seconds between two lines of the log on how many rows are prepared."""
 CHUNK = 1000
 """Rows that are given to the tokenizer at once."""
+_NOT_KEPT = "Prepared data cannot be kept in %s (%s); set %s to another folder."
 
 R = TypeVar("R", bound=Flat)
 
@@ -155,11 +156,16 @@ def chunks(rows: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of prepared data; None if none is to be kept."""
+    """Return the folder of prepared data; None if none is to be kept, or after a warning if it has no place."""
     named = os.environ.get(VARIABLE)
-    if named is None:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trlx_like"
-    return Path(named).expanduser() if named else None
+    if named == "":
+        return None
+    folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return folder.expanduser() if named else folder.expanduser() / "trlx_like"
+    except RuntimeError as error:  # the user of `~` has no home directory
+        logger.warning(_NOT_KEPT, folder, error, VARIABLE)
+        return None
 
 
 def digest(tokenizer: PreTrainedTokenizerBase, *parts: Any) -> str | None:
@@ -244,7 +250,7 @@ def _write(folder: Path, key: str, arrays: dict[str, Any]) -> bool:
         with suppress(FileNotFoundError):  # another process removes the same
             _prune(folder)
     except (OSError, SafetensorError) as error:
-        logger.warning("Prepared data cannot be kept in %s (%s); set %s to another folder.", folder, error, VARIABLE)
+        logger.warning(_NOT_KEPT, folder, error, VARIABLE)
         return False
     return True
 

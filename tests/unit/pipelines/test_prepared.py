@@ -223,6 +223,20 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_run(
     assert "too little space" in caplog.text and files(folder) == []
 
 
+def test_a_user_without_home_directory_does_not_stop_a_run(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(prepared.VARIABLE, "~nouser/x")
+    with caplog.at_level(logging.WARNING, "trlx_like"):
+        assert samples()[1].ids == [2, 3, 4, 0]
+        monkeypatch.delenv(prepared.VARIABLE)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and an entry in passwd
+        assert samples()[1].ids == [2, 3, 4, 0]
+    assert "cannot be kept in ~nouser/x" in caplog.text and "cannot be kept in ~/.cache" in caplog.text
+    assert "set TRLX_LIKE_CACHE" in caplog.text
+
+
 def test_warnings_and_errors_come_each_time(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "trlx_like"):
         for _ in range(2):
