@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 
 from trlx_like.data import Sampled
@@ -39,7 +45,7 @@ class PagedEngine(TransformersEngine):
         max_batch_tokens: Tokens of a forward pass; None: the longest prompt, and at least one for each row.
 
     Raises:
-        ConfigError: If the model is an encoder-decoder.
+        ConfigError: If the model is an encoder-decoder, or of a family that continuous batching would not read rightly.
     """
 
     tells_choices = False
@@ -50,6 +56,9 @@ class PagedEngine(TransformersEngine):
         super().__init__(*args)
         if self.start is not None:
             raise ConfigError("sampler.engine (paged) has no encoder-decoders; use transformers.")
+        if not _reads_pages(self.lm):
+            family = self.lm.config.get_text_config().model_type
+            raise ConfigError(f"sampler.engine (paged) does not serve the family {family}; use transformers or copy.")
         self.page_size, self.num_blocks, self.max_batch_tokens = page_size, num_blocks, max_batch_tokens
 
     def refills(self, config: GenerationConfig) -> bool:
@@ -120,6 +129,18 @@ class PagedEngine(TransformersEngine):
             manager.stop(hard_stop=True)
             manager.destroy()
         return [found[row] for row in range(len(prompts))]
+
+
+def _reads_pages(lm: PreTrainedModel) -> bool:
+    """Return whether attention finds its keys and values in pages.
+
+    It does not if it is code of the family's own (GPT-J), if values have another width than keys (`kv_lora_rank`,
+    DeepSeek), or in layers that are neither full nor sliding (Llama 4).
+    """
+    text = lm.config.get_text_config()
+    kinds = {*(getattr(text, "layer_types", None) or ())}
+    latent = getattr(text, "kv_lora_rank", None) is not None
+    return bool(lm._supports_attention_backend) and not latent and kinds <= {"full_attention", "sliding_attention"}
 
 
 class _Drawing(ContinuousBatchingLogitsProcessorList):

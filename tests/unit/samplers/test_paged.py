@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Llama4TextConfig
 from transformers.generation.continuous_batching.requests import RequestState
 
 from tests.contract.recipes import make
-from tests.tiny import tiny_lm, tiny_tokenizer
+from tests.tiny import tiny_config, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
 from tests.unit.samplers.scripted import EOS, prompts, sampler, spelled, table
 from trlx_like.errors import ConfigError, SamplerError
@@ -85,6 +86,24 @@ def test_what_it_cannot_do_is_refused() -> None:
         sample(tiny_lm(), {"repetition_penalty": 1.5})
     with pytest.raises(ConfigError, match="no encoder-decoders"):
         PagedEngine(tiny_lm("t5"), tiny_tokenizer())
+
+
+DEEPSEEK = DeepseekV3Config(
+    **{"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "kv_lora_rank": 8},
+    **{"q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 6, "intermediate_size": 8},
+)
+LLAMA4 = Llama4TextConfig(
+    **{"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+    **{"num_key_value_heads": 1, "intermediate_size": 8, "intermediate_size_mlp": 8, "num_local_experts": 2},
+    attention_chunk_size=4,
+)
+
+
+@pytest.mark.parametrize("config", [tiny_config("bloom"), tiny_config("falcon"), DEEPSEEK, LLAMA4], ids=type)
+def test_families_that_it_would_not_read_rightly_are_refused(config: Any) -> None:
+    said = rf"sampler\.engine \(paged\) does not serve the family {config.model_type}; use transformers or copy\."
+    with pytest.raises(ConfigError, match=said):
+        PagedEngine(AutoModelForCausalLM.from_config(config), tiny_tokenizer())
 
 
 def test_a_run_is_that_of_the_engine_in_process(tmp_path: Path) -> None:
