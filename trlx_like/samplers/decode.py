@@ -105,6 +105,8 @@ class Decoding:
             self.processors += warpers(config, device)
             self.numbers = uniforms(keys, longest)  # [B, R]
         self.eos = torch.tensor(eos_ids(config), dtype=prompt.dtype, device=device)
+        known = range(lm.config.get_text_config().vocab_size)  # an EOS that the model lacks is accepted, see `check_token_ids`
+        self.too_early = torch.tensor([end for end in eos_ids(config) if end in known], device=device)
         self.completes, self.written = completes, [list[int]() for _ in range(count)]
         self.choices: list[tuple[Tensor, ...]] | None = [] if choices else None
         self.lengths = mask.sum(dim=1)  # [B]
@@ -187,9 +189,9 @@ class Decoding:
     def _scores(self, ids: Tensor, logits: Tensor, made: Tensor) -> Tensor:
         """Apply options and processors to the last logits of rows that have so many tokens; ids [n, T] -> [n, V]."""
         scores = logits[:, -1].float()
-        if self.config.min_new_tokens and len(self.eos):
+        if self.config.min_new_tokens and len(self.too_early):
             early = (made < self.config.min_new_tokens)[:, None]
-            scores[:, self.eos] = scores[:, self.eos].masked_fill(early, -torch.inf)
+            scores[:, self.too_early] = scores[:, self.too_early].masked_fill(early, -torch.inf)
         for processor in self.processors:
             scores = processor(ids, scores)
         return scores

@@ -86,6 +86,20 @@ def test_a_row_is_the_same_alone_and_beside_rows_that_leave_and_come(family: str
     torch.testing.assert_close(scored[real], together.sampling_logprobs[real], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("lacking", [-1, 40])
+def test_an_eos_that_the_model_lacks_forbids_no_token(lacking: int) -> None:
+    made, expected = (
+        ids(
+            sampler(lm=sharp_lm("gpt2"))
+            .sample(prompts(TEXTS), {"max_new_tokens": 9, "min_new_tokens": 9, "eos_token_id": eos}, 3)
+            .completion
+        )
+        for eos in ([EOS, lacking], EOS)
+    )
+    assert made == expected and {len(row) for row in made} == {9}
+    assert any(31 in row for row in made) and not any(EOS in row[:-1] for row in made)
+
+
 def test_what_could_be_drawn_is_known_of_rows_that_came_later() -> None:
     lm, given = sharp_lm("gpt2"), {"max_new_tokens": 9, "eos_token_id": [EOS, 5, 10, 15], "top_k": 3}
     together = sampler(lm=lm, batch_size=4).sample(prompts(TEXTS), given, 3, choices=True).completion
