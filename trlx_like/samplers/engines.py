@@ -34,7 +34,7 @@ from trlx_like.registry import Registry
 from trlx_like.samplers.attention import attention_for_decoding
 from trlx_like.samplers.decode import Decoding, needs_generate
 from trlx_like.samplers.drawing import TokenSampler, draws_token_by_token, refuse_nan, warpers
-from trlx_like.samplers.generation import greedy, is_exact, is_plain
+from trlx_like.samplers.generation import asks_for_tokens, greedy, is_exact, is_plain
 from trlx_like.samplers.lean import lean
 from trlx_like.samplers.recorded import Steps, together
 from trlx_like.samplers.stopping import StopStrings, finished
@@ -268,6 +268,8 @@ class TransformersEngine:
             ids, mask = padded_right(prompt, prompt_mask)
             before = 1
             config = GenerationConfig(**{**config.to_dict(), "decoder_start_token_id": self.start})
+        if asks_for_tokens(config):  # of padding too, which therefore repeats the first token of its row
+            ids = ids.where(mask, ids.gather(1, mask.long().argmax(dim=1, keepdim=True)))
         token_sampler = None
         if draws_token_by_token(config):
             token_sampler = TokenSampler(keys, tell)

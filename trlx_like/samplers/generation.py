@@ -104,6 +104,12 @@ def changed(config: GenerationConfig, known: Collection[str] = ()) -> str | None
     return next((name for name in names if getattr(config, name, None) not in NEUTRAL[name]), None)
 
 
+def asks_for_tokens(config: GenerationConfig) -> bool:
+    """Return whether options ask which single tokens a prompt has, in whatever order."""
+    sizes = config.no_repeat_ngram_size, config.encoder_no_repeat_ngram_size
+    return 1 in sizes or config.encoder_repetition_penalty not in NEUTRAL["encoder_repetition_penalty"]
+
+
 def greedy(config: GenerationConfig) -> GenerationConfig:
     """Return the same settings for taking the likeliest token instead of drawing one."""
     return GenerationConfig(**{**config.to_dict(), **dict.fromkeys(SAMPLING_ONLY), "do_sample": False})

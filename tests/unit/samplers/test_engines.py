@@ -137,6 +137,23 @@ def test_a_sample_is_the_same_alone_and_in_a_batch(options: dict[str, Any]) -> N
     assert sum(a.response.tolist() != b.response.tolist() for a, b in zip(together, other, strict=True)) > 16
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize(
+    "options",
+    [{"no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 9.0}, {"encoder_no_repeat_ngram_size": 1}],
+    ids=lambda options: next(iter(options)),
+)
+def test_padding_is_no_token_of_a_prompt(options: dict[str, Any], family: str) -> None:
+    """The pad token is an EOS here, so that responses would end at other places."""
+    lm = tiny_lm(family) if family == "t5" else sharp_lm(family)
+    texts = ["a", "bcdefghij", "kl"]
+    given = {"max_new_tokens": 12, "eos_token_id": [EOS, 5], **options}
+    made = sampler(lm=lm, tokenizer=loaded_tokenizer(False))
+    together = made.sample(prompts(texts * 8), given, 7).completion.split()
+    alone = [made.sample(prompts(texts * 8)[[row]], given, 7).completion.split()[0] for row in range(24)]
+    assert [row.response.tolist() for row in together] == [row.response.tolist() for row in alone]
+
+
 def test_an_engine_without_keys_draws_from_seeded_generators() -> None:
     """Beams of transformers do so, too. What the rest of the process draws is not touched."""
     made = sampler(lm=sharp_lm("gpt2"))
