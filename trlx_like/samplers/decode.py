@@ -105,7 +105,7 @@ class Decoding:
             self.processors += warpers(config, device)
             self.numbers = uniforms(keys, longest)  # [B, R]
         self.eos = torch.tensor(eos_ids(config), dtype=prompt.dtype, device=device)
-        known = range(lm.config.get_text_config().vocab_size)  # an EOS that the model lacks is accepted, see `check_token_ids`
+        known = range(lm.config.get_text_config().vocab_size)  # the model may lack an EOS, see `check_token_ids`
         self.too_early = torch.tensor([end for end in eos_ids(config) if end in known], device=device)
         self.completes, self.written = completes, [list[int]() for _ in range(count)]
         self.choices: list[tuple[Tensor, ...]] | None = [] if choices else None
