@@ -16,6 +16,7 @@ from transformers import (
     ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     NoBadWordsLogitsProcessor,
+    PretrainedConfig,
     PreTrainedTokenizerBase,
     SequenceBiasLogitsProcessor,
     WatermarkingConfig,
@@ -55,7 +56,7 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         return GenerationConfig(**{**neutral, **special, **given})
 
 
-def check_token_ids(options: Mapping[str, Any], name: str, vocabulary: int) -> None:
+def check_token_ids(options: Mapping[str, Any], name: str, model: PretrainedConfig) -> None:
     """Try the options that name tokens or have a form of their own, before `generate()` does while it samples.
 
     An EOS that the model lacks is accepted: programs of TRL set one so that responses never end by themselves.
@@ -63,11 +64,18 @@ def check_token_ids(options: Mapping[str, Any], name: str, vocabulary: int) -> N
     Args:
         options: Options of generation, by name.
         name: The option of the method that they come from, for errors.
-        vocabulary: The number of tokens of the model.
+        model: The configuration of the model.
 
     Raises:
-        ConfigError: For an option that names a token that the model lacks, or that has a wrong form.
+        ConfigError: For an option that names a token that the model lacks, or that has a wrong form, and for
+            `forced_bos_token_id` with a decoder, in which no response begins a sequence.
     """
+    forced = options.get("forced_bos_token_id")
+    if forced is not None and not model.is_encoder_decoder:
+        raise ConfigError(
+            f"method.{name}.forced_bos_token_id ({forced!r}) is for encoder-decoders; end the prompts with the token."
+        )
+    vocabulary = model.get_text_config().vocab_size
     for option in sorted(_TRIED.keys() & options.keys() - swept(options).keys()):
         if (value := options[option]) is not None:
             try:

@@ -100,6 +100,10 @@ def test_what_it_cannot_do_without(name: str, tmp_path: Path) -> None:
     [
         ({"train.seq_length": 65}, r"train.seq_length \(65\) is longer than the 64 positions of the model"),
         (
+            {"method.gen_kwargs.forced_bos_token_id": 3},
+            r"method.gen_kwargs.forced_bos_token_id \(3\) is for encoder-decoders; end the prompts with the token",
+        ),
+        (
             {"logit_mask": torch.ones(3, 3).bool()},
             r"logit_mask must be a bool tensor \[32, 32\].*not torch.bool \[3, 3\]",
         ),
