@@ -5,6 +5,7 @@ Left out on purpose: files of the hub, which transformers checks when it downloa
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from trlx_like.errors import ConfigError
 from trlx_like.reading import check_regular
+
+logger = logging.getLogger(__name__)
 
 UNLOADABLE = (
     *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError),
@@ -97,7 +100,9 @@ def check_place(path: str, option: str) -> None:
             raise ConfigError(f"{option} ({path!r}): {file.relative_to(folder)} cannot be read: {why}.") from error
 
 
-def check_fit(config: PretrainedConfig | None, seq_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_fit(
+    config: PretrainedConfig | None, seq_length: int, tokenizer: PreTrainedTokenizerBase, *, sampled: bool = False
+) -> None:
     """Check that a model has the positions and the tokens that it will be given.
 
     Tokens beyond the model's that only a special token stands for are accepted, because text does not become them: some
@@ -107,6 +112,8 @@ def check_fit(config: PretrainedConfig | None, seq_length: int, tokenizer: PreTr
         config: The configuration of the model; None if it is not known.
         seq_length: `train.seq_length`.
         tokenizer: The tokenizer.
+        sampled: Whether the model is trained on what it samples, so that a row must not depend on its neighbours. If
+            they can matter, this is an error, and else a warning.
 
     Raises:
         ConfigError: If sequences can be longer than the positions, or the tokenizer has tokens that the model lacks.
@@ -117,6 +124,15 @@ def check_fit(config: PretrainedConfig | None, seq_length: int, tokenizer: PreTr
     positions = getattr(text, "max_position_embeddings", None)
     if positions is not None and seq_length > positions:
         raise ConfigError(f"train.seq_length ({seq_length}) is longer than the {positions} positions of the model.")
+    if seq_length > (apart := _independent_length(text) or seq_length):
+        problem = (
+            f"train.seq_length ({seq_length}) should be at most {apart} for this model ({text.model_type}): if one row "
+            f"of a batch has more than {apart} tokens, its rotary embeddings (longrope) change in all rows, and with "
+            "them log-probabilities."
+        )
+        if sampled:
+            raise ConfigError(problem)
+        logger.warning(problem)
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     used = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
     beyond = [
@@ -130,6 +146,17 @@ def check_fit(config: PretrainedConfig | None, seq_length: int, tokenizer: PreTr
             f"{max(beyond)[1]!r} (id {max(beyond)[0]}): the model has {text.vocab_size}. Use the tokenizer that the "
             "model was trained with."
         )
+
+
+def _independent_length(text: PretrainedConfig) -> int | None:
+    """Return the length beyond which rotary embeddings depend on the longest row of a batch; None without any.
+
+    This is for the type "longrope". Those of the type "dynamic" do so beyond `max_position_embeddings`, which
+    `check_fit` refuses.
+    """
+    rope = getattr(text, "rope_parameters", None) or {}  # or one for each type of layer
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict) and part.get("rope_type") == "longrope"]
+    return min((part["original_max_position_embeddings"] for part in parts), default=None)
 
 
 @contextmanager

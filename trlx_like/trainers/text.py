@@ -73,7 +73,7 @@ class TextTrainer(BaseRLTrainer[E]):
 
     def _check_fit(self, found: PretrainedConfig | None) -> None:
         """Check that a model, if it is known, has the positions and tokens that it will be given."""
-        check_fit(found, self.config.train.seq_length, self.tokenizer)
+        check_fit(found, self.config.train.seq_length, self.tokenizer, sampled=not self.offline)
         if found is not None:
             for name in ("gen_kwargs", "gen_experience_kwargs"):
                 check_token_ids(getattr(self.method, name, None) or {}, name, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.activations import NewGELUActivation
 from transformers.utils import logging as transformers_logging
 
-from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm
+from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.config import ModelConfig, TokenizerConfig
 from trlx_like.errors import ConfigError
 from trlx_like.models.dropout import disable_dropout, has_dropout
 from trlx_like.models.loading import arch_type, load_model
 from trlx_like.models.reward_model import load_reward_model
-from trlx_like.models.sources import no_progress_bars
+from trlx_like.models.sources import check_fit, no_progress_bars
 from trlx_like.models.tokenizer import load_tokenizer
 
 # Every rate that a family knows.
@@ -40,6 +41,22 @@ DROPOUTS: dict[str, dict[str, float]] = {
 def load(path: Any, **options: Any) -> PreTrainedModel:
     config = ModelConfig(model_path=path, **options)
     return load_model(config.model_path, config)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_longrope_beyond_its_original_length_is_no_model_to_sample_from(
+    nested: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config("llama")
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 24}
+    config.rope_parameters = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}} if nested else rope
+    check_fit(config, 24, tiny_tokenizer(), sampled=True)
+    said = r"train\.seq_length \(25\) should be at most 24 for this model \(llama\)"
+    with pytest.raises(ConfigError, match=said):
+        check_fit(config, 25, tiny_tokenizer(), sampled=True)
+    assert not caplog.records
+    check_fit(config, 25, tiny_tokenizer())  # rows that are given
+    assert re.match(said, caplog.messages[0])
 
 
 def test_the_activation_of_gpt2_is_one_kernel_and_the_same_function(tmp_path: Path) -> None:

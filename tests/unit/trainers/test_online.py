@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.contract.recipes import PROMPTS, count_letters, make
+from tests.tiny import tiny_config
 from trlx_like.errors import ConfigError
 
 
@@ -95,10 +96,20 @@ def test_what_it_cannot_do_without(name: str, tmp_path: Path) -> None:
         make("PPOTrainer", tmp_path, **{name: None})
 
 
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 2.0},
+    **{"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"train.seq_length": 65}, r"train.seq_length \(65\) is longer than the 64 positions of the model"),
+        (
+            {"train.seq_length": 33, "model.model_path": tiny_config("llama", rope_parameters=LONGROPE)},
+            r"train.seq_length \(33\) should be at most 32 for this model \(llama\)",
+        ),
         (
             {"method.gen_kwargs.forced_bos_token_id": 3},
             r"method.gen_kwargs.forced_bos_token_id \(3\) is for encoder-decoders; end the prompts with the token",
