@@ -88,15 +88,22 @@ def test_what_it_cannot_do_is_refused() -> None:
         PagedEngine(tiny_lm("t5"), tiny_tokenizer())
 
 
-DEEPSEEK = DeepseekV3Config(
-    **{"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "kv_lora_rank": 8},
-    **{"q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 6, "intermediate_size": 8},
-)
-LLAMA4 = Llama4TextConfig(
-    **{"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
-    **{"num_key_value_heads": 1, "intermediate_size": 8, "intermediate_size_mlp": 8, "num_local_experts": 2},
-    attention_chunk_size=4,
-)
+SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 6,
+}
+EXPERTS: dict[str, Any] = {
+    "num_key_value_heads": 1,
+    "intermediate_size_mlp": 8,
+    "num_local_experts": 2,
+    "attention_chunk_size": 4,
+}
+DEEPSEEK = DeepseekV3Config(**SIZES, **LATENT, intermediate_size=8)
+LLAMA4 = Llama4TextConfig(**SIZES, **EXPERTS, head_dim=8, intermediate_size=8)
 
 
 @pytest.mark.parametrize("config", [tiny_config("bloom"), tiny_config("falcon"), DEEPSEEK, LLAMA4], ids=type)
