@@ -24,7 +24,7 @@ NOT_OPTIONAL = {"all", "dev", "docs"}
 
 def report() -> str:
     """Return the report, one fact per line. It never raises: it is meant for machines with something broken."""
-    return "\n".join([*_machine(), *_packages(), *_devices(), *_place()])
+    return "\n".join([*_machine(), *_packages(), *_devices(), *_kernels(), *_place()])
 
 
 def _machine() -> Iterator[str]:
@@ -84,6 +84,32 @@ def _devices() -> Iterator[str]:
         + (f", OMP_NUM_THREADS={threads}" if threads else "")
         + "; backend.num_threads sets them"
     )
+
+
+def _kernels() -> Iterator[str]:
+    """Yield what computes steps of decoding and matrix products here."""
+    try:
+        import torch
+
+        from trlx_like.models.faster import least_weight, mkl_is_slow_with_few_rows
+        from trlx_like.samplers.recorded import TRACER
+    except Exception as error:  # of whatever package is broken
+        yield f"Decoding       unknown: {error}"
+        return
+    if torch.cuda.is_available():
+        yield "Decoding       each step by the modules; with method.gen_kwargs.cache_implementation: static by CUDA"
+        yield "               graphs, for models that transformers compiles (not measured)"
+    elif TRACER:
+        yield "Decoding       on CPUs: steps are recorded and replayed"
+    else:
+        yield "Decoding       on CPUs: each step by the modules (no tracer: PYTORCH_JIT=0, or Python 3.14 or later)"
+    if mkl_is_slow_with_few_rows():
+        yield "Products       float32 on CPUs: MKL; oneDNN for 4 to 32 rows and large weights"
+    elif (least := least_weight()) < float("inf"):
+        weights = f" for weights of {least:,.0f} numbers or more" if least else ""
+        yield f"Products       float32 on CPUs: oneDNN{weights}{', MKL for others' if least else ''}"
+    else:
+        yield "Products       float32 on CPUs: torch's own choice"
 
 
 def _place() -> Iterator[str]:

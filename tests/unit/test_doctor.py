@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import trlx_like
 from tests.unit.cli_support import said
+from trlx_like.doctor import _kernels
+from trlx_like.models import faster
+from trlx_like.samplers import recorded
 
 
 def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,4 +33,31 @@ def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "no-such-tool" not in text and "old-package" not in text
     assert re.search(r"^Python +3\.", text, re.M)
     assert re.search(r"^Threads +\d+ for torch, \d+ cores", text, re.M)
+    assert re.search(r"^Decoding +on CPUs: (steps are recorded and replayed|each step by the modules)", text, re.M)
+    assert re.search(r"^Products +float32 on CPUs: ", text, re.M)
     assert f"{here} (can be written to)" in text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tracer", "intel", "least", "said"),
+    [
+        (False, True, True, 0, "steps are recorded and replayed.*MKL; oneDNN for 4 to 32 rows"),
+        (
+            False,
+            False,
+            False,
+            2**19,
+            "each step by the modules .*oneDNN for weights of 524,288 numbers",
+        ),
+        (True, True, False, 0, "cache_implementation: static by CUDA.*: oneDNN$"),
+        (False, True, False, math.inf, "torch's own choice"),
+    ],
+)
+def test_what_computes(
+    gpu: bool, tracer: bool, intel: bool, least: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(recorded, "TRACER", tracer)
+    monkeypatch.setattr(faster, "mkl_is_slow_with_few_rows", lambda: intel)
+    monkeypatch.setattr(faster, "least_weight", lambda: least)
+    assert re.search(said, "\n".join(_kernels()), re.S)
