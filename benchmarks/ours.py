@@ -112,6 +112,7 @@ def config(task: dict[str, Any]) -> TRLConfig:
 def decode(laps: Laps) -> None:
     """Sample what the cases of a task say, with the engine "transformers"."""
     lm = load_model(laps.task["model"], ModelConfig(model_path=laps.task["model"])).eval()  # as trainers do
+    lm.to(laps.device)
     words = AutoTokenizer.from_pretrained(laps.task["model"])
     engine = TransformersEngine(lm, words)
     while True:

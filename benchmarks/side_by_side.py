@@ -13,6 +13,9 @@ timed, each side counts what it computes; a difference above 3 % is printed. The
 or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
 docs/speed.md.
 
+With `--device cuda` both sides run on one GPU, seconds are those of the clock after all work there, and memory is that
+of tensors. The environments of the peers need a torch for GPUs then.
+
 With `--parts` our side runs alone, and torch's profiler tells what its laps consist of, without the first two.
 """
 
@@ -133,9 +136,11 @@ def task(
     sampling: str = "float32",
     value_model: str | None = None,
     varied: bool = False,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
     made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling, "laps": laps}
+    made["device"] = device
     made["value_model"], (made["peer"], made["program"]) = value_model, VALUE_MODEL if value_model else PEERS[work]
     made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": PROMPTS, "pairs": []}
     if work == "ddpo":
@@ -257,8 +262,10 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     program = made["program"]
     commands = {"ours": [sys.executable, "-m", "benchmarks.ours"]}
-    environment = ROOMY if made.get("profiled") else {}
-    if not environment:
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if made["device"] == "cpu" else {}
+    if made.get("profiled"):
+        environment |= ROOMY
+    else:
         python = sys.executable if work == "decode" else str(interpreter(program))
         commands["peer"] = [python, "-m", f"benchmarks.peers.{program}"]
     found = []
@@ -342,11 +349,11 @@ def shares(phases: dict[str, float]) -> str:
     return ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts if part >= 0.005)
 
 
-def shown(key: str, peer: str, found: dict[str, Any]) -> str:
+def shown(key: str, peer: str, found: dict[str, Any], unit: str = "CPU s") -> str:
     """Return the text of a result for the terminal."""
     rss = found["rss"]
     lines = [
-        f"{key}: ours {found['ours']:.3f}, {peer} {found['peer']:.3f} CPU s a lap; {found['ratio']:.2f} times "
+        f"{key}: ours {found['ours']:.3f}, {peer} {found['peer']:.3f} {unit} a lap; {found['ratio']:.2f} times "
         f"({found['least']:.2f} to {found['most']:.2f} in {found['laps']} pairs of laps, load {found['load']:.1f}); "
         f"peak {rss['ours']:.0f} and {rss['peer']:.0f} MiB",
     ]
@@ -426,6 +433,12 @@ def main() -> None:
     parser.add_argument(
         "--varied", action="store_true", help="lengths as in dialogues in place of equal ones (dpo, sft, reward)"
     )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="cuda: one GPU (not measured yet)",
+    )
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--parts", action="store_true", help="profile some laps of our side alone")
@@ -443,7 +456,12 @@ def main() -> None:
         parser.error("--value-model is for ppo")
     if given.varied and (given.work not in ("dpo", "sft", "reward") or given.size != "1.8M"):
         parser.error("--varied is for dpo, sft and reward of 1.8M")
-    made = task(given.work, given.size, given.laps + 2, given.unfrozen, given.sampling, given.value_model, given.varied)
+    if given.device == "cuda" and (given.write or given.parts):
+        parser.error("--write and --parts are for CPUs: the page has CPU seconds")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU")
+    options = given.unfrozen, given.sampling, given.value_model, given.varied, given.device
+    made = task(given.work, given.size, given.laps + 2, *options)
     made["profiled"] = given.parts
     laps = [lap for _ in range(given.repeats) for lap in turns(given.size, made)]
     command = " ".join(["python -m benchmarks.side_by_side", *sys.argv[1:]])
@@ -452,7 +470,8 @@ def main() -> None:
         drawn = f", sampled in {given.sampling}" if given.sampling != "float32" else ""
         values = f", value model: {given.value_model}" if given.value_model else ""
         vary = ", lengths vary" if given.varied else ""
-        key = f"{given.work} {given.size}{top}{drawn}{values}{vary}{case and f', {case}'}"
+        place = ", on a GPU" if given.device == "cuda" else ""
+        key = f"{given.work} {given.size}{top}{drawn}{values}{vary}{place}{case and f', {case}'}"
         of_case = [lap for lap in laps if lap["case"] == case]
         if given.parts:
             print(f"{key}: {shares(consists := parts(of_case))}")
@@ -460,7 +479,7 @@ def main() -> None:
                 write_parts(key, consists)
             continue
         found = summary(of_case)
-        print(shown(key, made["peer"], found))
+        print(shown(key, made["peer"], found, "CPU s" if given.device == "cpu" else "s"))
         if given.write:
             write(key, made["peer"], found, command)
 

@@ -64,6 +64,19 @@ def peak_rss_mib() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def seconds_so_far(device: str) -> float:
+    """Return the CPU seconds of this process; on a GPU those of the clock, after all that was started there."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_mib(device: str) -> float:
+    """Return the largest memory of this process so far in MiB: resident, or of tensors on a GPU."""
+    return peak_rss_mib() if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
+
+
 def by_kind(taken: Mapping[str, float]) -> dict[str, float]:
     """Add up the seconds of operations, by name, for each of `KERNELS`."""
     found = dict.fromkeys(KERNELS, 0.0)
@@ -203,6 +216,7 @@ class Laps:
         self.phases = phases
         self.number, self.cases = -1, len(self.task.get("cases", [None]))
         self.total = self.cases * self.task["laps"]
+        self.device: str = self.task["device"]
         self.counts: Counts | Operations | None = None
         self.begun, self.before = 0.0, dict[str, float]()
         torch.set_num_threads(1)
@@ -210,14 +224,14 @@ class Laps:
 
     def next(self) -> None:
         """Report the lap that ends, wait until the next may begin, and begin it. After the last one, end."""
-        seconds = time.process_time()
+        seconds = seconds_so_far(self.device)
         if self.number < 0:
             self._say({"ready": True})
         else:
             report: dict[str, Any] = {"seconds": seconds - self.begun, "phases": self._spent()}
             if self.counts is not None:
                 report["counts"] = self.counts.end()
-            self._say({**report, "rss": peak_rss_mib()})
+            self._say({**report, "rss": peak_mib(self.device)})
         self.number += 1
         if self.number == self.total:
             os._exit(0)  # at once: what a trainer saves at its end is not compared
@@ -227,9 +241,11 @@ class Laps:
             self.counts = Operations().begin()
         elif self.number // self.cases == COUNTED:
             self.counts = Counts(self.task["layers"]).begin()
-        self.before, self.begun = dict(self.phases()), time.process_time()
+        self.before, self.begun = dict(self.phases()), seconds_so_far(self.device)
 
     def _spent(self) -> dict[str, float]:
+        if self.device != "cpu":
+            return {}  # phases are known in CPU seconds
         return {name: seconds - self.before.get(name, 0.0) for name, seconds in self.phases().items()}
 
     def _say(self, words: dict[str, Any]) -> None:

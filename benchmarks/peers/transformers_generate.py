@@ -13,10 +13,12 @@ from benchmarks.peers.laps import Laps
 def main() -> None:
     laps = Laps()
     model: Any = AutoModelForCausalLM.from_pretrained(laps.task["model"])
+    model.to(laps.device)
     words = AutoTokenizer.from_pretrained(laps.task["model"], padding_side="left")
     while True:
         for case in laps.task["cases"]:
-            ids = words([text for text in case["prompts"] for _ in range(case["group"])], return_tensors="pt")
+            prompts = [text for text in case["prompts"] for _ in range(case["group"])]
+            ids = words(prompts, return_tensors="pt").to(laps.device)
             laps.next()
             for rows, mask in zip(
                 *(ids[name].split(case["at_once"]) for name in ("input_ids", "attention_mask")), strict=True

@@ -107,7 +107,7 @@ def main() -> None:
         learning_rate=task["lr"],
         bf16=False,
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=task["device"] == "cpu",
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
