@@ -114,9 +114,13 @@ def test_in_fp16_both_scale_alike(count: int, tmp_path: Path) -> None:
 LIVE = {"method.precompute_ref_log_probs": False}
 
 
+FSDP = {"backend.kind": "fsdp"}
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize(
-    ("name", "own"), [("SFTTrainer", {}), ("DPOTrainer", {}), ("DPOTrainer", LIVE), ("RewardTrainer", {})]
+    ("name", "own"),
+    [("SFTTrainer", {}), ("DPOTrainer", {}), ("DPOTrainer", LIVE), ("RewardTrainer", {}), ("DPOTrainer", FSDP)],
 )
 def test_kept_states(
     name: str, own: dict[str, Any], in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +132,12 @@ def test_kept_states(
     changes |= own
     first, second = on_ranks(learn, name, tmp_path / "two", changes)
     assert any(column.endswith("_trunk") for column in first["columns"])
+    assert_same(second["metrics"], first["metrics"])
+    plain = learn(0, name, tmp_path / "one", {**changes, "train.keep_trunk": False, "backend.kind": "ddp"})
+    for key, value in plain["metrics"].items():
+        assert first["metrics"][key] == pytest.approx(value, abs=1e-4), key
+    if own == FSDP:  # each has a part of the weights
+        return
     assert_same(second["shared"], first["shared"])
-    plain = learn(0, name, tmp_path / "one", {**changes, "train.keep_trunk": False})
     for key, weight in plain["shared"]["model"].items():
         torch.testing.assert_close(first["shared"]["model"][key], weight, rtol=0, atol=1e-5)

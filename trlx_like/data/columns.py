@@ -38,8 +38,7 @@ class Column:
         starts: The place in `values` where each element begins. [N] int64
         lengths: How many numbers each element has; None for a field without padding, of which it has one. [N] int64
         dtype: The type that elements and batches have; None: that of `values`.
-        saved: Whether checkpoints hold it, and other processes are told. What can be made again, and takes much room,
-            need not be.
+        saved: Whether checkpoints and other processes get it; False for what they compute again.
     """
 
     values: Tensor

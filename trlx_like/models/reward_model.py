@@ -65,7 +65,7 @@ class RewardNetwork(nn.Module):
 
     def add_trunk(self) -> str | None:
         """Let `forward` start from kept states, as `LanguagePolicy.add_trunk` does."""
-        made = make_trunk(self.lm) if hasattr(self.lm, "score") else "an encoder reads a sequence at its first token"
+        made = make_trunk(self.lm) if hasattr(self.lm, "score") else "the head of an encoder cannot be read apart"
         self.trunk = None if isinstance(made, str) else made
         return made if isinstance(made, str) else None
 

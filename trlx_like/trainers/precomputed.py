@@ -15,7 +15,7 @@ from trlx_like.data.flat import FlatRows
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.pipelines.prepared import SameRows
 from trlx_like.trainers.context import Run
-from trlx_like.trainers.trunk import E, KeptStates, TrunkStates, parts_by_length
+from trlx_like.trainers.trunk import E, KeptStates, Place, TrunkStates, parts_by_length
 
 
 class Precomputed(Generic[E]):
@@ -55,14 +55,15 @@ class Precomputed(Generic[E]):
             run.state.register(name, SameRows(data, fields, name))
 
     @torch.no_grad()
-    def share(self, elements: Sequence[E]) -> Sequence[E]:
+    def share(self, elements: Sequence[E], held_out: bool = False) -> Sequence[E]:
         """Return this process's share of samples that all processes have, with the reference's log-probabilities."""
         own = elements[self.run.world.rank :: self.run.world.size]
         if self.load is not None:
             self.load()
-        pays, folder = self.trunk.room(own, whole=False)
-        # States that go into a file are computed apart, since those of a resumed run are made that way too.
-        kept = KeptStates(as_columns(type(own[0]), own), None) if pays and folder is None and len(own) else None
+        # Checkpoints have no states that are in a file, so that a resumed run computes them from the samples. They are
+        # computed in this way from the beginning, for the same bits.
+        keep = self.trunk.place(own, False, held_out) is Place.MEMORY
+        kept = KeptStates(as_columns(type(own[0]), own), None) if keep and len(own) else None
         states: list[Tensor | None] = []
 
         def under_reference(completions: Completion) -> Tensor:
@@ -90,8 +91,7 @@ class Precomputed(Generic[E]):
         store, world = self.held_out_store, self.run.world
         if self.run.progress.step == 0:  # the policy is its own reference
             store.clear()
-            store.push(self.share(list(chain.from_iterable(sets.values()))))
+            store.push(self.share(list(chain.from_iterable(sets.values())), held_out=True))
             store.join(world.gather, world.size)
-        self.trunk.refill(store)
         bounds = [0, *accumulate(map(len, sets.values()))]
         return {name: store.elements[slice(*pair)] for name, pair in zip(sets, pairwise(bounds), strict=True)}

@@ -90,7 +90,8 @@ class SFTTrainer(TextTrainer[SFTExperience]):
             family = type(self.model.lm).__name__
             raise ConfigError(f"method.{option}: {family} would mix the samples of a packed row; set it to false.")
         if self.method.neftune_noise_alpha is not None:
-            self.trunk.drop("method.neftune_noise_alpha adds other noise in each step")
+            if self.model.trunk is not None:
+                self.trunk.drop("method.neftune_noise_alpha adds other noise in each step")
             self.model.compaction = None  # as it does to each row
 
     def read_data(self) -> None:

@@ -1,7 +1,7 @@
 """What the frozen lower blocks of a model compute for a sample, kept with it for later passes over the same sample.
 
 Given samples keep it for the whole run: in memory, or in a file where that is too much. Samples that a policy draws
-keep it for their round, and in checkpoints.
+keep it for their round. Checkpoints hold what is in memory and belongs to samples that they hold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +26,7 @@ from trlx_like.data import RolloutStore
 from trlx_like.data.columns import Column, ColumnRows, MadeRows, as_columns, batch_of, ranges
 from trlx_like.data.experience import IDS, Experience
 from trlx_like.data.flat import LazyRows
-from trlx_like.errors import writing
-from trlx_like.models.dropout import has_dropout
+from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.trainers.context import Run
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experience)
 
 UNCACHED = "All blocks of the model run in every pass: %s."
-OF_MEMORY, OF_DISK = 1 / 2, 9 / 10
-"""The parts of free memory and of free disk space that kept states may take."""
+OF_MEMORY = OF_DISK = 1 / 2
+"""The parts of a machine's free memory, and of the free space of a disk, that kept states may take."""
 
 
 def parts_by_length(run: Run, elements: Sequence[E]) -> Iterator[tuple[Tensor, E]]:
     """Yield the numbers [n] and the samples of micro-batches of similar lengths, on the device.
 
-    Every process calls it, with its own samples. After the last of them a process waits for the others.
+    Collective: every process makes as many turns as the one with most samples.
 
     Args:
         run: The run.
@@ -54,11 +54,19 @@ def parts_by_length(run: Run, elements: Sequence[E]) -> Iterator[tuple[Tensor, E
             yield torch.tensor(rows), batch_of(type(elements[0]), elements, rows).to(run.device)
 
 
+class Place(Enum):
+    """Where the states of given samples are kept."""
+
+    NOWHERE = "nowhere"
+    MEMORY = "memory"
+    FILE = "file"
+
+
 class KeptStates:
     """The states of given samples, one vector a token.
 
     Args:
-        rows: The samples, at least one.
+        rows: The samples.
         folder: Where the file is that the vectors are mapped from; None: they are in memory.
     """
 
@@ -75,6 +83,9 @@ class KeptStates:
             numbers: The numbers of the samples. [n]
             part: The samples.
             states: What enters the lowest trained block, for their `completions`. [B, P + R, H]
+
+        Raises:
+            OSError: If the disk does not take the file, at the first call.
         """
         if not self.columns:
             self._make_room(states.shape[-1], states.dtype)
@@ -86,12 +97,12 @@ class KeptStates:
             setattr(part, name, None)
 
     def _make_room(self, width: int, dtype: torch.dtype) -> None:
-        lengths = {name: self.rows.columns[mask].lengths for name, mask in self.masks.items()}
-        every = torch.stack([held for held in lengths.values() if held is not None])  # [fields, N]
+        lengths = [held for mask in self.masks.values() if (held := self.rows.columns[mask].lengths) is not None]
+        every = torch.stack(lengths)  # [fields, N]
         shape = int(every.sum()), width
         values = torch.empty(shape, dtype=dtype) if self.folder is None else mapped(self.folder, shape, dtype)
         starts = (every.flatten().cumsum(0) - every.flatten()).view_as(every)
-        for name, begin, held in zip(lengths, starts, every, strict=True):
+        for name, begin, held in zip(self.masks, starts, every, strict=True):
             self.columns[name] = Column(values, begin, held, saved=self.folder is None)
 
     def beside(self, rows: ColumnRows[E]) -> ColumnRows[E]:
@@ -108,16 +119,15 @@ def mapped(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         dtype: Its format.
 
     Raises:
-        DiskError: If there is no room for it.
+        OSError: If the disk does not take it.
     """
     size = math.prod(shape) * dtype.itemsize
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        with writing(folder, size):
-            if hasattr(os, "posix_fallocate"):  # a page that finds no room later would end the process
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                file.truncate(size)
+        if hasattr(os, "posix_fallocate"):  # a page that finds no room later would end the process
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
         held = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
     return torch.from_numpy(held).view(dtype).view(shape)
 
@@ -135,7 +145,7 @@ class TrunkStates:
 
     def __init__(self, run: Run, model: Any, passes: int, offline: bool) -> None:
         self.run, self.model, self.passes, self.offline = run, model, passes, offline
-        self._said = ""
+        self._places: dict[tuple[int, int], Place] = {}  # of given samples, by their number and bytes
         if not run.config.train.keep_trunk:
             return
         if passes < 2:
@@ -152,19 +162,20 @@ class TrunkStates:
             self._say(logging.INFO, UNCACHED, reason)
 
     def _say(self, level: int, text: str, *given: Any) -> None:
-        """Log a line, if it is not the last one again."""
-        if self.run.world.main and text % given != self._said:
-            self._said = text % given
+        if self.run.world.main:
             logger.log(level, text, *given)
 
     def refill(self, store: RolloutStore[Any]) -> None:
         """Compute the states of given samples that came without from a checkpoint, or from other processes."""
-        if self.offline and len(store):
-            store.elements = self.fill(store.elements, whole=True)
+        if not self.offline or self.model.trunk is None or not len(store):
+            return
+        if self.run.world.max(without_states(store.elements)) and self.place(store.elements, True) is not Place.NOWHERE:
+            with self.run.backend.sampling():
+                store.elements = self.fill(store.elements, whole=True)
 
     @torch.no_grad()
     def fill(self, elements: Sequence[Any], whole: bool) -> Sequence[Any]:
-        """Compute the states of given samples once, see `room`.
+        """Compute the states of given samples once, if `place` finds room for them.
 
         Args:
             elements: This process's samples; every process calls it, if samples are given.
@@ -173,65 +184,81 @@ class TrunkStates:
         Returns:
             The samples in their order, with the states if they are kept.
         """
-        if self.model.trunk is None or not self.offline:
-            return elements  # online, each process adds samples when it has some
-        if not self.run.world.max(_lack(elements)):
-            return elements
-        pays, folder = self.room(elements, whole)
-        if not pays or (folder is not None and not whole and self.run.world.size > 1):
+        if self.model.trunk is None or not self.offline or not self.run.world.max(without_states(elements)):
+            return elements  # samples of a round get theirs when they are scored
+        place = self.place(elements, whole)
+        if place is Place.NOWHERE or (place is Place.FILE and not whole and self.run.world.size > 1):
             return elements  # a file is of one process, which fills it as soon as it has the samples of all
         rows = as_columns(type(elements[0]), elements) if len(elements) else None
-        kept = None if rows is None else KeptStates(rows, folder)
-        for numbers, part in parts_by_length(self.run, elements if rows is None else rows):
-            with self.run.forward("logprobs"):
-                states = self.model.trunk_states(part.completions())
-            assert kept is not None
-            kept.write(numbers, part, states)
+        kept = None if rows is None else KeptStates(rows, self.run.directory if place is Place.FILE else None)
+        refused = ""
+        with evaluating(self.model):
+            for numbers, part in parts_by_length(self.run, elements if rows is None else rows):
+                with self.run.forward("logprobs"):
+                    states = self.model.trunk_states(part.completions())
+                try:
+                    if kept is not None and not refused:
+                        kept.write(numbers, part, states)
+                except OSError as error:
+                    refused = f"the disk of train.checkpoint_dir takes no file ({error})"
+        if self.run.world.max(bool(refused)):
+            self.drop(refused or "the disk of another process takes no file")
+            return elements
         return elements if rows is None or kept is None else kept.beside(rows)
 
-    def room(self, elements: Sequence[Any], whole: bool) -> tuple[bool, Path | None]:
-        """Tell whether the states of given samples are read more than once, and where they are kept.
+    def place(self, elements: Sequence[Any], whole: bool, held_out: bool = False) -> Place:
+        """Decide, once for some samples, where their states are kept, and say so. Every process calls it.
 
         Args:
             elements: As for `fill`.
             whole: As for `fill`.
-
-        Returns:
-            Whether they are kept; and the folder of the file, or None for memory.
+            held_out: They are for evaluation, so that no file is made for them.
         """
         if self.model.trunk is None or not self.offline:
-            return False, None
-        train, world = self.run.config.train, self.run.world
-        total = len(elements) if whole else world.sum([float(len(elements))])[0]
-        uses = min(self.passes, train.total_steps * train.batch_size / max(1, total)) / (world.size if whole else 1)
-        if uses <= 1 or not total:
-            return False, None
-        lm, folder = self.model.lm, self.run.directory
+            return Place.NOWHERE
+        train, world, lm = self.run.config.train, self.run.world, self.model.lm
         size = int(_sizes(elements).sum()) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
-        memory, disk = psutil.virtual_memory().available, shutil.disk_usage(_existing(folder)).free
-        sizes = [count / 2**30 for count in (size, memory, disk)]
-        if not world.max(size > OF_MEMORY * memory):
+        sums = [len(elements), size] if whole else world.sum([len(elements), size])
+        key = total, size = int(sums[0]), int(sums[1])  # of all processes, each of which will have all
+        if key in self._places:
+            return self._places[key]
+        passes = min(self.passes, train.total_steps * train.batch_size / max(1, total))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # processes on this machine
+        memory = psutil.virtual_memory().available
+        disk = shutil.disk_usage(_existing(self.run.directory)).free
+        fits = not world.max(here * size > OF_MEMORY * memory)
+        # Each process computes what it keeps. Of its own share it is read in each pass, and of all samples in some.
+        reads = passes if fits and not whole else passes / world.size
+        sizes = [count / 2**30 for count in (here * size, memory, disk)]
+        if reads <= 1:
+            self._say(logging.INFO, UNCACHED, f"each process reads a sample {reads:.2g} times")
+            place = Place.NOWHERE
+        elif fits:
             said = "What the frozen blocks make of %d samples is kept in memory: %.3f of %.1f GiB that are free."
-            self._say(logging.INFO, said, len(elements), *sizes[:2])
-            return True, None
-        # On a machine with several processes each has a file of its own.
-        if not world.max(size * (world.size if whole else 1) > OF_DISK * disk):
+            self._say(logging.INFO, said, total, *sizes[:2])
+            place = Place.MEMORY
+        elif held_out:
+            place = Place.NOWHERE
+        elif not world.max(here * size > OF_DISK * disk):
             said = (
-                "What the frozen blocks make of %d samples is kept in a file: %.3f GiB, where memory has %.1f and the "
-                "disk of train.checkpoint_dir %.1f GiB free."
+                "What the frozen blocks make of %d samples is kept in a file in train.checkpoint_dir: %.3f GiB, where "
+                "memory has %.1f and the disk %.1f GiB free."
             )
-            self._say(logging.INFO, said, len(elements), *sizes)
-            return True, folder
-        said = (
-            "what the frozen ones make of %d samples would take %.1f GiB, and there are %.1f GiB free in memory and "
-            "%.1f GiB on the disk of train.checkpoint_dir"
-        )
-        self._say(logging.WARNING, UNCACHED % said, len(elements), *sizes)
-        return False, None
+            self._say(logging.INFO, said, total, *sizes)
+            place = Place.FILE
+        else:
+            said = (
+                "what the frozen ones make of %d samples would take %.1f GiB, and there are %.1f GiB free in memory "
+                "and %.1f GiB on the disk of train.checkpoint_dir"
+            )
+            self._say(logging.WARNING, UNCACHED % said, total, *sizes)
+            place = Place.NOWHERE
+        self._places[key] = place
+        return place
 
 
-def _lack(elements: Sequence[Any]) -> bool:
-    """Return whether some of the samples have no kept states."""
+def without_states(elements: Sequence[Any]) -> bool:
+    """Return whether samples have no kept states, or some of them have none."""
     if isinstance(elements, ColumnRows):
         return not any(name.endswith("_trunk") for name in elements.columns)
     if isinstance(elements, MadeRows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -16,6 +17,7 @@ from trlx_like.config import MethodConfig, TRLConfig
 from trlx_like.config.elsewhere import answers
 from trlx_like.data import Experience, RolloutStore
 from trlx_like.data.columns import batch_of
+from trlx_like.data.flat import View
 from trlx_like.distributed import World
 from trlx_like.errors import ConfigError
 from trlx_like.samplers.agreement import Agreement
@@ -157,12 +159,14 @@ class Verbs(OfRun, ABC, Generic[E]):
         Returns:
             The metrics over all sets as `eval/<name>` and, if there are several, of each as `eval/<name>@<set>`.
         """
-        size, collate = self.run.microbatch_size, self.experience_class.collate
-        found: Metrics = {}
-        every = [element for elements in sets.values() for element in elements]
+        size, found = self.run.microbatch_size, dict[str, float]()
+        first = next(iter(sets.values()), [])
+        every = first if len(sets) < 2 else [element for elements in sets.values() for element in elements]
         for suffix, elements in [("", every), *((f"@{name}", part) for name, part in sets.items() if len(sets) > 1)]:
-            own = sorted(self.world.share(list(elements)), key=entries)  # saves padding
-            parts = [collate(own[start : start + size]) for start in range(0, len(own), size)]
+            sizes = [entries(element) for element in elements]
+            own = sorted(self.world.share(list(range(len(sizes)))), key=sizes.__getitem__)  # saves padding
+            chunks = [own[start : start + size] for start in range(0, len(own), size)]
+            parts = View(chunks, partial(batch_of, self.experience_class, elements))  # each is made when it is read
             metrics = self.optimisation.measure(parts, self.loss, self.units)
             found |= {f"eval/{name}{suffix}": value for name, value in metrics.items()}
         return found
