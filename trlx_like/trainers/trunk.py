@@ -145,7 +145,7 @@ class TrunkStates:
 
     def __init__(self, run: Run, model: Any, passes: int, offline: bool) -> None:
         self.run, self.model, self.passes, self.offline = run, model, passes, offline
-        self._places: dict[tuple[int, int], Place] = {}  # of given samples, by their number and bytes
+        self._places: dict[tuple[int, int, bool], Place] = {}  # of given samples, by number, bytes and use
         if not run.config.train.keep_trunk:
             return
         if passes < 2:
@@ -219,9 +219,10 @@ class TrunkStates:
         train, world, lm = self.run.config.train, self.run.world, self.model.lm
         size = int(_sizes(elements).sum()) * lm.config.get_text_config().hidden_size * lm.dtype.itemsize
         sums = [len(elements), size] if whole else world.sum([len(elements), size])
-        key = total, size = int(sums[0]), int(sums[1])  # of all processes, each of which will have all
-        if key in self._places:
-            return self._places[key]
+        total, size = map(int, sums)  # of all processes, each of which will have all
+        key = total, size, held_out
+        if key in self._places or not total:
+            return self._places.get(key, Place.NOWHERE)
         passes = min(self.passes, train.total_steps * train.batch_size / max(1, total))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # processes on this machine
         memory = psutil.virtual_memory().available
