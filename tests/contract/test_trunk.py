@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig
 
 from tests.contract.recipes import LORA, NO_DROPOUT, make
 from tests.contract.runs import StopAfter, assert_same, assert_same_run, run_until_stopped, state_of
@@ -23,6 +24,9 @@ TOP = {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3,
 ADAPTER = {"model.peft_config": LORA | {"layers_to_transform": [2]}, "model.model_path": TOP["model.model_path"]}
 # Attention's biases of keys have gradients that are rounding alone, which Adam would scale up without this eps.
 STEADY = {"optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+NO_BERT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ENCODER = BertConfig(vocab_size=32, pad_token_id=1, num_labels=1, **SIZES, **NO_BERT_DROPOUT)
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO": ("PPOTrainer", {**TOP, "train.batch_size": 4, "train.minibatch_size": 2}),
     "PPO, value branch": ("PPOTrainer", {**TOP, "method.num_value_layers_unfrozen": 2}),
@@ -204,6 +208,7 @@ def test_without_room_all_blocks_run(
         ("RFTTrainer", TOP, "each sample is learned from once a round"),
         ("SFTTrainer", {**TOP, "method.neftune_noise_alpha": 5.0}, "method.neftune_noise_alpha adds other noise"),
         ("RewardTrainer", {**TOP, "train.epochs": 1}, "each sample is learned from once"),
+        ("RewardTrainer", {**TOP, "model.model_path": ENCODER}, "the head of an encoder cannot be read apart"),
         ("SFTTrainer", {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3)}, "dropout is on"),
     ],
 )

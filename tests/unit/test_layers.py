@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimate": EVERYTHING - {"cli"} | {"check", "imagined", "rehearsal"},
     "savings": EVERYTHING - {"cli"} | {"estimate"},
     "cluster": EVERYTHING - {"cli"} | {"estimate", "savings"},
-    "doctor": GROUND | {"__init__"},
+    "doctor": GROUND | {"__init__", "models", "samplers"},
     "new_trainer": {"config", "errors", "rendering"},
     "records": {"checkpoint", "errors", "tracking"},
     "reproduce": EVERYTHING - {"cli"},

@@ -162,7 +162,8 @@ def test_a_policy_learns_from_an_exported_reward_model(exported: str, tmp_path: 
     )
     trainer.learn()
     first, last = rows(tmp_path)[0], trainer.last_metrics
-    assert last["reward/mean"] > first["reward/mean"] + 1
+    best = call(RewardModel(exported), ["the cat"], ["aaaaa"])[0]  # how large rewards are depends on the processor
+    assert last["reward/mean"] > first["reward/mean"] + 0.7 * (best - first["reward/mean"])
     assert last["metrics/a"] > first["metrics/a"] + 0.3
 
 

@@ -185,15 +185,6 @@ def test_a_loaded_model_is_trained_itself(tmp_path: Path) -> None:
     assert trainer.model.lm is model and not torch.equal(model.score.weight, before)
 
 
-def test_it_says_that_frozen_blocks_run_in_every_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options: dict[str, Any] = {"preferences": [("a", "b", "c")], "model.num_layers_unfrozen": 1}
-    with caplog.at_level(logging.INFO, "trlx_like"):
-        make("RewardTrainer", tmp_path / "once", **options, **{"train.epochs": 1})
-        assert "All blocks" not in caplog.text
-        make("RewardTrainer", tmp_path / "twice", **options, **{"train.epochs": 2})
-    assert caplog.text.count("All blocks of the model run in every pass: states are kept of completions") == 1
-
-
 LONG = [("abcdef", "b", "c"), ("a", "bcdefgh", "c")]
 
 
