@@ -24,9 +24,15 @@ TOP = {"model.num_layers_unfrozen": 1, "model.model_path": tiny_config(layers=3,
 ADAPTER = {"model.peft_config": LORA | {"layers_to_transform": [2]}, "model.model_path": TOP["model.model_path"]}
 # Attention's biases of keys have gradients that are rounding alone, which Adam would scale up without this eps.
 STEADY = {"optimizer.kwargs": {"lr": 3e-3, "eps": 1e-6}}
-SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES: dict[str, Any] = {
+    "num_labels": 1,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 NO_BERT_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-ENCODER = BertConfig(vocab_size=32, pad_token_id=1, num_labels=1, **SIZES, **NO_BERT_DROPOUT)
+ENCODER = BertConfig(vocab_size=32, pad_token_id=1, **SIZES, **NO_BERT_DROPOUT)
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO": ("PPOTrainer", {**TOP, "train.batch_size": 4, "train.minibatch_size": 2}),
     "PPO, value branch": ("PPOTrainer", {**TOP, "method.num_value_layers_unfrozen": 2}),
