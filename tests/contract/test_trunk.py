@@ -226,8 +226,9 @@ def test_why_all_blocks_run(
     assert [line for line in caplog.messages if f"All blocks of the model run in every pass: {reason}" in line]
 
 
+@pytest.mark.parametrize("run", ["SFT", "DPO, adapter and live reference"])
 def test_a_disk_that_takes_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as one with a quota: all blocks run, and no page of a file finds no room later."""
 
@@ -236,7 +237,8 @@ def test_a_disk_that_takes_no_file(
 
     monkeypatch.setattr(trunk, "OF_MEMORY", 0.0)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    trainer = make("SFTTrainer", tmp_path, **TOP)
+    name, changes = RUNS[run]
+    trainer = make(name, tmp_path, **changes)
     ran = count_blocks(trainer)
     with caplog.at_level("INFO"):
         trainer.learn()

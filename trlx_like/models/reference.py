@@ -98,7 +98,7 @@ def frozen_adapter(lm: PreTrainedModel, trunk: Trunk | None = None) -> Reference
 
     @weights.in_place()
     def hidden(reading: Reading, last: Tensor, branches: Mapping[int, BlockInputs]) -> Tensor:
-        if trunk is None:
+        if trunk is None or trunk.lowest not in branches:  # the policy may give up its kept states later
             return last_states(lm, reading)
         with read_at(lm, last_block(lm), reading.places):
             return trunk(branches[trunk.lowest].hidden, reading.inputs)[0]
