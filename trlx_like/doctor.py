@@ -91,7 +91,7 @@ def _kernels() -> Iterator[str]:
     try:
         import torch
 
-        from trlx_like.models.faster import least_weight, mkl_is_slow_with_few_rows
+        from trlx_like.models.faster import choice
         from trlx_like.samplers.recorded import TRACER
     except Exception as error:  # of whatever package is broken
         yield f"Decoding       unknown: {error}"
@@ -103,13 +103,7 @@ def _kernels() -> Iterator[str]:
         yield "Decoding       on CPUs: steps are recorded and replayed"
     else:
         yield "Decoding       on CPUs: each step by the modules (no tracer: PYTORCH_JIT=0, or Python 3.14 or later)"
-    if mkl_is_slow_with_few_rows():
-        yield "Products       float32 on CPUs: MKL; oneDNN for 4 to 32 rows and large weights"
-    elif (least := least_weight()) < float("inf"):
-        weights = f" for weights of {least:,.0f} numbers or more" if least else ""
-        yield f"Products       float32 on CPUs: oneDNN{weights}{', MKL for others' if least else ''}"
-    else:
-        yield "Products       float32 on CPUs: torch's own choice"
+    yield f"Products       float32 on CPUs: {choice().words}"
 
 
 def _place() -> Iterator[str]:

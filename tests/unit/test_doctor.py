@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -39,25 +38,15 @@ def test_what_the_doctor_says(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("gpu", "tracer", "intel", "least", "said"),
+    ("gpu", "tracer", "said"),
     [
-        (False, True, True, 0, "steps are recorded and replayed.*MKL; oneDNN for 4 to 32 rows"),
-        (
-            False,
-            False,
-            False,
-            2**19,
-            "each step by the modules .*oneDNN for weights of 524,288 numbers",
-        ),
-        (True, True, False, 0, "cache_implementation: static by CUDA.*: oneDNN$"),
-        (False, True, False, math.inf, "torch's own choice"),
+        (False, True, "steps are recorded and replayed.*float32 on CPUs: MKL alone$"),
+        (False, False, "each step by the modules .*MKL alone$"),
+        (True, True, "cache_implementation: static by CUDA.*MKL alone$"),
     ],
 )
-def test_what_computes(
-    gpu: bool, tracer: bool, intel: bool, least: float, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_computes(gpu: bool, tracer: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(recorded, "TRACER", tracer)
-    monkeypatch.setattr(faster, "mkl_is_slow_with_few_rows", lambda: intel)
-    monkeypatch.setattr(faster, "least_weight", lambda: least)
+    monkeypatch.setattr(faster, "choice", lambda: faster.Choice({}, 0, "MKL alone"))
     assert re.search(said, "\n".join(_kernels()), re.S)

@@ -6,9 +6,10 @@ tangent. In float32 on CPUs the same function of a sigmoid takes half as long.
 Matrix products: on x86 CPUs torch computes those in float32 with Intel's MKL, which uses AVX-512 on Intel's processors
 only. On AMD's it takes AVX2. oneDNN, which is part of torch too, is about twice as fast on those that compute 512 bits
 at once (Zen 5), and 1.1 times on those that compute them in two halves (Zen 4), where only large weights are worth it.
-Small products stay with MKL, because starting one costs more with oneDNN, and for other number formats torch chooses
-oneDNN by itself. On Intel's processors oneDNN takes the products of a few rows with a large weight of `nn.Linear`, such
-as those of a step of decoding, since MKL reads such a weight half as fast.
+On those without AVX-512 (up to Zen 3) it is 1.1 to 1.9 times as fast for several rows and a large weight of
+`nn.Linear`, and MKL is faster for gradients. Small products stay with MKL, because starting one costs more with oneDNN,
+and for other number formats torch chooses oneDNN by itself. On Intel's processors oneDNN takes the products of a few
+rows with a large weight of `nn.Linear`, as those of a decoding step, since MKL reads such a weight half as fast.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +37,8 @@ FULL_WIDTH_FAMILY = 26
 LEAST_WEIGHT_HALF_WIDTH = 2**19
 """The least size of a weight for which oneDNN is faster on AMD's processors before."""
 FEW_ROWS = range(4, 33)
-"""Numbers of rows for which oneDNN is faster than MKL on Intel's processors, with a large weight."""
+"""Numbers of rows for which oneDNN is faster than MKL on Intel's processors, with a large weight. On AMD's without
+AVX-512 it is for more rows too."""
 LARGE_WEIGHT = 2**20
 """The least size of such a weight."""
 CPUINFO = Path("/proc/cpuinfo")
@@ -43,24 +46,39 @@ LEAST_ACTIVATED = LEAST_PRODUCT // 2**4
 """The least numbers for which a sigmoid, in several operations, is faster than torch's GELU."""
 
 
-@cache
-def least_weight() -> float:
-    """Return the least size of a weight that is worth oneDNN on a processor for which MKL does not use AVX-512."""
-    if not _name() or "Intel" in _name():
-        return math.inf
-    return 0 if _family() >= FULL_WIDTH_FAMILY else LEAST_WEIGHT_HALF_WIDTH
+class Choice(NamedTuple):
+    """Which products oneDNN computes on a processor.
+
+    Attributes:
+        kinds: The classes of linear layers that use it, in the place of others.
+        least: The least size of a weight of theirs.
+        words: The choice in words.
+    """
+
+    kinds: Mapping[type[nn.Module], type[nn.Module]]
+    least: int
+    words: str
 
 
 @cache
-def mkl_is_slow_with_few_rows() -> bool:
-    """Tell whether this is an Intel processor with AVX-512, where oneDNN reads large weights faster."""
-    return "Intel" in _name()
-
-
-def _name() -> str:
-    """Return the name of a processor with AVX-512 for which torch has oneDNN, and "" for another."""
+def choice() -> Choice:
+    """Choose what computes matrix products in float32 on this processor."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return known["cpu_name"] if known.get("avx512_f") and torch.backends.mkldnn.is_available() else ""
+    name, wide = known.get("cpu_name", ""), known.get("avx512_f", False)
+    intel = "Intel" in name
+    if not name or not torch.backends.mkldnn.is_available() or not (wide or (known.get("avx2") and not intel)):
+        return Choice({}, 0, "torch's own choice")
+    if intel:
+        few = f"MKL; oneDNN for {FEW_ROWS[0]} to {FEW_ROWS[-1]} rows and large weights, except in training"
+        return Choice({nn.Linear: _FewRowsLinear}, LARGE_WEIGHT, few)
+    if not wide:
+        some = f"MKL; oneDNN for {FEW_ROWS[0]} rows or more and large weights of nn.Linear, except for gradients"
+        return Choice({nn.Linear: _ForwardLinear}, LARGE_WEIGHT, some)
+    every = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
+    if _family() >= FULL_WIDTH_FAMILY:
+        return Choice(every, 0, "oneDNN")
+    large = f"oneDNN for weights of {LEAST_WEIGHT_HALF_WIDTH:,} numbers or more, MKL for others"
+    return Choice(every, LEAST_WEIGHT_HALF_WIDTH, large)
 
 
 def _family() -> int:
@@ -78,7 +96,7 @@ def faster(model: Module) -> Module:
     Returns:
         The same model.
     """
-    kinds, least = (_FEW, LARGE_WEIGHT) if mkl_is_slow_with_few_rows() else (_FASTER, least_weight())
+    kinds, least, _ = choice()
     for module in list(model.modules()):
         for name, part in module.named_children():
             if type(part) in (NewGELUActivation, GELUTanh):
@@ -107,10 +125,15 @@ class _Faster(nn.Module):
         rows = states.reshape(-1, states.shape[-1])
         made: Tensor
         if torch.is_grad_enabled():
-            made = _Affine.apply(rows, weight, self.bias, self.by_columns)  # type: ignore[no-untyped-call]
+            made = self._learn(rows)
         else:  # in a step of decoding, the call of a function with a gradient costs as much as the product
             made = product(rows, weight.t() if self.by_columns else weight, self.bias)
         return made.view(*states.shape[:-1], outs)
+
+    def _learn(self, rows: Tensor) -> Tensor:
+        """Map rows [N, in] to [N, out], with a gradient."""
+        made = _Affine.apply(rows, self.weight, self.bias, self.by_columns)  # type: ignore[no-untyped-call]
+        return cast(Tensor, made)
 
     def _is_worth(self, states: Tensor) -> bool:
         """Tell whether oneDNN is the faster one for states [*, in]."""
@@ -130,8 +153,12 @@ class _FewRowsLinear(_FasterLinear):
         return _rows(states) in FEW_ROWS and not torch.is_grad_enabled()
 
 
-_FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FasterLinear, Conv1D: _FasterConv1D}
-_FEW: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _FewRowsLinear}
+class _ForwardLinear(_FasterLinear):
+    def _is_worth(self, states: Tensor) -> bool:
+        return _rows(states) >= FEW_ROWS[0]
+
+    def _learn(self, rows: Tensor) -> Tensor:
+        return cast(Tensor, _Forward.apply(rows, self.weight, self.bias))  # type: ignore[no-untyped-call]
 
 
 class _FasterGELU(nn.GELU):
@@ -228,6 +255,25 @@ class _Affine(torch.autograd.Function):
             of_weight = product(rows.t(), grad.t()) if by_columns else product(grad.t(), rows.t())
             of_weight = of_weight if by_columns == ctx.by_columns else of_weight.t()
         return of_rows, of_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None, None
+
+
+class _Forward(torch.autograd.Function):
+    """Rows [N, in] times a weight [out, in] by oneDNN, plus a bias [out], with the gradients of `nn.Linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the results [N, out], and keep what the trained inputs need."""
+        states_trained, weight_trained, _ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if weight_trained else None, weight if states_trained else None)
+        return product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of the inputs that are trained."""
+        rows, weight = ctx.saved_tensors
+        of_bias = grad.sum(dim=0) if ctx.needs_input_grad[2] else None
+        return None if weight is None else grad @ weight, None if rows is None else grad.t() @ rows, of_bias
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

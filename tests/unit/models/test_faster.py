@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from trlx_like.models import faster as module
-from trlx_like.models.faster import faster
+from trlx_like.models.faster import Choice, choice, faster
 
 KINDS = {
     "linear": lambda: nn.Linear(24, 40),
@@ -23,11 +23,40 @@ KINDS = {
 }
 
 
+PROCESSORS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "Zen 5": ({"cpu_name": "AMD EPYC", "avx512_f": True, "avx2": True}, "cpu family\t: 26\n"),
+    "Zen 4": ({"cpu_name": "AMD EPYC", "avx512_f": True, "avx2": True}, "cpu family\t: 25\nmodel\t: 17\n"),
+    "AMD, no Linux": ({"cpu_name": "AMD EPYC", "avx512_f": True, "avx2": True}, None),
+    "Zen 3": ({"cpu_name": "AMD EPYC", "avx512_f": False, "avx2": True}, "cpu family\t: 25\nmodel\t: 1\n"),
+    "Xeon": ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True, "avx2": True}, "cpu family\t: 6\n"),
+    "Core": ({"cpu_name": "Intel Core", "avx512_f": False, "avx2": True}, "cpu family\t: 6\n"),
+    "old": ({"cpu_name": "AMD Phenom", "avx512_f": False, "avx2": False}, "cpu family\t: 16\n"),
+    "ARM": ({"architecture": "aarch64"}, "processor\t: 0\n"),
+}
+"""What torch tells of a processor, and what Linux adds."""
+
+
+def choose(processor: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Choice:
+    """What would be chosen on a processor."""
+    capabilities, told = PROCESSORS[processor]
+    with monkeypatch.context() as there:
+        there.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+        there.setattr(module, "CPUINFO", folder / processor)
+        if told is not None:
+            (folder / processor).write_text(f"processor\t: 0\n{told}", encoding="utf-8")
+        return choice.__wrapped__()
+
+
+def on(processor: str, least: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Choose as on a processor, with another least size of weights."""
+    made = choose(processor, monkeypatch, folder)._replace(least=least)
+    monkeypatch.setattr(module, "choice", lambda: made)
+
+
 @pytest.fixture(autouse=True)
-def everyproduct(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Choose oneDNN on any processor, for products of any size."""
-    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: False)
-    monkeypatch.setattr(module, "least_weight", lambda: 0)
+    on("Zen 5", 0, monkeypatch, tmp_path)
     monkeypatch.setattr(module, "LEAST_PRODUCT", 1)
 
 
@@ -187,23 +216,26 @@ def test_layers_of_other_classes_are_left_alone() -> None:
     assert type(faster(nn.Sequential(made))[0]) is Own
 
 
-def test_on_another_processor_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "least_weight", lambda: math.inf)
+def test_on_another_processor_nothing_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    on("ARM", 0, monkeypatch, tmp_path)
     assert type(faster(layer("linear"))) is nn.Linear
 
 
-def test_small_weights_stay_with_mkl_where_512_bits_are_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "least_weight", lambda: 24 * 40)
+def test_small_weights_stay_with_mkl_where_512_bits_are_two_halves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on("Zen 4", 24 * 40, monkeypatch, tmp_path)
     seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), Conv1D(24, 40), nn.Linear(24, 39)))
     assert made(torch.randn(3, 24)).shape == (3, 39) and seen == [(3, 24, 40), (3, 40, 24)]
     assert type(made[2]) is nn.Linear
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_and_a_large_weight_on_intels_processors(
+    grad: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A step of decoding takes oneDNN. One row, many rows, small weights, `Conv1D` and learning stay with MKL."""
-    monkeypatch.setattr(module, "mkl_is_slow_with_few_rows", lambda: True)
-    monkeypatch.setattr(module, "LARGE_WEIGHT", 24 * 40)
+    on("Xeon", 24 * 40, monkeypatch, tmp_path)
     seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), nn.Linear(40, 8), Conv1D(40, 8)))
     exact = copy.deepcopy(made).double()
     with torch.set_grad_enabled(grad):
@@ -213,36 +245,46 @@ def test_few_rows_and_a_large_weight_on_intels_processors(grad: bool, monkeypatc
     assert seen == ([] if grad else [(4, 24, 40), (32, 24, 40)])
 
 
+def test_no_gradient_takes_onednn_on_amds_processors_without_avx512(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One row, small weights and `Conv1D` stay with MKL, and so do gradients, frozen or not."""
+    on("Zen 3", 24 * 40, monkeypatch, tmp_path)
+    seen, made = products(monkeypatch), faster(nn.Sequential(layer("linear"), nn.Linear(40, 8), Conv1D(40, 8)))
+    exact = copy.deepcopy(made).double()
+    for rows in (3, 4, 70):
+        states, factor = torch.randn(rows, 1, 24), torch.randn(rows, 1, 40)
+        found, right = gradients(made, states, factor), gradients(exact, states.double(), factor.double())
+        for value, wanted in zip(found, right, strict=True):
+            torch.testing.assert_close(value.double(), wanted, rtol=0, atol=5e-5)
+        made.zero_grad()
+        exact.zero_grad()
+    frozen, states = faster(layer("linear").requires_grad_(False)), torch.randn(5, 24, requires_grad=True)
+    frozen(states).sum().backward()
+    torch.testing.assert_close(states.grad, frozen.weight.sum(dim=0).expand(5, 24), rtol=0, atol=2e-5)
+    assert seen == [(4, 24, 40), (70, 24, 40), (5, 24, 40)]
+
+
 @pytest.mark.parametrize(
-    ("capabilities", "told", "least", "few"),
+    ("processor", "layers", "least", "words"),
     [
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, "cpu family\t: 26\n", 0, False),
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, "cpu family\t: 25\nmodel\t: 17\n", 2**19, False),
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, None, 2**19, False),
-        ({"cpu_name": "AMD EPYC", "avx512_f": False}, "cpu family\t: 25\n", math.inf, False),
-        ({"cpu_name": "Intel(R) Xeon(R) Processor", "avx512_f": True}, "cpu family\t: 6\n", math.inf, True),
-        ({"cpu_name": "Intel Core", "avx512_f": False}, "cpu family\t: 6\n", math.inf, False),
-        ({"architecture": "aarch64"}, "processor\t: 0\n", math.inf, False),
+        ("Zen 5", {nn.Linear, Conv1D}, 0, "oneDNN$"),
+        ("Zen 4", {nn.Linear, Conv1D}, 2**19, "oneDNN for weights of 524,288 numbers"),
+        ("AMD, no Linux", {nn.Linear, Conv1D}, 2**19, "oneDNN for weights of 524,288 numbers"),
+        ("Zen 3", {nn.Linear}, 2**20, "MKL; oneDNN for 4 rows or more and large weights"),
+        ("Xeon", {nn.Linear}, 2**20, "MKL; oneDNN for 4 to 32 rows and large weights"),
+        ("Core", set(), 0, "torch's own choice"),
+        ("old", set(), 0, "torch's own choice"),
+        ("ARM", set(), 0, "torch's own choice"),
     ],
 )
 def test_what_is_faster_on_a_processor(
-    capabilities: dict[str, Any],
-    told: str | None,
-    least: float,
-    few: bool,
+    processor: str,
+    layers: set[type[nn.Module]],
+    least: int,
+    words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
-    if told is not None:
-        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{told}", encoding="utf-8")
-    kinds = module.least_weight, module.mkl_is_slow_with_few_rows
-    try:
-        for kind in kinds:
-            kind.cache_clear()
-        assert [kind() for kind in kinds] == [least, few]
-    finally:
-        for kind in kinds:
-            kind.cache_clear()
+    made = choose(processor, monkeypatch, tmp_path)
+    assert (set(made.kinds), made.least) == (layers, least) and re.match(words, made.words)
