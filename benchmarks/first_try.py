@@ -1,6 +1,6 @@
 """Give twelve small tasks to each preset as it is, and see whether it learns: what a user meets at the first try.
 
-    python -m benchmarks.first_try [--tasks letters json] [--trainers ppo grpo] [--seeds 1] [--write docs/first_try.md]
+    python -m benchmarks.first_try [--tasks letters json] [--trainers ppo grpo] [--seeds 1] [--write docs/results.md]
 
 A run is `default_<trainer>_config()` with a model, prompts, a reward function, and an end:
 --steps, or --seconds of CPU time for a run. It counts as learned if the score of 256 held-out outputs is above that of

@@ -117,6 +117,11 @@ def blocks(lm: PreTrainedModel) -> nn.ModuleList:
     return find_blocks(base, next(getattr(config, name) for name in names if hasattr(config, name)))
 
 
+def top_from(lm: PreTrainedModel, count: int) -> int:
+    """Return the number of the lowest of the top `count` blocks; 0 if there are fewer."""
+    return max(0, len(blocks(lm)) - count)
+
+
 def find_blocks(base: nn.Module, count: int) -> nn.ModuleList:
     """Find the module list with `count` entries."""
     for module in base.modules():

@@ -87,11 +87,19 @@ def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
     if config is None or config._attn_implementation != "sdpa" or recomputes(model):
         yield
         return
-    config._attn_implementation = NAME
+    with attending(config, NAME):
+        yield
+
+
+@contextmanager
+def attending(config: Any, name: str) -> Iterator[None]:
+    """Let the models of a configuration take an attention of transformers' interface in a `with` block."""
+    before = config._attn_implementation
+    config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = before
 
 
 def recomputes(model: nn.Module) -> bool:

@@ -19,10 +19,10 @@ from trlx_like.models.adapters import leave_out_frozen
 from trlx_like.models.compaction import Compaction
 from trlx_like.models.last_states import Reading, last_block, last_states, read_at
 from trlx_like.models.layout import (
-    blocks,
     decoder_start,
     lm_head,
     run_base,
+    top_from,
     use_eager_attention_if_biased,
 )
 from trlx_like.models.merging import has_adapter
@@ -83,13 +83,13 @@ class LanguagePolicy(nn.Module):
         if num_layers_unfrozen == 0:
             lm.requires_grad_(False)
         elif num_layers_unfrozen > 0:
-            self.branch = max(0, len(blocks(lm)) - num_layers_unfrozen)
+            self.branch = top_from(lm, num_layers_unfrozen)
             freeze_below(lm, self.branch)
         self.lm = lm
         self.start = decoder_start(lm)
         self.heads = nn.ModuleDict(heads or {})
         tops = {name: count for name, count in (head_blocks or {}).items() if count > 0}
-        self.head_branch = {name: max(0, len(blocks(lm)) - count) for name, count in tops.items()}
+        self.head_branch = {name: top_from(lm, count) for name, count in tops.items()}
         self.head_tops = nn.ModuleDict()
         for name, at in self.head_branch.items():
             top = copied_top(lm, at)

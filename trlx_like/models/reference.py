@@ -18,7 +18,7 @@ from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.functional.parts import Unread, flat_range
 from trlx_like.models.adapters import AdapterWeights
 from trlx_like.models.last_states import Reading, last_block, last_states, read_at
-from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head
+from trlx_like.models.layout import BlockInputs, Head, base_model, blocks, lm_head, top_from
 from trlx_like.models.merging import has_adapter
 from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below
 from trlx_like.models.trunk import Trunk
@@ -141,7 +141,7 @@ def make_reference(
         return Reference(lambda reading, last, branches: last, lm_head(lm))
     if num_layers_unfrozen < 0:
         return frozen_copy(create_reference_model(lm))
-    return frozen_top(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+    return frozen_top(lm, top_from(lm, num_layers_unfrozen))
 
 
 class Fingerprint:

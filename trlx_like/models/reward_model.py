@@ -32,7 +32,7 @@ from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
 from trlx_like.models.last_states import Reading, Run, last_states
-from trlx_like.models.layout import blocks, run_base
+from trlx_like.models.layout import run_base, top_from
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
@@ -57,7 +57,7 @@ class RewardNetwork(nn.Module):
         if num_layers_unfrozen == 0:
             lm.base_model.requires_grad_(False)
         elif num_layers_unfrozen > 0:
-            freeze_below(lm, max(0, len(blocks(lm)) - num_layers_unfrozen))
+            freeze_below(lm, top_from(lm, num_layers_unfrozen))
         self.lm = lm
         self.num_layers_unfrozen = num_layers_unfrozen
         self.trunk: Trunk | None = None

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from trlx_like.models.pieces import attending
 from trlx_like.samplers.cache import RowCache, SharedPrefix
 
 NAME = "trlx_like_one_token"
@@ -34,15 +35,14 @@ def attention_for_decoding(lm: PreTrainedModel, cache: RowCache) -> Iterator[Non
         lm: The language model.
         cache: What its rows have read.
     """
-    before = lm.config._attn_implementation
-    if before == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu":
-        lm.config._attn_implementation = NAME
+    usual = lm.config._attn_implementation
+    own = usual == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu"
     given = _CACHE.set(cache)
     try:
-        yield
+        with attending(lm.config, NAME if own else usual):
+            yield
     finally:
         _CACHE.reset(given)
-        lm.config._attn_implementation = before
 
 
 def attend(

@@ -26,6 +26,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from trlx_like.models.pieces import attending
 from trlx_like.samplers.attention import NAME, attend_to_all
 from trlx_like.samplers.cache import RowCache
 
@@ -155,25 +156,20 @@ class Steps:
 
     def _record(self, given: list[Tensor], states: int) -> Replay:
         """Record a step as a function of what is given, the last of which are keys and values, and of all weights."""
-        before = self.lm.config._attn_implementation
-        try:
-            self.lm.config._attn_implementation = RECORDED
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # transformers' and torch's own, about old names
-                warning = torch.jit.TracerWarning  # type: ignore[attr-defined]
-                warnings.simplefilter("error", warning)
-                # An embedding checks that it has its padding token.
-                warnings.filterwarnings("ignore", category=warning, module="torch.nn.functional")
-                # `torch.jit.trace` would keep a class for each module, some MB a layer, for as long as the process is.
-                graph = torch._C._create_graph_by_tracing(
-                    lambda *inputs: _step(self.lm, states, *inputs[: len(given)]),
-                    (*given, *self._weights),
-                    lambda tensor: "",
-                    True,  # strict
-                    False,  # operations in place stay so
-                )[0]
-        finally:
-            self.lm.config._attn_implementation = before
+        with attending(self.lm.config, RECORDED), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers' and torch's own, about old names
+            warning = torch.jit.TracerWarning  # type: ignore[attr-defined]
+            warnings.simplefilter("error", warning)
+            # An embedding checks that it has its padding token.
+            warnings.filterwarnings("ignore", category=warning, module="torch.nn.functional")
+            # `torch.jit.trace` would keep a class for each module, some MB a layer, for as long as the process is.
+            graph = torch._C._create_graph_by_tracing(
+                lambda *inputs: _step(self.lm, states, *inputs[: len(given)]),
+                (*given, *self._weights),
+                lambda tensor: "",
+                True,  # strict
+                False,  # operations in place stay so
+            )[0]
         made: Replay = torch._C._create_function_from_graph("step", graph)
         return made
 
