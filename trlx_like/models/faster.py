@@ -6,10 +6,10 @@ tangent. In float32 on CPUs the same function of a sigmoid takes half as long.
 Matrix products: on x86 CPUs torch computes those in float32 with Intel's MKL, which uses AVX-512 on Intel's processors
 only. On AMD's it takes AVX2. oneDNN, which is part of torch too, is about twice as fast on those that compute 512 bits
 at once (Zen 5), and 1.1 times on those that compute them in two halves (Zen 4), where only large weights are worth it.
-On those without AVX-512 (up to Zen 3) it is 1.1 to 1.9 times as fast for several rows and a large weight of
-`nn.Linear`, and MKL is faster for gradients. Small products stay with MKL, because starting one costs more with oneDNN,
-and for other number formats torch chooses oneDNN by itself. On Intel's processors oneDNN takes the products of a few
-rows with a large weight of `nn.Linear`, as those of a decoding step, since MKL reads such a weight half as fast.
+On those without AVX-512 (up to Zen 3) it is up to 1.9 times as fast for several rows and a large weight of
+`nn.Linear`, and MKL is faster for most gradients. Small products stay with MKL, because starting one costs more with
+oneDNN, and for other number formats torch chooses oneDNN by itself. On Intel's processors oneDNN takes the products of
+a few rows with a large weight of `nn.Linear`, as in a step of decoding, since MKL reads such a weight half as fast.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _ForwardLinear(_FasterLinear):
         return _rows(states) >= FEW_ROWS[0]
 
     def _learn(self, rows: Tensor) -> Tensor:
-        return cast(Tensor, _Forward.apply(rows, self.weight, self.bias))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Forward.apply(rows, self.weight, self.bias, False))  # type: ignore[no-untyped-call]
 
 
 class _FasterGELU(nn.GELU):
@@ -257,23 +257,16 @@ class _Affine(torch.autograd.Function):
         return of_rows, of_weight, grad.sum(dim=0) if ctx.needs_input_grad[2] else None, None
 
 
-class _Forward(torch.autograd.Function):
-    """Rows [N, in] times a weight [out, in] by oneDNN, plus a bias [out], with the gradients of `nn.Linear`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the results [N, out], and keep what the trained inputs need."""
-        states_trained, weight_trained, _ = ctx.needs_input_grad
-        ctx.save_for_backward(rows if weight_trained else None, weight if states_trained else None)
-        return product(rows, weight, bias)
+class _Forward(_Affine):
+    """`_Affine` for a weight [out, in], with its gradients by torch's own products."""
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Return the gradients of the inputs that are trained."""
         rows, weight = ctx.saved_tensors
         of_bias = grad.sum(dim=0) if ctx.needs_input_grad[2] else None
-        return None if weight is None else grad @ weight, None if rows is None else grad.t() @ rows, of_bias
+        return None if weight is None else grad @ weight, None if rows is None else grad.t() @ rows, of_bias, None
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
