@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 from trlx_like.config import METHODS, TRAINERS
 from trlx_like.registry import Registry
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, also to processes that they start
 
 REGISTRIES: tuple[Registry[Any], ...] = (METHODS, TRAINERS)
 PLUGINS: list[tuple[Registry[Any], str, Any, ModuleType | None]] = []

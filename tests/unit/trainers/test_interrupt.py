@@ -27,7 +27,7 @@ def test_a_signal_is_noted_and_the_handlers_are_put_back(number: int, code: int)
 
 
 def test_asked_twice_it_stops_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)  # ignored, when a shell runs the tests in the background
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), stop_requests():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
