@@ -30,7 +30,8 @@ from trlx_like.models.unread import has_unread, lowest_blocks
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:
     """Freeze all parameters that influence the inputs of a block, tied ones and a whole encoder included.
 
-    The parameters are found in the autograd graph, so embeddings, norms and projections need no names.
+    The parameters are found in the autograd graph, so embeddings, norms and projections need no names. Experts that the
+    test run does not choose are not in it, so blocks below and an encoder are frozen as a whole.
 
     Args:
         lm: The language model, changed in place.
@@ -47,6 +48,8 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
         if hasattr(node, "variable"):
             node.variable.requires_grad_(False)
         queue.extend(parent for parent, _ in node.next_functions)
+    for part in [*blocks(lm)[:branch], *([cast(Any, lm.get_encoder())] if is_encoder_decoder(lm) else [])]:
+        part.requires_grad_(False)
 
 
 class PassThrough(nn.Module):
