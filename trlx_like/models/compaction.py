@@ -171,17 +171,18 @@ def _in_long_rows(groups: Sequence[int], prompts: Sequence[int], responses: Sequ
     return min(plans, key=lambda plan: (plan.width > longest, plan.rows * plan.width))
 
 
-def compaction_of(lm: PreTrainedModel, sharded: bool = False) -> Compaction:
+def compaction_of(lm: PreTrainedModel, sharded: bool = False, device: torch.device | None = None) -> Compaction:
     """Find out what a model can do.
 
     Args:
         lm: A language model, or a classifier that reads a sequence at its end.
         sharded: Its weights are divided over processes, which must all run it equally often.
+        device: Where it will run; None: where it is.
     """
     bias = lm.dtype if lm.config._attn_implementation == "eager" else None
     width = embedding_width(lm.get_input_embeddings())
     longest = _longest(lm, bias)
-    in_pieces = _longest_in_pieces(lm, longest) if longest else 0
+    in_pieces = _longest_in_pieces(lm, longest) if longest and (device or lm.device).type == "cpu" else 0
     return Compaction(width, can_share(lm) and not sharded, longest, in_pieces, bias, can_skip_unread(lm))
 
 
@@ -195,12 +196,12 @@ def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:
 
 
 def _longest_in_pieces(lm: PreTrainedModel, longest: int) -> int:
-    """Return the tokens of the longest packed row in which a model attends piece by piece, or 0 if it does not.
+    """Return the tokens of the longest packed row in which a model on a CPU attends piece by piece; 0 if it does not.
 
     Its positions start again within a row, so that it may have more tokens than the model has positions.
     """
     attends = lm.config._attn_implementation == "sdpa" and lm._supports_attention_backend
-    if not attends or lm.device.type != "cpu" or recomputes(lm):
+    if not attends or recomputes(lm):
         return 0
     small, window, positions = lowest_blocks(lm, 2), _window(lm), _positions(lm)
     more = [(3, 5), (3, 2)] * (min(positions, LONG_ROW // 2) // 10 + 1)  # than the model has positions

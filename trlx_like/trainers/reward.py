@@ -134,7 +134,7 @@ class RewardTrainer(BaseRLTrainer[PreferencePair]):
             checkpoint_activations(lm)
         self.model = RewardNetwork(lm, -1 if has_adapter(lm) else options.num_layers_unfrozen)
         if hasattr(lm, "score"):  # not an encoder
-            self.model.compaction = compaction_of(lm, self.run.backend.sharded)
+            self.model.compaction = compaction_of(lm, self.run.backend.sharded, self.device)
         self.trunk = TrunkStates(self.run, self.model, self.passes, self.offline)
 
     def make_experience(self) -> Metrics:

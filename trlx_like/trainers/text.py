@@ -99,7 +99,7 @@ class TextTrainer(BaseRLTrainer[E]):
             temperature=self.temperature,
             allowed=self._allowed(lm.config.vocab_size),
         )
-        self.model.compaction = compaction_of(lm, self.run.backend.sharded)
+        self.model.compaction = compaction_of(lm, self.run.backend.sharded, self.device)
         self.sampler = self.sampler_of(self.make_engine())
         self.run.backend.after_sampling.append(self.sampler.rest)
         self.by_hand = ByHand(self.tokenizer, self.sampler, seq2seq=self.seq2seq, chat_options=self.chat_options)

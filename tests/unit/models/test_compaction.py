@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.contract.recipes import make
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
 from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
 from tests.unit.models.test_shared_prompts import scored
@@ -150,6 +152,24 @@ def test_rows_longer_than_the_positions(attended: list[int]) -> None:
     transformer.register_forward_pre_hook(limited, with_kwargs=True)
     assert compaction_of(lm).in_pieces == compaction_of(lm).longest == 64
     assert compaction_of(sharp_lm("llama", max_position_embeddings=2048)).in_pieces == 2048
+
+
+@pytest.mark.parametrize(("name", "module"), [("SFTTrainer", "text"), ("RewardTrainer", "reward")])
+def test_a_model_that_will_run_on_a_gpu_does_not_attend_in_pieces(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers choose how batches are read before they bring the model to the device."""
+    asked: list[Any] = []
+
+    def noted(*given: Any) -> Compaction:
+        asked.append(given[2])
+        return compaction_of(*given)
+
+    monkeypatch.setattr(f"trlx_like.trainers.{module}.compaction_of", noted)
+    trainer = make(name, tmp_path)
+    assert asked == [trainer.device]
+    lm = sharp_lm("gpt2")
+    assert compaction_of(lm).in_pieces > 0 and compaction_of(lm, device=torch.device("cuda")).in_pieces == 0
 
 
 def test_with_gradient_checkpointing_attention_is_not_in_pieces(attended: list[int]) -> None:
