@@ -13,10 +13,10 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from typer.testing import CliRunner
 
-from tests.contract.recipes import LORA, make
+from tests.contract.recipes import LORA, NO_DROPOUT, make
 from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_lm
 from trlx_like.cli import app
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
@@ -315,6 +315,14 @@ def test_a_copy_of_a_weight_of_two_layers_with_one_adapter(tmp_path: Path) -> No
     trainer = make("PPOTrainer", tmp_path, **options, **ROUNDS)
     trainer.learn()
     assert trainer.progress.round == 4
+
+
+def test_a_model_in_float64_is_compared_as_one_in_float32(tmp_path: Path) -> None:
+    trainer = make("GRPOTrainer", tmp_path, **{"model.model_path": tiny_lm(**NO_DROPOUT).double()})
+    assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float64}
+    assert trainer.agreement.tolerance(trainer.model) == 1e-3
+    trainer.make_experience()
+    assert len(trainer.store)
 
 
 def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Agreement:
         # Weights of 4 bits are stored as uint8, and computed with in the format of the other weights.
         formats = {parameter.dtype for parameter in model.parameters()} - {torch.uint8}
         formats |= {dtype for dtype in (MIXED.get(self.mixed_precision), sampler) if dtype is not None}
-        return max(TOLERANCE.get(dtype, 0.1) for dtype in formats - {torch.float64})
+        return max(TOLERANCE.get(dtype, 0.1) for dtype in formats - {torch.float64} | {torch.float32})
 
     @torch.no_grad()
     def check_round(

@@ -26,7 +26,7 @@ TOKENS, ENOUGH = 256, 64
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """How far the ratio of a token may be from 1 on average, by the coarsest number format in its computation.
 
-A format that is not listed, but for float64, counts as bfloat16.
+A format that is not listed counts as bfloat16, but for float64, which counts as float32.
 Rounding alone makes 6e-6 in float32 and .05 in bfloat16 (docs/audit.md has the measurements).
 """
 
