@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from typer.testing import CliRunner
 
-from tests.contract.recipes import LORA, NO_DROPOUT, make
+from tests.contract.recipes import LORA, make
 from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
 from tests.tiny import tiny_config, tiny_lm
@@ -317,12 +317,13 @@ def test_a_copy_of_a_weight_of_two_layers_with_one_adapter(tmp_path: Path) -> No
     assert trainer.progress.round == 4
 
 
-def test_a_model_in_float64_is_compared_as_one_in_float32(tmp_path: Path) -> None:
-    trainer = make("GRPOTrainer", tmp_path, **{"model.model_path": tiny_lm(**NO_DROPOUT).double()})
+@pytest.mark.parametrize("name", ["GRPOTrainer", "OnlineDPOTrainer"])
+def test_a_model_in_float64_is_compared_as_one_in_float32(name: str, tmp_path: Path) -> None:
+    trainer = make(name, tmp_path, **{"model.model_path": tiny_lm("llama").double(), "train.total_steps": 1})
     assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float64}
     assert trainer.agreement.tolerance(trainer.model) == 1e-3
-    trainer.make_experience()
-    assert len(trainer.store)
+    trainer.learn()
+    assert trainer.progress.step == 1
 
 
 def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ class OnlineDPOTrainer(OnlineTextTrainer[JudgedPair]):
             Completion.collate(completions), self.run.microbatch_size, reference=True
         ):
             assert out.ref_logprobs is not None
-            found[rows] = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).cpu()
+            found[rows] = sequence_sums(kl_k3(out.logprobs, out.ref_logprobs), part.mask).to(found)
         return found.tolist()
 
     @property
