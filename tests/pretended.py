@@ -1,7 +1,8 @@
 """A device that is not there, to find code that would mix devices on a GPU.
 
 Its tensors hold their numbers in tensors on the CPU. Each operation is refused that gets tensors from both places, as
-CUDA refuses it; numbers without dimensions, copies, and indices of tensors on the device may come from the CPU.
+CUDA refuses it; numbers without dimensions, copies, and indices of tensors on the device may come from the CPU. What
+needs memory of their own fails or differs: checkpoints, and a tied weight becomes two when its model is moved.
 """
 
 from __future__ import annotations
