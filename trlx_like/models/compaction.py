@@ -50,7 +50,8 @@ class Compaction:
         longest: The longest packed row that the model can read, in tokens; 0: rows are not packed.
         in_pieces: The longest row in which it can attend piece by piece, in tokens; 0: none.
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
-        skips_unread: Whether the last feed-forward network may compute the tokens alone that are read.
+        skips_unread: Whether the last feed-forward network may compute the tokens alone that are read. With dropout it
+            draws numbers for these alone.
     """
 
     hidden: int
