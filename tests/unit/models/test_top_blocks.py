@@ -103,14 +103,8 @@ def test_trained_are_the_top_blocks_of_the_decoder(family: str, unfrozen: int) -
 
 
 def test_experts_that_a_test_run_does_not_choose_are_frozen_as_well() -> None:
-    sizes: dict[str, Any] = {
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 32,
-        "num_heads": 2,
-        "num_layers": 2,
-        "num_decoder_layers": 2,
-    }
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_layers": 2}
+    sizes |= {"num_decoder_layers": 2, "decoder_start_token_id": 1}
     sizes |= {"num_experts": 4, "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2, "dropout_rate": 0.0}
     config = SwitchTransformersConfig(vocab_size=32, **sizes)
     lm = AutoModelForSeq2SeqLM.from_config(config)
