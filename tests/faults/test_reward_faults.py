@@ -212,7 +212,7 @@ class Gate:
         began = self.folder / "began"
         if self.events:
             until = time.monotonic() + 60
-            while not began.exists() and time.monotonic() < until:
+            while not (began.exists() and began.read_text()) and time.monotonic() < until:
                 time.sleep(0.01)
             self.events.append(f"generates while {len(began.read_text().splitlines())} is being scored")
             (self.folder / "open").touch()
