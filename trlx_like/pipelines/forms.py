@@ -40,6 +40,9 @@ OUTPUTS = ("output", "completion", "response")
 SIDES = ("chosen", "rejected")
 """Columns of the answers of a preference."""
 
+ASKED_WITH = ("tools", "chat_template_kwargs")
+"""Columns with which a chat template makes another text of the same prompt."""
+
 REWARDS = ("reward", "score")
 """Columns of the reward of a sample; the first that a row has."""
 
@@ -107,12 +110,9 @@ def as_sample(row: Any) -> Any:
     """Return a row as text, as messages, or with its parts under "prompt" and "output"."""
     if not isinstance(row, Mapping):
         return row
-    own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
-    row = _led(_matched(_asked(row), OUTPUTS))
+    row, output = _answered(row)
     if is_messages(row.get("messages")):
         return row
-    names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it
-    output = next((row[name] for name in names if row.get(name) is not None), None)
     if row.get("prompt") is not None and output is not None:
         if is_messages(row["prompt"]) and is_messages(output):
             return {**row, "messages": [*row["prompt"], *output]}
@@ -165,22 +165,34 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
     """
     if not rows or any(_label(row) is None or "chosen" in row for row in rows):
         return rows
-    answers: dict[str, tuple[list[Any], list[Any]]] = {}
+    answers: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {}
     for number, row in enumerate(rows):
-        read = as_sample(row)
-        if not (isinstance(read, Mapping) and {"prompt", "output"} <= read.keys()):
+        read, output = _answered(row)
+        asked = read.get("prompt")
+        if is_messages(said := read.get("messages")) and _is_answer(said[-1:]):
+            asked, output = said[:-1], said[-1:]
+        if not asked or output is None:
             raise DataError(f"{name}[{number}] has a label, so it needs a prompt and a completion beside it.")
-        answers.setdefault(repr(read["prompt"]), ([], []))[not _label(row)].append(read)
+        about = {"prompt": asked, **{key: read[key] for key in ASKED_WITH if read.get(key) is not None}}
+        answers.setdefault(repr(about), (about, [], []))[1 if _label(row) else 2].append(output)
     pairs = [
-        {"prompt": chosen["prompt"], "chosen": chosen["output"], "rejected": rejected["output"]}
-        for sides in answers.values()
-        for chosen, rejected in zip(*sides, strict=False)
-        if chosen["output"] != rejected["output"]
+        {**about, "chosen": chosen, "rejected": rejected}
+        for about, right, wrong in answers.values()
+        for chosen, rejected in zip(right, wrong, strict=False)
+        if chosen != rejected
     ]
     if not pairs:
         raise DataError(f"{name} has labels, but no prompt has two answers, of which one is labelled true.")
     logger.info("%s: %d labelled answers make %d pairs.", name, len(rows), len(pairs))
     return pairs
+
+
+def _answered(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """Return the row of a sample with its prompt or conversation under its name, and its output; None if it has none."""
+    own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
+    row = _led(_matched(_asked(row), OUTPUTS))
+    names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it
+    return row, next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def _asked(row: Mapping[str, Any]) -> Mapping[str, Any]:

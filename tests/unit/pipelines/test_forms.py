@@ -149,6 +149,25 @@ def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
         paired([IMDB], "preferences")
 
 
+def test_labelled_answers_of_messages_are_paired_with_their_tools() -> None:
+    hi: list[Any] = [{"role": "user", "content": "Hi"}]
+    right: dict[str, Any] = {"prompt": hi, "completion": [HELLO], "label": True}
+    wrong: dict[str, Any] = {"prompt": hi, "completion": [NO], "label": False}
+    pair = {"prompt": hi, "chosen": [HELLO], "rejected": [NO]}
+    assert paired([right, wrong], "preferences") == [pair]
+    assert paired([{**right, "completion": "Hello"}, wrong], "preferences") == [pair]
+    whole = [{"messages": [*hi, row["completion"][0]], "label": row["label"]} for row in (right, wrong)]
+    assert paired(whole, "preferences") == [pair]
+    led = [{**row, "system": "Be brief."} for row in (wrong, right)]
+    assert paired(led, "preferences") == [{**pair, "prompt": HI}]
+    about = {"tools": [{"name": "search"}], "chat_template_kwargs": {"thinking": False}}
+    rows = [{**right, **about}, wrong, {**wrong, "tools": []}, {**wrong, **about}]
+    assert paired(rows, "preferences") == [{**pair, **about}]  # an answer without the tool is no alternative
+    for row in ({"prompt": hi, "label": True}, {"messages": hi, "label": True}):
+        with pytest.raises(DataError, match=r"preferences\[0\] has a label, so it needs a prompt and a completion"):
+            paired([row], "preferences")
+
+
 def test_rewards_in_the_rows_of_samples() -> None:
     rows = [*KTO[:2], {"text": "a", "reward": -0.5}, {"text": "a", "score": "3"}, IMDB, {**IMDB, "label": 4}, "text"]
     assert [reward_of(row) for row in rows] == [1.0, 0.0, -0.5, 3.0, 0.0, None, None]
