@@ -19,6 +19,7 @@ from typing import Any
 from trlx_like.errors import DataError
 from trlx_like.imports import needed
 from trlx_like.pipelines.prepared import CHUNK
+from trlx_like.pipelines.rows import LONGEST_TEXT
 from trlx_like.reading import check_regular, read_bytes
 
 Line = int | None  # of a row, from 1; None in a file without lines
@@ -67,6 +68,7 @@ def _json(path: Path, option: str) -> Iterator[tuple[Line, Any]]:
 
 def _csv(path: Path, option: str, dialect: str = "excel") -> Iterator[tuple[Line, dict[str, str]]]:
     """Read a table whose cells are text, since CSV does not tell what a number or a missing cell is."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_TEXT))  # for all readers: a reader has none of its own
     reader = csv.reader(_lines(path, ""), dialect, strict=True)
     try:
         columns = next(reader, [])

@@ -82,6 +82,7 @@ def message(kind: type[TrlxError], load: Callable[..., Any], *args: Any) -> str:
         ("a.tsv", "prompt\tlevel\none, two\t2\n", [("one, two", "2")]),
         ("a.csv", "prompt\none\ntwo\n", ["one", "two"]),
         ("a.csv", "text\none\n", ["one"]),
+        ("a.csv", f"prompt\n{'long ' * 100_000}\n", ["long " * 100_000]),  # csv's own limit is 131,072
     ],
 )
 def test_prompts_in_files(name: str, content: str | bytes, rows: list[Any]) -> None:
