@@ -45,7 +45,7 @@ def listed(data: Any, name: str) -> Any:
     if hasattr(data, "features"):
         return _rows(data)
     if hasattr(data, "tolist"):  # an array, or a column of pandas
-        return data.tolist()
+        return _cell(data)
     return list(data) if isinstance(data, Iterable) else data
 
 
@@ -192,9 +192,12 @@ def held_out(rows: Sequence[Any], share: float) -> tuple[Sequence[Any], Sequence
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell of pandas as a Python value: None for what is missing, a list for an array."""
+    """Return a cell, column or array as Python values: None for what is missing, lists for arrays, however deep they lie."""
     if hasattr(value, "tolist"):
         return _cell(value.tolist())
     if isinstance(value, list):
         return [_cell(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
+    if isinstance(value, Mapping):
+        return {name: _cell(entry) for name, entry in value.items()}
+    missing = type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    return None if missing else value

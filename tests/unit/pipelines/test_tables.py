@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.pipelines.test_sources import message, written
@@ -29,6 +30,15 @@ def test_objects_of_other_libraries() -> None:
     frame = pandas.DataFrame({"prompt": ["a", None], "k": [1.0, float("nan")]})
     assert listed(frame, "prompts") == [{"prompt": "a", "k": 1.0}, {"prompt": None, "k": None}]
     assert listed(pandas.Series([1.0, 2.5]), "rewards") == [1.0, 2.5]
+    calls = np.array([{"name": "search", "ids": np.array([1, 2])}], dtype=object)
+    said = np.array([{"role": "assistant", "content": None, "tool_calls": calls}], dtype=object)
+    cells = {"messages": [said, pandas.NA], "at": [pandas.NaT, pandas.NA], "k": pandas.array([1, None], "Int64")}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "search", "ids": [1, 2]}]}
+    assert listed(pandas.DataFrame(cells, dtype=object), "samples") == [
+        {"messages": [call], "at": None, "k": 1},
+        {"messages": None, "at": None, "k": None},
+    ]
+    assert listed(pandas.Series([said]), "samples") == [[call]]
     twice = pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"])
     assert message(DataError, listed, twice, "prompts").startswith("prompts: a frame must name every column once")
     both = divided(datasets.DatasetDict(train=table, test=table.select([1])))
