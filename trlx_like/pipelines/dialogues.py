@@ -118,7 +118,10 @@ def _turns(sample: Any, place: str) -> list[str]:
                 f"{place}: a dict needs 'prompt' and 'output' (or 'completion'); it has {sorted(sample)}. Name its "
                 "columns in data.columns."
             )
-        sample = (sample["prompt"], sample["output"])
+        parts = {name: sample[name] for name in ("prompt", "output")}
+        if strange := [f"{name} is {value!r:.60}" for name, value in parts.items() if not isinstance(value, str)]:
+            raise DataError(f"{place}: both must be strings, or both lists of messages; {' and '.join(strange)}.")
+        sample = tuple(parts.values())
     turns = [sample] if isinstance(sample, str) else sample
     if not isinstance(turns, Sequence) or not all(isinstance(turn, str) for turn in turns):
         raise DataError(
@@ -153,9 +156,9 @@ def _encode(sample: Any, place: str, encoder: TextEncoder, template: Mapping[str
 
 def _cut(dialogue: Dialogue, longest: int, encoder: TextEncoder) -> Dialogue:
     """Cut a dialogue. Its first token is no output, since it has nothing to be predicted from."""
-    kept = encoder.cut(dialogue.is_output, longest)
+    kept = encoder.cut(dialogue.is_output, longest, ids=dialogue.ids)
     is_output = [False, *kept[1:]]
-    rewards = dialogue.rewards and encoder.cut(dialogue.rewards, longest)
+    rewards = dialogue.rewards and encoder.cut(dialogue.rewards, longest, ids=dialogue.ids)
     if rewards and dialogue.rewards and any(is_output) and encoder.tokenizer.truncation_side == "right":
         rewards[max(place for place, output in enumerate(is_output) if output)] += sum(dialogue.rewards[longest:])
     return Dialogue(encoder.cut(dialogue.ids, longest), is_output, rewards, _lost(dialogue.is_output, kept))

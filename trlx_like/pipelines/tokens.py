@@ -102,20 +102,23 @@ class TextEncoder:
             return [self._bare([text])[0] for text in texts]  # one of them raises
         return [self._ahead[text] if text in self._ahead else next(read) for text in texts]
 
-    def cut(self, row: list[T], longest: int, side: str | None = None) -> list[T]:
+    def cut(self, row: list[T], longest: int, side: str | None = None, ids: Sequence[int] | None = None) -> list[T]:
         """Cut a row of ids, or of values that belong to ids.
 
-        Special tokens around a prompt are kept, since a model has never seen text without them.
+        Special tokens around a prompt are kept, since a model has never seen text without them. Messages have them only
+        if the chat template writes them.
 
         Args:
             row: One entry per token.
             longest: The most entries to keep.
             side: The side to cut on, left or right; None: the tokenizer's truncation side.
+            ids: The ids of a row of other values; None: `row` has them.
         """
         if len(row) <= longest:
             return row
-        last = min(len(self.after), longest)
-        first = min(len(self.before), longest - last)
+        whole = list(row if ids is None else ids)
+        last = min(len(self.after), longest) if whole[len(whole) - len(self.after) :] == self.after else 0
+        first = min(len(self.before), longest - last) if whole[: len(self.before)] == self.before else 0
         text, room = row[first : len(row) - last], longest - first - last
         right = (side or self.tokenizer.truncation_side) == "right"
         text = text[:room] if right else text[len(text) - room :]

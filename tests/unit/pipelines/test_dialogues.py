@@ -77,6 +77,14 @@ def test_bos_stays_where_the_beginning_is_cut() -> None:
     assert encode_dialogues([["ab", "cd"]], tokenizer, 4) == [Dialogue([2, 5, 6, EOS], [False, True, True, True])]
 
 
+def test_messages_without_bos_keep_no_token_of_their_beginning() -> None:
+    tokenizer = with_bos()
+    tokenizer.truncation_side = "left"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    said = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
+    assert encode_dialogues([said], tokenizer, 3, [1.5]) == [Dialogue([4, 5, 6], [False, True, True], [0.0, 0.0, 1.5])]
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
@@ -94,6 +102,8 @@ def test_bos_stays_where_the_beginning_is_cut() -> None:
             r"samples\[0\]: a dict needs 'prompt' and 'output' \(or 'completion'\); it has \['prompt'\]",
         ),
         ([{"output": "a"}], r"samples\[0\]: a dict needs"),
+        ([{"prompt": "a", "output": 3}], r"samples\[0\]: both must be strings, or both lists of messages; output is 3\."),
+        ([{"prompt": ["a"], "output": ["b"]}], r"prompt is \['a'\] and output is \['b'\]\."),
         (["ab", ""], r"samples\[1\]: no output is left within train\.seq_length \(4 tokens\); it is empty"),
         (["ab", ["abcd", "b"]], r"samples\[1\]: no output is left .* shorten its prompt"),
     ],

@@ -10,7 +10,7 @@ from tests.tiny import tiny_tokenizer
 from trlx_like.errors import DataError
 from trlx_like.pipelines.tokens import TextEncoder
 
-EOS, PAD, BOS, A, B, C = range(6)
+EOS, PAD, BOS, A, B, C, D = range(7)
 
 
 def with_bos(adds: bool = True) -> PreTrainedTokenizerFast:
@@ -70,6 +70,18 @@ def test_cut(side: str, adds: bool, longest: int, kept: list[int]) -> None:
     tokenizer = with_bos(adds)
     tokenizer.truncation_side = side
     assert TextEncoder(tokenizer).cut([BOS, A, B, C], longest) == kept
+
+
+def test_messages_that_do_not_begin_with_bos_are_cut_as_other_text() -> None:
+    """A chat template may write no BOS where the tokenizer adds one to text."""
+    tokenizer = with_bos(adds=True)
+    tokenizer.truncation_side = "left"
+    encoder = TextEncoder(tokenizer)
+    assert encoder.cut([A, B, C, D], 2) == [C, D]
+    assert encoder.cut([0.1, 0.2, 0.3, 0.4], 2, ids=[A, B, C, D]) == [0.3, 0.4]
+    assert encoder.cut([0.1, 0.2, 0.3, 0.4], 2, ids=[BOS, B, C, D]) == [0.1, 0.4]
+    tokenizer = with_language()
+    assert TextEncoder(tokenizer, seq2seq=True).cut([A, B, C, D], 2) == [A, B]
 
 
 def with_language(language: str = "<pad>") -> PreTrainedTokenizerFast:
