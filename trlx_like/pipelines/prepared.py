@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TRLX_LIKE_CACHE"
 """The environment variable that names the folder. If it is empty, nothing is kept."""
-FORMAT = 3
+FORMAT = 4
 """To be raised when data is read, checked or encoded in another way, so that files of before are not used."""
 MOST_BYTES = 50 * 2**30
 """Most bytes of all files. Those that were not used for the longest time are removed."""
@@ -221,7 +221,8 @@ def _read(folder: Path, key: str) -> dict[str, Any] | None:
     for path in folder.glob(f"{key}-*.safetensors"):
         try:
             if sha256_of(path) == path.stem.partition("-")[2]:
-                os.utime(path)  # used now
+                with suppress(OSError):  # the folder may be another's, or one that can only be read
+                    os.utime(path)  # used now
                 return {name: values.numpy() for name, values in load_file(path).items()}
             path.unlink()
             logger.warning("%s is damaged and was removed; the data is prepared again.", path)

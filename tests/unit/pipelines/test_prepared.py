@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import errno
 import logging
 import os
 import stat
@@ -221,6 +222,19 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_run(
         assert samples()[1].ids == [2, 3, 4, 0]
     assert f"Prepared data cannot be kept in {folder}" in caplog.text and "set TRLX_LIKE_CACHE" in caplog.text
     assert "too little space" in caplog.text and files(folder) == []
+
+
+def test_a_folder_that_can_only_be_read_is_used(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*given: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    first, asked = list(samples()), len(read)
+    monkeypatch.setattr(os, "utime", refused)  # what such a file system does, also for root
+    with caplog.at_level(logging.WARNING, "trlx_like"):
+        assert list(samples()) == first and len(read) == asked
+    assert not caplog.text
 
 
 def test_a_user_without_home_directory_does_not_stop_a_run(
