@@ -165,19 +165,19 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
     """
     if not rows or any(_label(row) is None or "chosen" in row for row in rows):
         return rows
-    answers: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {}
+    answers: dict[str, tuple[dict[str, Any], tuple[list[Any], list[Any]]]] = {}
     for number, row in enumerate(rows):
         read, output = _answered(row)
         asked = read.get("prompt")
         if is_messages(said := read.get("messages")) and _is_answer(said[-1:]):
             asked, output = said[:-1], said[-1:]
-        if not asked or output is None:
+        if asked is None or asked == [] or output is None:
             raise DataError(f"{name}[{number}] has a label, so it needs a prompt and a completion beside it.")
         about = {"prompt": asked, **{key: read[key] for key in ASKED_WITH if read.get(key) is not None}}
-        answers.setdefault(repr(about), (about, [], []))[1 if _label(row) else 2].append(output)
+        answers.setdefault(repr(about), (about, ([], [])))[1][not _label(row)].append(output)
     pairs = [
         {**about, "chosen": chosen, "rejected": rejected}
-        for about, right, wrong in answers.values()
+        for about, (right, wrong) in answers.values()
         for chosen, rejected in zip(right, wrong, strict=False)
         if chosen != rejected
     ]
@@ -188,7 +188,7 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _answered(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
-    """Return the row of a sample with its prompt or conversation under its name, and its output; None if it has none."""
+    """Return the row of a sample with its prompt or conversation under its own name, and the output, if it has one."""
     own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
     row = _led(_matched(_asked(row), OUTPUTS))
     names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it

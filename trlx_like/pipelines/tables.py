@@ -192,7 +192,7 @@ def held_out(rows: Sequence[Any], share: float) -> tuple[Sequence[Any], Sequence
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell, column or array as Python values: None for what is missing, lists for arrays, however deep they lie."""
+    """Return a cell, column or array as Python values: None for what is missing, lists for arrays at any depth."""
     if hasattr(value, "tolist"):
         return _cell(value.tolist())
     if isinstance(value, list):

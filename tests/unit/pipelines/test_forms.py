@@ -143,6 +143,8 @@ def test_labels_make_pairs_of_the_answers_to_one_prompt() -> None:
         rows = [{**row, "label": yes if row["label"] else no} for row in KTO]
         assert paired(rows, "preferences") == paired(KTO, "preferences")
     assert paired([BINARIZED], "preferences") == [BINARIZED]
+    unasked = [{**row, "prompt": ""} for row in KTO]
+    assert paired(unasked, "preferences") == [{"prompt": "", "chosen": "Hello", "rejected": "No"}]
     with pytest.raises(DataError, match="preferences has labels, but no prompt has two answers"):
         paired(KTO[1:], "preferences")
     with pytest.raises(DataError, match=r"preferences\[0\] has a label, so it needs a prompt and a completion"):
