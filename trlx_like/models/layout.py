@@ -39,9 +39,13 @@ def base_model(lm: PreTrainedModel) -> nn.Module:
         ConfigError: If the model has no head.
     """
     base: nn.Module = lm.get_decoder() if is_encoder_decoder(lm) else lm.base_model
-    if base is lm:
+    if base is not lm:
+        return base
+    # Llama4ForCausalLM names a part that it does not have, and so returns itself.
+    parts = [part for part in lm.children() if isinstance(part, PreTrainedModel)]
+    if len(parts) != 1:
         raise _headless(lm)
-    return base
+    return parts[0]
 
 
 def check_has_lm_head(lm: PreTrainedModel) -> None:
@@ -100,8 +104,7 @@ def last_hidden(lm: PreTrainedModel) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         newest[:] = [output.last_hidden_state]
 
-    decoder: nn.Module = lm.get_decoder()
-    with decoder.register_forward_hook(keep):
+    with base_model(lm).register_forward_hook(keep):
         yield newest
 
 

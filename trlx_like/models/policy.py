@@ -29,7 +29,7 @@ from trlx_like.models.merging import has_adapter
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.shared_prompts import SharedPrompts
-from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below
+from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below, tell_frozen_before
 from trlx_like.models.trunk import Trunk, make_trunk
 
 
@@ -80,6 +80,7 @@ class LanguagePolicy(nn.Module):
         use_eager_attention_if_biased(lm)
         self.num_layers_unfrozen = num_layers_unfrozen
         self.branch: int | None = None
+        tell_frozen_before(lm, num_layers_unfrozen)
         if num_layers_unfrozen == 0:
             lm.requires_grad_(False)
         elif num_layers_unfrozen > 0:

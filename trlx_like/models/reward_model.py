@@ -36,7 +36,7 @@ from trlx_like.models.layout import run_base, top_from
 from trlx_like.models.loading import MODEL, read_model, within_reach
 from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.sources import UNTRUSTED, check_place, loadable, shown
-from trlx_like.models.top_blocks import freeze_below
+from trlx_like.models.top_blocks import freeze_below, tell_frozen_before
 from trlx_like.models.trunk import Trunk, make_trunk
 
 CLASSIFIER = "ForSequenceClassification"
@@ -54,6 +54,7 @@ class RewardNetwork(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, num_layers_unfrozen: int = -1) -> None:
         super().__init__()
+        tell_frozen_before(lm, num_layers_unfrozen)
         if num_layers_unfrozen == 0:
             lm.base_model.requires_grad_(False)
         elif num_layers_unfrozen > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, cast
 
 import torch
@@ -22,9 +23,13 @@ from trlx_like.models.layout import (
     probe,
     recorded,
     run_base,
+    top_from,
 )
+from trlx_like.models.merging import has_adapter
 from trlx_like.models.pieces import piece_by_piece
 from trlx_like.models.unread import has_unread, lowest_blocks
+
+logger = logging.getLogger(__name__)
 
 
 def freeze_below(lm: PreTrainedModel, branch: int) -> None:
@@ -50,6 +55,25 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
         queue.extend(parent for parent, _ in node.next_functions)
     for part in [*blocks(lm)[:branch], *([cast(Any, lm.get_encoder())] if is_encoder_decoder(lm) else [])]:
         part.requires_grad_(False)
+
+
+def tell_frozen_before(lm: PreTrainedModel, num_layers_unfrozen: int) -> None:
+    """Log which weights that the option lets train were frozen before, as in a loaded model that an earlier run froze.
+
+    Args:
+        lm: The model, before anything is frozen as the option says.
+        num_layers_unfrozen: `model.num_layers_unfrozen`.
+    """
+    if num_layers_unfrozen == 0 or has_adapter(lm):  # whose weights are to be frozen
+        return
+    whole: list[nn.Module] = [lm]
+    parts = whole if num_layers_unfrozen < 0 else list(blocks(lm))[top_from(lm, num_layers_unfrozen) :]
+    frozen = [name for part in parts for name, weight in part.named_parameters() if not weight.requires_grad]
+    if frozen:
+        logger.info(
+            "model.num_layers_unfrozen (%d): %d weights were frozen in the model before and stay so, such as %s.",
+            *(num_layers_unfrozen, len(frozen), frozen[0]),
+        )
 
 
 class PassThrough(nn.Module):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, Llama4ForCausalLM, Llama4TextConfig
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_config, tiny_lm
 from tests.unit.models.support import sharp_lm
 from trlx_like.errors import ConfigError
-from trlx_like.models.layout import decoder_start, hidden_size, rotates_by_length
+from trlx_like.models.layout import base_model, blocks, decoder_start, hidden_size, last_hidden, rotates_by_length
 from trlx_like.models.policy import LanguagePolicy
 
 
@@ -29,6 +29,17 @@ def test_a_model_without_a_head_and_one_without_blocks_are_refused() -> None:
     lm.config.n_layer = 7
     with pytest.raises(ConfigError, match=r"no list of 7 blocks .* use model\.num_layers_unfrozen: -1"):
         LanguagePolicy(lm, num_layers_unfrozen=1)
+
+
+def test_a_model_whose_base_has_another_name_than_it_says() -> None:
+    made = {"hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+    lm = Llama4ForCausalLM(Llama4TextConfig(**made, **heads, vocab_size=32, pad_token_id=None)).eval()
+    assert lm.base_model is lm and base_model(lm) is lm.model and len(blocks(lm)) == 2
+    ids = torch.tensor([[3, 4]])
+    with torch.no_grad(), last_hidden(lm) as newest:
+        logits = lm(ids).logits
+    assert torch.equal(lm.lm_head(newest[0]), logits)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -55,6 +56,23 @@ def test_all_or_nothing_is_trained(family: str) -> None:
     frozen = valued_policy(sharp_lm(family), num_layers_unfrozen=0)
     assert parts(frozen) == set()
     assert all(p.requires_grad for p in frozen.heads.parameters())
+
+
+def test_weights_that_were_frozen_before_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A loaded model keeps what one run froze, so that another run trains less than it says."""
+    lm = sharp_lm("gpt2")
+    with caplog.at_level(logging.INFO, "trlx_like"):
+        LanguagePolicy(lm, num_layers_unfrozen=1)
+        LanguagePolicy(lm, num_layers_unfrozen=1)
+        assert caplog.messages == []
+        LanguagePolicy(lm, num_layers_unfrozen=2)
+        LanguagePolicy(lm)
+    assert [message.partition(", such")[0] for message in caplog.messages] == [
+        "model.num_layers_unfrozen (2): 12 weights were frozen in the model before and stay so",
+        "model.num_layers_unfrozen (-1): 26 weights were frozen in the model before and stay so",
+    ]
+    lm.requires_grad_(True)
+    assert {"block 0", "block 1", "block 2"} <= parts(LanguagePolicy(lm))
 
 
 def test_tied_embeddings_are_frozen_and_untied_ones_are_not() -> None:
