@@ -301,15 +301,19 @@ def neutral(lm: PreTrainedModel) -> Iterator[None]:
     """Remove everything from a model that would change how it generates, for the duration of a block.
 
     The model is in evaluation mode (no dropout, and a KV cache even with gradient checkpointing), without generation
-    defaults of its own (they would replace options that are not set), and without a pad id: `generate()` drops a mask
-    of ones, and some families then take the padding of finished rows for unmasked input.
+    defaults of its own (they would replace options that are not set), and a decoder without a pad id: `generate()`
+    drops a mask of ones, and some families then take the padding of finished rows for unmasked input. An encoder may
+    need it: LED pads its input to whole windows.
     """
     config = lm.config.get_text_config()
     defaults, pad = lm.generation_config, config.pad_token_id
-    lm.generation_config, config.pad_token_id = GenerationConfig(), None
+    lm.generation_config = GenerationConfig()
+    if not lm.config.is_encoder_decoder:
+        vars(config)["pad_token_id"] = None  # `setattr` checks types, and ModernBERT's must be a number
     close = lm.get_output_embeddings().register_forward_pre_hook(together)
     try:
         with close, evaluating(lm):
             yield
     finally:
-        lm.generation_config, config.pad_token_id = defaults, pad
+        lm.generation_config = defaults
+        vars(config)["pad_token_id"] = pad

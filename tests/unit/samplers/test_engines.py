@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    LEDConfig,
+    LogitsProcessorList,
+    ModernBertDecoderConfig,
+)
 
 from tests.tiny import FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm, tiny_tokenizer
 from tests.unit.models.support import sharp_lm
@@ -216,6 +223,26 @@ def test_the_model_is_left_as_it_was(training: bool) -> None:
         broken.max_new_tokens = -1
         generator.generate(ids, mask, broken, [])
     assert lm.training == training and lm.generation_config is defaults and lm.config.pad_token_id == 1
+
+
+IDS: dict[str, Any] = {"vocab_size": 32, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "led"])
+def test_a_family_that_insists_on_its_pad_id_generates(kind: str) -> None:
+    """ModernBERT's configuration takes no None for it, and LED's encoder pads its input to whole windows."""
+    if kind == "led":
+        sides = ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
+        sizes: Any = {**dict.fromkeys(sides, 2), "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "attention_window": 4}
+        lm: Any = AutoModelForSeq2SeqLM.from_config(LEDConfig(d_model=16, decoder_start_token_id=1, **sizes, **IDS))
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        lm = AutoModelForCausalLM.from_config(ModernBertDecoderConfig(**sizes, **IDS, cls_token_id=0, sep_token_id=0))
+    lm.eval()
+    samples = sampler(lm=lm).sample(prompts(["abc", "d", "efghij"]), PLAIN)
+    scored, real = LanguagePolicy(lm)(samples.completion).logprobs, samples.completion.mask
+    assert samples.sampling_logprobs is not None and lm.config.pad_token_id == 1
+    torch.testing.assert_close(samples.sampling_logprobs[real], scored[real], rtol=0, atol=1e-5)
 
 
 def test_the_head_gets_states_that_lie_together() -> None:
