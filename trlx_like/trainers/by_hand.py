@@ -77,6 +77,8 @@ class ByHand:
         """
         if is_one_query(queries):
             return self.generate([queries], options, version)[0][None]
+        if not len(queries):  # as of a process that has no share of a round
+            return []
         batch = PromptBatch([self.ids(query) for query in queries], [{} for _ in queries])
         elements = self.sampler.sample(batch, options, choices=version is not None).completion.split()
         if version is not None and version != self.version:

@@ -31,6 +31,10 @@ def test_one_query_alone_has_one_response(trainer: PPOTrainer) -> None:
     assert len(rows) == 2 and torch.equal(rows[1], expected)
 
 
+def test_no_queries_have_no_responses(trainer: PPOTrainer) -> None:
+    assert trainer.generate([]) == trainer.generate_eval([]) == []
+
+
 def test_queries_that_are_none_are_refused(trainer: PPOTrainer) -> None:
     with pytest.raises(DataError, match="A query must be text, a tensor of token ids or a list of messages, not 3"):
         trainer.generate([3, 4, 5])
