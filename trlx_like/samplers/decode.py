@@ -51,6 +51,10 @@ def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
     own = prepares.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     if own or lm.is_remote_code():
         return "a model that prepares its inputs in a way of its own"
+    # Rows that leave take columns of the others along, which such a model would count (RoFormer, decoders of BART).
+    positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
+    if positions and "position_ids" not in inspect.signature(lm.forward).parameters:
+        return "a model that counts positions by itself"
     return None
 
 

@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     OpenAIGPTConfig,
     PreTrainedModel,
+    RoFormerConfig,
 )
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, tiny_lm, tiny_tokenizer
@@ -190,3 +191,16 @@ def test_models_without_a_plain_cache_are_left_to_generate() -> None:
         scored, real = LanguagePolicy(lm)(samples.completion).logprobs, samples.completion.mask
         assert samples.sampling_logprobs is not None
         torch.testing.assert_close(samples.sampling_logprobs[real], scored[real], rtol=0, atol=1e-5)
+
+
+def test_a_model_that_counts_positions_by_itself_is_left_to_generate() -> None:
+    """Of rows that end one after the other. RoFormer turns keys by the column that they stand in."""
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RoFormerConfig(vocab_size=32, embedding_size=16, is_decoder=True, initializer_range=0.5, **sizes)
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config).eval()
+    samples = sampler(lm=lm).sample(prompts(TEXTS), {"max_new_tokens": 20, "eos_token_id": [EOS, 5, 10, 15]}, 3)
+    scored, real = LanguagePolicy(lm)(samples.completion).logprobs, samples.completion.mask
+    assert samples.sampling_logprobs is not None and len(set(real.sum(dim=1).tolist())) > 2
+    torch.testing.assert_close(samples.sampling_logprobs[real], scored[real], rtol=0, atol=1e-5)
+    assert "counts positions" in str(needs_generate(lm, GenerationConfig()))
