@@ -14,7 +14,7 @@ from trlx_like.config import ModelConfig
 from trlx_like.errors import ConfigError
 from trlx_like.imports import called_by_name, is_python_name
 from trlx_like.models.adapters import add_adapter, base_of, log_trained, read_adapter, train_adapter, unwrapped
-from trlx_like.models.causality import require_causal
+from trlx_like.models.causality import require_causal, warn_of_padding
 from trlx_like.models.faster import faster
 from trlx_like.models.finite import require_finite
 from trlx_like.models.formats import check_formats, check_in_memory, load_options, prepare_quantized, require_adapter
@@ -96,7 +96,9 @@ def load_model(path: Any, config: ModelConfig, option: str = MODEL, unread: bool
         prepare_quantized(lm, config)
     require_finite(lm, place)
     if config.model_arch_type == "causal":
-        require_causal(lowest_blocks(lm, 1), place)
+        lowest = lowest_blocks(lm, 1)
+        require_causal(lowest, place)
+        warn_of_padding(lowest, place)
     return faster(lm)
 
 
