@@ -51,6 +51,8 @@ def test_eos_ids(eos: Any, ids: list[int]) -> None:
         ({"num_return_sequences": 2}, r"num_return_sequences: 2 is refused: each prompt gets one response"),
         ({"stop_strings": ["a"]}, r"stop_strings: \['a'\] is refused: use stop_sequences"),
         ({"max_new_tokens": -1}, r"max_new_tokens: must be a whole number of at least 1, got -1"),
+        ({"epsilon_cutoff": 1.0}, r"epsilon_cutoff: must be a number of at least 0 below 1 or null, got 1\.0"),
+        ({"eta_cutoff": 1.0}, r"eta_cutoff: must be a number of at least 0 below 1 or null, got 1\.0"),
         ({"suppress_tokens": [3], "forced_eos_token_id": 3}, r"method\.gen_kwargs: Every token in"),
     ],
 )
