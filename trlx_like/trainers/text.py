@@ -97,7 +97,7 @@ class TextTrainer(BaseRLTrainer[E]):
             head_blocks=self.head_blocks(),
             num_layers_unfrozen=-1 if has_adapter(lm) else model.num_layers_unfrozen,
             temperature=self.temperature,
-            allowed=self._allowed(lm.config.vocab_size),
+            allowed=self._allowed(lm.config.get_text_config().vocab_size),
         )
         self.model.compaction = compaction_of(lm, self.run.backend.sharded, self.device)
         self.sampler = self.sampler_of(self.make_engine())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3Config
 
 from tests.contract.recipes import PROMPTS, count_letters, make
 from tests.tiny import tiny_config
@@ -35,6 +36,20 @@ def test_a_round_is_sampled_and_scored_in_chunks(tmp_path: Path) -> None:
     assert sorted(prompts[:5]) == sorted(PROMPTS)
     assert set(prompts[5:]) <= set(PROMPTS)
     assert len(trainer.store) == 7
+
+
+def test_a_model_of_images_too_is_trained_on_text(tmp_path: Path) -> None:
+    """The number of its tokens, which a table of tokens must have, is in a part of its configuration."""
+    text: dict[str, Any] = {"vocab_size": 32, "intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 8}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {**sizes, "intermediate_size": 16, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config={**text, **sizes}, vision_config=vision, image_token_id=31)
+    allowed = torch.ones(32, 32, dtype=torch.bool)
+    allowed[:, 31] = False
+    trainer = make("PPOTrainer", tmp_path, logit_mask=allowed, **{"model.model_path": config})
+    trainer.learn()
+    assert trainer.finished and trainer.store.elements
+    assert not any((element.response == 31).any() for element in trainer.store.elements)
 
 
 def test_what_a_reward_function_is_given(tmp_path: Path) -> None:
