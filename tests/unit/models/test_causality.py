@@ -51,13 +51,14 @@ def test_families_for_which_padding_is_no_text(
 @pytest.mark.parametrize("kind", ["rwkv", "bart", "recurrent_gemma"])
 def test_a_family_that_reads_or_counts_padding_is_warned_of(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     config: Any
+    heads: Any = {"num_key_value_heads": 1, "head_dim": 8}
     if kind == "rwkv":
         config = RwkvConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2)
     elif kind == "bart":
         config = BartConfig(vocab_size=32, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=32)
         config.is_decoder, config.is_encoder_decoder = True, False
     else:
-        config = RecurrentGemmaConfig(vocab_size=32, num_key_value_heads=1, head_dim=8, **SIZES)
+        config = RecurrentGemmaConfig(vocab_size=32, **heads, **SIZES)
     torch.manual_seed(0)
     lm: Any = AutoModelForCausalLM.from_config(config)
     warn_of_padding(lm, "model.model_path (m)")

@@ -32,8 +32,8 @@ def test_a_model_without_a_head_and_one_without_blocks_are_refused() -> None:
 
 
 def test_a_model_whose_base_has_another_name_than_it_says() -> None:
-    made = {"hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+    made: Any = {"hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16, "num_hidden_layers": 2}
+    heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
     lm = Llama4ForCausalLM(Llama4TextConfig(**made, **heads, vocab_size=32, pad_token_id=None)).eval()
     assert lm.base_model is lm and base_model(lm) is lm.model and len(blocks(lm)) == 2
     ids = torch.tensor([[3, 4]])

@@ -32,7 +32,7 @@ def test_objects_of_other_libraries() -> None:
     assert listed(pandas.Series([1.0, 2.5]), "rewards") == [1.0, 2.5]
     calls = np.array([{"name": "search", "ids": np.array([1, 2])}], dtype=object)
     said = np.array([{"role": "assistant", "content": None, "tool_calls": calls}], dtype=object)
-    cells = {"messages": [said, pandas.NA], "at": [pandas.NaT, pandas.NA], "k": pandas.array([1, None], "Int64")}
+    cells: Any = {"messages": [said, pandas.NA], "at": [pandas.NaT, pandas.NA], "k": pandas.array([1, None], "Int64")}
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "search", "ids": [1, 2]}]}
     assert listed(pandas.DataFrame(cells, dtype=object), "samples") == [
         {"messages": [call], "at": None, "k": 1},

@@ -43,7 +43,7 @@ def test_a_model_of_images_too_is_trained_on_text(tmp_path: Path) -> None:
     text: dict[str, Any] = {"vocab_size": 32, "intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 8}
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = {**sizes, "intermediate_size": 16, "image_size": 28, "patch_size": 14}
-    config = Gemma3Config(text_config={**text, **sizes}, vision_config=vision, image_token_id=31)
+    config = Gemma3Config(text_config={**text, **sizes}, vision_config=vision, image_token_index=31)
     allowed = torch.ones(32, 32, dtype=torch.bool)
     allowed[:, 31] = False
     trainer = make("PPOTrainer", tmp_path, logit_mask=allowed, **{"model.model_path": config})
