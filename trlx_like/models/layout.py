@@ -104,7 +104,8 @@ def last_hidden(lm: PreTrainedModel) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         newest[:] = [output.last_hidden_state]
 
-    with base_model(lm).register_forward_hook(keep):
+    decoder: nn.Module = lm.get_decoder()
+    with (base_model(lm) if decoder is lm else decoder).register_forward_hook(keep):
         yield newest
 
 

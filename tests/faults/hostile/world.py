@@ -97,7 +97,7 @@ def contents() -> dict[str, str]:
         "DIGITS": "[" + "9" * 5000 + "]",
         "NESTED": "[" * 100_000 + "]" * 100_000,
         "LONG": '"' + "x" * 20_000_000 + '"\n',
-        "WIDE": "prompt,output\na," + "x" * 200_000 + "\n",
+        "WIDE": "prompt,output\na," + "x" * 11_000_000 + "\n",
     }
 
 
