@@ -58,7 +58,7 @@ def freeze_below(lm: PreTrainedModel, branch: int) -> None:
 
 
 def tell_frozen_before(lm: PreTrainedModel, num_layers_unfrozen: int) -> None:
-    """Log which weights that the option lets train were frozen before, as in a loaded model that an earlier run froze.
+    """Log how many weights stay frozen that the option would train, since an earlier run or the caller froze them.
 
     Args:
         lm: The model, before anything is frozen as the option says.

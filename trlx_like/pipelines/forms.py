@@ -188,7 +188,7 @@ def paired(rows: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _answered(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
-    """Return the row of a sample with its prompt or conversation under its own name, and the output, if it has one."""
+    """Return the row of a sample, with what was asked under "prompt" or "messages", and its output or None."""
     own = [answer for question, answer in QUESTIONS.items() if row.get(question) is not None]
     row = _led(_matched(_asked(row), OUTPUTS))
     names = (*OUTPUTS, *own, *QUESTIONS.values())  # MATH-500 has its solution and the answer in it
