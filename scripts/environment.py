@@ -130,7 +130,7 @@ class Environment:
             "--quiet",
             "--disable-pip-version-check",
             "--no-input",
-            "--no-compile",  # on one core; see below
+            "--no-compile",  # a module is compiled when it is first imported, and most never are
             "-c",
             "constraints.txt",
             "-e",
@@ -144,8 +144,6 @@ class Environment:
                 f"{output}\nThe installation failed, see pip's output above: check the network and the disk"
                 f" space and run this again; if that does not help, remove {self.folder} first."
             )
-        # On all cores. Packages have files for other Pythons, which do not compile: as with pip, that does not matter.
-        self.execute([str(self.python), "-m", "compileall", "-q", "-j", "0", str(self.folder)], self.root)
         self.write_record(replace(record, fingerprint=self.fingerprint(), extras=extras, complete=True))
         say("The environment is ready.")
 
