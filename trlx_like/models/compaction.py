@@ -86,6 +86,8 @@ class Compaction:
             columns = [same, batch.prompt_mask.sum(dim=1), batch.mask.sum(dim=1)]
             of_row, prompts, responses = torch.stack(columns).tolist()  # one transfer from the device
             if self.bias is None and sum(prompts) + sum(responses) == rows * width:  # without padding there is no mask
+                if len(set(of_row)) == rows:
+                    return None  # there is nothing to save, so no plans are made
                 best = min(best, (1 - LEAST_SAVING) * self._cost(rows, width, in_order(width)))
             cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
             if cost < best:
