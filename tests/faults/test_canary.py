@@ -11,12 +11,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
+from transformers import AutoModelForCausalLM, MiniMaxConfig, OpenAIGPTConfig, PretrainedConfig, XGLMConfig
 from typer.testing import CliRunner
 
 from tests.contract.recipes import LORA, make
 from tests.contract.runs import assert_same, assert_same_run, rows
 from tests.distributed.ranks import on_ranks
-from tests.tiny import tiny_config, tiny_lm
+from tests.tiny import tiny_config, tiny_lm, tiny_tokenizer
 from trlx_like.cli import app
 from trlx_like.data import Completion
 from trlx_like.errors import ConfigError, SamplerError
@@ -241,6 +242,40 @@ def test_a_sound_copy_is_let_through(name: str, dtype: str | None, tmp_path: Pat
     held = dict(trainer.sampler.engine.lm.named_parameters())
     assert {weight.dtype for weight in held.values()} == {getattr(torch, dtype or "float32")}
     assert trainer.progress.round > 2
+
+
+HALF_BUFFERS: dict[str, PretrainedConfig] = {
+    "causal mask": OpenAIGPTConfig(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=64),
+    "positions": XGLMConfig(
+        vocab_size=32, d_model=16, ffn_dim=32, num_layers=2, attention_heads=2, max_position_embeddings=64
+    ),
+    "decays": MiniMaxConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        block_size=8,
+    ),
+    "none, but rotary tables": tiny_config("llama"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("buffers", HALF_BUFFERS)
+def test_a_copy_in_16_bits_is_the_model_loaded_in_16_bits(buffers: str, dtype: Any, tmp_path: Path) -> None:
+    """Some buffers are in 16 bits then, and rotary tables are not. A float32 copy of that model computes too."""
+    AutoModelForCausalLM.from_config(HALF_BUFFERS[buffers]).save_pretrained(tmp_path)
+    whole, half = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=kind) for kind in ("float32", dtype))
+    ids, tokenizer = torch.arange(12).view(2, 6), tiny_tokenizer()
+    copied = CopyEngine(whole, tokenizer, dtype=dtype).lm
+    assert_same(dict(copied.named_buffers()), dict(half.named_buffers()))
+    assert torch.equal(copied(ids).logits, half(ids).logits)
+    back = CopyEngine(half, tokenizer, dtype="float32").lm(ids).logits
+    torch.testing.assert_close(back, whole(ids).logits, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["DPOTrainer", "PPOTrainer", "SFTTrainer"])

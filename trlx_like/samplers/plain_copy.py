@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 
 from trlx_like.data import Sampled
 from trlx_like.errors import ConfigError
@@ -47,9 +48,8 @@ class CopyEngine(TransformersEngine):
         super().__init__(copied.eval().requires_grad_(False), *args)
         self.version = -1
         self.dtype = None if dtype is None else DTYPES[dtype]
-        for weight in self.lm.parameters() if self.dtype is not None else ():
-            # Buffers keep their format: in half-precision rotary tables distant positions would become equal.
-            weight.data = weight.data.to(self.dtype)
+        if self.dtype is not None:
+            _convert(self.lm, self.dtype)
 
     @torch.no_grad()
     def sync_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -70,3 +70,17 @@ class CopyEngine(TransformersEngine):
     def digests(self) -> Mapping[str, Digest]:
         """Compute the checksum of each weight of the copy."""
         return {name: digest(weight) for name, weight in self.lm.named_parameters()}
+
+
+def _convert(lm: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert weights to a number format, and buffers to those that a model made in this format has.
+
+    Rotary tables stay in float32 by that, as `lm.to(dtype)` would not leave them: distant positions would become equal.
+    """
+    with torch.device("meta"), local_torch_dtype(dtype):
+        made = dict(type(lm)(lm.config).named_buffers())
+    for weight in lm.parameters():
+        weight.data = weight.data.to(dtype)
+    for name, buffer in lm.named_buffers():
+        if name in made:
+            buffer.data = buffer.data.to(made[name].dtype)
