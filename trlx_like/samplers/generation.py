@@ -56,7 +56,9 @@ def generation_config(options: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         return GenerationConfig(**{**neutral, **special, **given})
 
 
-def check_token_ids(options: Mapping[str, Any], name: str, model: PretrainedConfig) -> None:
+def check_token_ids(
+    options: Mapping[str, Any], name: str, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Try the options that name tokens or have a form of their own, before `generate()` does while it samples.
 
     An EOS that the model lacks is accepted: programs of TRL set one so that responses never end by themselves.
@@ -65,10 +67,12 @@ def check_token_ids(options: Mapping[str, Any], name: str, model: PretrainedConf
         options: Options of generation, by name.
         name: The option of the method that they come from, for errors.
         model: The configuration of the model.
+        tokenizer: Defines the EOS if the options do not.
 
     Raises:
-        ConfigError: For an option that names a token that the model lacks, or that has a wrong form, and for
-            `forced_bos_token_id` with a decoder, in which no response begins a sequence.
+        ConfigError: For an option that names a token that the model lacks, or that has a wrong form, for
+            `forced_bos_token_id` with a decoder, in which no response begins a sequence, and for
+            `exponential_decay_length_penalty` if the model lacks the EOS.
     """
     forced = options.get("forced_bos_token_id")
     if forced is not None and not model.is_encoder_decoder:
@@ -76,6 +80,14 @@ def check_token_ids(options: Mapping[str, Any], name: str, model: PretrainedConf
             f"method.{name}.forced_bos_token_id ({forced!r}) is for encoder-decoders; end the prompts with the token."
         )
     vocabulary = model.get_text_config().vocab_size
+    penalty = options.get("exponential_decay_length_penalty")
+    eos = options.get("eos_token_id", tokenizer.eos_token_id)
+    ends = [eos] if isinstance(eos, int) else eos
+    if penalty is not None and not (ends and all(0 <= end < vocabulary for end in ends)):
+        raise ConfigError(
+            f"method.{name}.exponential_decay_length_penalty ({penalty!r}) needs an EOS that the model has, and EOS is "
+            f"{eos}: set method.{name}.eos_token_id to an id from 0 to {vocabulary - 1}, or leave the penalty out."
+        )
     for option in sorted(_TRIED.keys() & options.keys() - swept(options).keys()):
         if (value := options[option]) is not None:
             try:

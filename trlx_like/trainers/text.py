@@ -76,7 +76,7 @@ class TextTrainer(BaseRLTrainer[E]):
         check_fit(found, self.config.train.seq_length, self.tokenizer, sampled=not self.offline)
         if found is not None:
             for name in ("gen_kwargs", "gen_experience_kwargs"):
-                check_token_ids(getattr(self.method, name, None) or {}, name, found)
+                check_token_ids(getattr(self.method, name, None) or {}, name, found, self.tokenizer)
 
     def build(self, tokenizer: Any = None) -> None:
         self.read_inputs(tokenizer)
