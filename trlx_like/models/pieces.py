@@ -93,13 +93,13 @@ def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
 
 @contextmanager
 def attending(config: Any, name: str) -> Iterator[None]:
-    """Let the models of a configuration take an attention of transformers' interface in a `with` block."""
+    """Let the model of a configuration take an attention of transformers' interface in a `with` block, but no parts."""
     before = config._attn_implementation
-    config._attn_implementation = name
+    config._attn_implementation = {"": name}  # a name alone would stay in the configurations of its parts
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = {"": before}
 
 
 def recomputes(model: nn.Module) -> bool:

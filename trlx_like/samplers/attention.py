@@ -35,11 +35,12 @@ def attention_for_decoding(lm: PreTrainedModel, cache: RowCache) -> Iterator[Non
         lm: The language model.
         cache: What its rows have read.
     """
-    usual = lm.config._attn_implementation
+    config: Any = lm.config.get_text_config(decoder=True)
+    usual = config._attn_implementation
     own = usual == "sdpa" and lm._supports_attention_backend and lm.device.type == "cpu"
     given = _CACHE.set(cache)
     try:
-        with attending(lm.config, NAME if own else usual):
+        with attending(config, NAME if own else usual):
             yield
     finally:
         _CACHE.reset(given)

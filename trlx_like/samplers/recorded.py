@@ -83,10 +83,11 @@ class Steps:
         if state != self._state:
             self._state = state
             self._forget()
-        seen_by_layers = DynamicCache(config=self.lm.config.get_text_config(decoder=True)).layers
+        config = self.lm.config.get_text_config(decoder=True)
+        seen_by_layers = DynamicCache(config=config).layers
         self._usable = (
             TRACER
-            and self.lm.config._attn_implementation == NAME
+            and config._attn_implementation == NAME
             and all(type(layer) is DynamicLayer for layer in seen_by_layers)
             and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in parameters.values())
             and all(type(module).__module__.startswith(KNOWN) for module in modules)

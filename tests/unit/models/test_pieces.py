@@ -14,7 +14,7 @@ from tests.unit.models.support import sharp_lm
 from tests.unit.models.test_packed_rows import pair_and_row
 from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
-from trlx_like.models.pieces import NAME, Piece, attend, piece_by_piece, set_pieces
+from trlx_like.models.pieces import NAME, Piece, attend, attending, piece_by_piece, set_pieces
 
 GROUPS, PROMPTS, RESPONSES = (0, 0, 0, 3, 0, 5, 5), (3, 3, 3, 2, 3, 1, 1), (2, 4, 4, 3, 1, 2, 0)
 
@@ -167,6 +167,16 @@ def test_only_the_part_for_text_attends_otherwise() -> None:
         assert config.text_config._attn_implementation == NAME
     assert config.text_config._attn_implementation == "sdpa"
     assert config.vision_config._attn_implementation == "eager"
+
+
+def test_the_parts_of_a_configuration_keep_their_attention() -> None:
+    config: Any = Gemma3Config()
+    parts = config, config.text_config, config.vision_config
+    for part, name in zip(parts, ("flex_attention", "sdpa", "eager"), strict=True):
+        part._attn_implementation = name
+    with attending(config, NAME):
+        assert [part._attn_implementation for part in parts] == [NAME, "sdpa", "eager"]
+    assert [part._attn_implementation for part in parts] == ["flex_attention", "sdpa", "eager"]
 
 
 def test_eager_attention_stays() -> None:

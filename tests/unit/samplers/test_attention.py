@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoModelForCausalLM, GotOcr2Config
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -54,6 +54,20 @@ def test_a_model_attends_so_while_it_decodes(monkeypatch: pytest.MonkeyPatch) ->
     sampler(lm=lm).sample(prompts(["ab"] * 7), {"max_new_tokens": 3, "eos_token_id": None}, 1)
     assert set(rows) == {7, 1}, "the prompt is read once"
     assert lm.config._attn_implementation == "sdpa"
+
+
+def test_only_the_part_for_text_attends_so() -> None:
+    """The part for images knows no attention but "eager", which is the name at the whole model then."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 32, "intermediate_size": 32, "num_key_value_heads": 1, "model_type": "qwen2"}
+    images = {**sizes, "image_size": 32, "patch_size": 16, "output_channels": 16, "mlp_dim": 16}
+    lm = AutoModelForCausalLM.from_config(GotOcr2Config(text_config=text, vision_config=images, image_token_index=31))
+    parts = lm.config, lm.config.text_config, lm.config.vision_config
+    assert [part._attn_implementation for part in parts] == ["eager", "sdpa", "eager"]
+    with attention_for_decoding(lm, RowCache(8, 4)):
+        assert [part._attn_implementation for part in parts] == ["eager", NAME, "eager"]
+    sampler(lm=lm.eval()).sample(prompts(["ab"] * 3), {"max_new_tokens": 3})
+    assert [part._attn_implementation for part in parts] == ["eager", "sdpa", "eager"]
 
 
 @pytest.mark.parametrize("kind", ["eager", "falcon"])
