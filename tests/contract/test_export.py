@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.contract.recipes import GENERATED, RECIPES, checks, few, kinds, make
+from tests.contract.recipes import GENERATED, LORA, RECIPES, checks, few, kinds, make
+from tests.contract.runs import assert_same
+from tests.tiny import tiny_lm
 
 language = {key: kind for key, kind in kinds().items() if RECIPES[kind[0]].loads_as is not None}
 
@@ -42,3 +46,31 @@ def test_every_policy_is_a_start_for_ppo(name: str, tmp_path: Path) -> None:
     for weight, value in trainer.model.lm.state_dict().items():
         assert torch.equal(ppo.model.lm.state_dict()[weight], value), weight
     assert ppo.learn()["policy/kl"] == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"model.peft_config": {**LORA, "target_modules": ["c_fc"]}}], ids=["", "lora"])
+def test_weights_that_layers_share_undeclared(
+    changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file has them under each name, and the embeddings, whose tie to the head is declared, once."""
+
+    def shared(folder: str) -> Any:
+        lm: Any = tiny_lm()
+        lm.transformer.h[1].mlp = lm.transformer.h[0].mlp
+        return make("SFTTrainer", tmp_path / folder, **{"model.model_path": lm, "train.total_steps": 2, **changes})
+
+    caplog.set_level(logging.INFO, logger="trlx_like")
+    trainer = shared("run")
+    trainer.learn()
+    assert "4 weights that layers share are saved for each, such as transformer.h.1.mlp.c_fc.bias" in caplog.text
+    folders = [*(tmp_path / "run").rglob("hf_model"), tmp_path / "export"]
+    trainer.save_pretrained(folders[-1])
+    ids = torch.arange(12).view(2, 6)
+    expected = trainer.model.lm.eval()(ids).logits
+    assert len(folders) > 1
+    for folder in folders:
+        assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+        torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, expected)
+    again = shared("again")
+    again.load(tmp_path / "run")
+    assert_same(again.model.state_dict(), trainer.model.state_dict())

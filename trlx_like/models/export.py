@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
@@ -13,6 +15,8 @@ from trlx_like.models.merging import has_adapter, merged
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.saved_heads import HEADS_FILE
 from trlx_like.models.sources import no_progress_bars
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 MARK = "<!-- Written by trlx_like. Without this line it is yours, and is never replaced. -->"
@@ -63,8 +67,27 @@ def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> Non
         ConfigError: See `check_folder`.
     """
     check_folder(lm, directory, merge)
+    alone = _alone(lm, merge)
+    saved = lm if alone or not has_adapter(lm) else merged(lm)
+    copies = {} if alone else _copies(saved)
+    if copies:
+        logger.info("%d weights that layers share are saved for each, such as %s.", len(copies), min(copies))
     with no_progress_bars():
-        (lm if _alone(lm, merge) or not has_adapter(lm) else merged(lm)).save_pretrained(directory)
+        saved.save_pretrained(directory, state_dict={**saved.state_dict(), **copies} if copies else None)
+
+
+def _copies(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Copy each weight that layers share under further names which the class of the model does not declare as tied.
+
+    transformers ties declared ones when it loads a model, and refuses to save the others. A file with a copy for each
+    name loads as the same model, in which these layers share nothing unless their class makes them do so.
+    """
+    tied = getattr(lm, "all_tied_weights_keys", {})
+    names: dict[Tensor, list[str]] = {}
+    for name, weight in lm.named_parameters(remove_duplicate=False):
+        if name not in tied:
+            names.setdefault(weight, []).append(name)
+    return {name: weight.detach().clone() for weight, (_, *further) in names.items() for name in further}
 
 
 def check_folder(lm: PreTrainedModel, directory: Path, merge: bool = False) -> None:
