@@ -93,7 +93,7 @@ def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
 
 @contextmanager
 def attending(config: Any, name: str) -> Iterator[None]:
-    """Let the model of a configuration take an attention of transformers' interface in a `with` block, but no parts."""
+    """Let the model of a configuration, and none of its parts, take an attention of transformers in a `with` block."""
     before = config._attn_implementation
     config._attn_implementation = {"": name}  # a name alone would stay in the configurations of its parts
     try:
