@@ -266,14 +266,13 @@ class AdapterWeights(nn.Module):
         super().__init__()
         held = [(place, place.module._parameters[place.name]) for place in _places(lm)]
         trained = [(place, value) for place, value in held if value is not None and value.requires_grad]
-        # In a list, so that the model does not become a submodule.
-        self._places = [[place for place, _ in trained]]
+        self._places = [place for place, _ in trained]
         self.frozen = nn.ParameterList([value.detach().clone() for _, value in trained]).requires_grad_(False)
 
     @property
     def outside_layers(self) -> bool:
         """Whether some of the weights belong to no layer of an adapter."""
-        return any(place.layer is None for place in self._places[0])
+        return any(place.layer is None for place in self._places)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -284,7 +283,7 @@ class AdapterWeights(nn.Module):
         before keep the present weights and their gradients.
         """
         by_layer: dict[nn.Module | None, list[tuple[_Place, Tensor]]] = {}
-        for place, value in zip(self._places[0], self.frozen, strict=True):
+        for place, value in zip(self._places, self.frozen, strict=True):
             by_layer.setdefault(place.layer, []).append((place, value))
         with ExitStack() as stack:
             for layer, values in by_layer.items():

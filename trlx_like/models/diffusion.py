@@ -41,8 +41,7 @@ class DiffusionModel(nn.Module):
     def __init__(self, pipeline: Any, size: tuple[int | None, int | None] = (None, None)) -> None:
         super().__init__()
         kind = family_of(pipeline)
-        # In a list, so that its parts do not become submodules, which are trained and saved.
-        self._held = [pipeline]
+        self.pipeline = pipeline  # which holds the model as it is now
         self.scale = pipeline.vae_scale_factor if getattr(pipeline, "vae", None) is not None else 1
         self.denoiser: nn.Module = getattr(pipeline, kind.part)
         self.latent_size, self.size = self._sizes(size)
@@ -54,11 +53,6 @@ class DiffusionModel(nn.Module):
             part.eval().requires_grad_(False)
         disable_dropout(self.denoiser)
         self._reference: list[AdapterWeights] = []
-
-    @property
-    def pipeline(self) -> Any:
-        """Return the pipeline, which holds the model as it is now."""
-        return self._held[0]
 
     @property
     def shape(self) -> tuple[int, ...]:

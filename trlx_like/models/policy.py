@@ -103,8 +103,7 @@ class LanguagePolicy(nn.Module):
         self.temperature = temperature
         self.allowed: Tensor | None
         self.register_buffer("allowed", allowed, persistent=False)
-        # In a list, so that it does not become a submodule, which is trained and saved.
-        self._reference: list[Reference] = []
+        self._reference: list[Reference] = []  # at most one
         self.trunk: Trunk | None = None
         self.compaction: Compaction | None = None  # None: every row is read whole, with its padding
         if has_adapter(lm):
