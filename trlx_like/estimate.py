@@ -163,7 +163,7 @@ def _keep_trunk(trainer: Any, batch: Any) -> int:
     if getattr(model, "trunk", None) is None:
         return 0
     with torch.no_grad(), trainer.run.forward("logprobs"):
-        batch.keep(model.trunk_states(batch.completions()))
+        batch.keep(model.trunk.states(batch.completions().inputs()))
     return bytes_of(value for name, value in vars(batch).items() if name.endswith("_trunk")) // len(batch)
 
 

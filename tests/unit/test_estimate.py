@@ -141,7 +141,7 @@ def samples(trainer: Any) -> list[Any]:
     size = trainer.run.microbatch_size
     parts = [padded(trainer.longest(size)) for _ in range(4 // size)]
     for part in parts if getattr(trainer.model, "trunk", None) is not None else ():
-        part.keep(trainer.model.trunk_states(part.completions()).detach())
+        part.keep(trainer.model.trunk.states(part.completions().inputs()).detach())
     return parts
 
 

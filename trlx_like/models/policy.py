@@ -119,11 +119,6 @@ class LanguagePolicy(nn.Module):
         self.trunk = None if isinstance(made, str) else made
         return made if isinstance(made, str) else None
 
-    def trunk_states(self, batch: Completion) -> Tensor:
-        """Compute what enters the lowest block that is not frozen. [B, P + R, H]"""
-        assert self.trunk is not None
-        return self.trunk.states(batch.inputs())
-
     def add_reference(self, other: PreTrainedModel | None = None) -> None:
         """Freeze the present weights, or another model, as the reference. Call it before the first update.
 

@@ -70,11 +70,6 @@ class RewardNetwork(nn.Module):
         self.trunk = None if isinstance(made, str) else made
         return made if isinstance(made, str) else None
 
-    def trunk_states(self, batch: Completion) -> Tensor:
-        """Compute what enters the lowest block that is not frozen. [B, P + R, H]"""
-        assert self.trunk is not None
-        return self.trunk.states(batch.inputs())
-
     def forward(self, ids: Tensor, mask: Tensor, common: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         """Compute the rewards of sequences.
 
@@ -83,7 +78,7 @@ class RewardNetwork(nn.Module):
             mask: True on real tokens. [B, T] bool
             common: Number of first tokens that each sequence shares with another one, smaller than its length. They
                 may be read once. Sequences then have to be padded on the right. None: nothing is shared. [B] int64
-            kept: What `trunk_states` has returned for the sequences; None: all blocks run. [B, T, H]
+            kept: What `trunk.states` has returned for the sequences; None: all blocks run. [B, T, H]
 
         Returns:
             The rewards. [B] float32

@@ -195,7 +195,7 @@ class TrunkStates:
         with evaluating(self.model):
             for numbers, part in parts_by_length(self.run, elements if rows is None else rows):
                 with self.run.forward("logprobs"):
-                    states = self.model.trunk_states(part.completions())
+                    states = self.model.trunk.states(part.completions().inputs())
                 try:
                     if kept is not None and not refused:
                         kept.write(numbers, part, states)

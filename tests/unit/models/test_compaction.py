@@ -255,9 +255,9 @@ def test_kept_states() -> None:
     """States that come from packed rows are those of the batch, and packed rows start from them."""
     policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
     policy.add_reference()
-    assert policy.add_trunk() is None
+    assert policy.add_trunk() is None and policy.trunk is not None
     batch = pairs_of_rows()
-    expected = policy.trunk_states(batch)
+    expected = policy.trunk.states(batch.inputs())
     whole = scored(policy, batch)
     policy.compaction = packing(policy.lm)
     kept = policy(batch).trunk
@@ -364,9 +364,9 @@ def test_rows_that_were_packed_before_are_attended_to_piece_by_piece(family: str
 def test_kept_states_of_rows_that_were_packed_before(attended: list[int]) -> None:
     policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
     policy.add_reference()
-    assert policy.add_trunk() is None
+    assert policy.add_trunk() is None and policy.trunk is not None
     batch = packed_before()
-    batch.keep(policy.trunk_states(batch))
+    batch.keep(policy.trunk.states(batch.inputs()))
     able = replace(compaction_of(policy.lm), hidden=8)
     attended.clear()
     assert_scores_of_whole_rows(policy, batch, able)

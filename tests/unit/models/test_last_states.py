@@ -107,9 +107,9 @@ def test_tokens_of_each_network() -> None:
 
 def test_tokens_from_kept_states() -> None:
     policy = valued_policy(sharp_lm("llama"), num_layers_unfrozen=1)
-    assert policy.add_trunk() is None
+    assert policy.add_trunk() is None and policy.trunk is not None
     policy.compaction, batch = PICKING, batch_of_ids()
-    batch.keep(policy.trunk_states(batch))
+    batch.keep(policy.trunk.states(batch.inputs()))
     counts = counted(policy)
     policy(batch)
     assert counts == {"policy": [15]}
