@@ -33,8 +33,6 @@ from trlx_like.presets import PRESETS
 from trlx_like.tracking.audit import audit_run
 
 TRAINERS = ("ppo", "grpo", "rloo", "rft", "online_dpo")
-CHOSEN_ON = ("letters", "json", "sentiment")
-"""The tasks that the rule for the learning rate was chosen on."""
 PROMPTS, HELD_OUT, KEPT = 64, 256, 64
 """Numbers of training prompts, of evaluated outputs, and of outputs that KL and perplexity are measured on."""
 MARKS = "<!-- first try -->", "<!-- end of first try -->"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import trlx_like
 from trlx_like import TRLConfig
-from trlx_like.tracking.pictures import write_grid
+from trlx_like.tracking.pictures import grid as joined
 
 
 def train_denoiser(
@@ -117,4 +117,6 @@ def grid(results: Sequence[Result], prompts: Sequence[str], path: Path) -> None:
     """Save a picture: a row of drawings before tuning and a row after each task, all from the same noise."""
     rows = [("before", results[0].pictures[0]), *((result.task.name, result.pictures[1]) for result in results)]
     captions = [f"{prompt}\n{name}" for name, _ in rows for prompt in prompts]
-    write_grid([picture for _, row in rows for picture in row], captions, path, columns=len(prompts))
+    drawings = [picture for _, row in rows for picture in row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    joined(drawings, captions, columns=len(prompts)).save(path)

@@ -60,12 +60,6 @@ def table_grid(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any | N
     return grid(pictures, captions) if pictures else None
 
 
-def write_grid(images: Sequence[Any], captions: Sequence[str], path: Path, columns: int | None = None) -> None:
-    """Write the image that `grid` makes to a file; folders are made as needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    grid(images, captions, columns).save(path)
-
-
 def grid(images: Sequence[Any], captions: Sequence[str], columns: int | None = None) -> Any:
     """Join PIL images to one image, in rows, each with its caption under it.
 
