@@ -102,7 +102,7 @@ class Generator:
     """
 
     def __init__(
-        self, trained: Trained, options: dict[str, Any], seed: int | None, longest: int | None = None, usual: int = 40
+        self, trained: Trained, options: dict[str, Any], seed: int | None, longest: int | None, usual: int
     ) -> None:
         model = trained.model
         self._template = common_options(trained.option("tokenizer", "chat_template_kwargs") or {})

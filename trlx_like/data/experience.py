@@ -121,7 +121,7 @@ class Experience:
         """
         return [
             {
-                column.name: _described(column.name, value, decode)
+                column.name: _described(value, decode)
                 for column in fields(self)
                 if (value := getattr(row, column.name)) is not None
                 and not column.name.endswith("_trunk")
@@ -184,7 +184,7 @@ def _real(value: Tensor, column: Field[Any], length: int, dim: int) -> Tensor:
     return value.narrow(dim, value.shape[dim] - length if column.metadata["side"] == "left" else 0, length)
 
 
-def _described(name: str, value: Tensor, decode: Callable[[list[int]], str]) -> Any:
+def _described(value: Tensor, decode: Callable[[list[int]], str]) -> Any:
     """Describe one field of an element: as text, as a number, or as a summary of several numbers."""
     if value.dtype == torch.uint8:
         return bytes(value.tolist()).decode("utf-8", "replace")

@@ -77,7 +77,7 @@ def whole(reward: Reward) -> float | None:
     return sum(reward) if isinstance(reward, list) else reward
 
 
-def shortened(value: Any, longest: int = 200) -> str:
-    """Return the representation of a value, cut to `longest` characters."""
+def shortened(value: Any) -> str:
+    """Return the representation of a value, cut to 200 characters."""
     text = repr(value)
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -81,7 +81,7 @@ class Decoding:
         completes: Tells whether the last of the given response tokens completes a stop string; None without any.
         choices: Whether to tell which tokens could be drawn.
         at_once: The most rows in a batch; None is all.
-        steps: Computes the steps after the prompts; None lets the modules do it.
+        steps: Computes the steps after the prompts, if the model takes positions.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Decoding:
         mask: Tensor,
         config: GenerationConfig,
         keys: Tensor,
-        processors: Sequence[LogitsProcessor] = (),
-        completes: Callable[[list[int]], bool] | None = None,
-        choices: bool = False,
-        at_once: int | None = None,
-        steps: Steps | None = None,
+        processors: Sequence[LogitsProcessor],
+        completes: Callable[[list[int]], bool] | None,
+        choices: bool,
+        at_once: int | None,
+        steps: Steps,
     ) -> None:
         self.steps = steps
         self.lm, self.prompt, self.mask, self.config = lm, prompt, mask, config
@@ -179,8 +179,7 @@ class Decoding:
         positions = (self.lengths[self.rows] + made - 1)[:, None]
         tokens = self.tokens[:, None]
         compute = partial(self._forward, tokens, mask, positions, self.cache)
-        step = self.steps if self.takes_positions else None
-        logits = compute() if step is None else step(tokens, mask, positions, self.cache, compute)
+        logits = self.steps(tokens, mask, positions, self.cache, compute) if self.takes_positions else compute()
         self._take(self._scores(ids, logits, made), 0)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache) -> Tensor:

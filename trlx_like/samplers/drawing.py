@@ -41,7 +41,7 @@ class TokenSampler(LogitsProcessor):
         choices: Whether to record which tokens could be drawn.
     """
 
-    def __init__(self, keys: Tensor, choices: bool = False) -> None:
+    def __init__(self, keys: Tensor, choices: bool) -> None:
         self.keys = keys
         self.choices: list[tuple[Tensor, Tensor]] | None = [] if choices else None  # of `encode`, one per call
         self._numbers: list[Tensor] = []  # of the next positions, each [B, 1], the nearest last

@@ -263,14 +263,10 @@ class RunFolder:
 
         with self.held() if inside else nullcontext():
             if inside:
-                self.world.on_main(lambda: self._claim(place))
+                self.world.on_main(lambda: self.files.claim([place.name]))
             self.world.all_or_none(write, place)
         self.saving.note(place, done, beside)
         self.saving.check()
-
-    def _claim(self, place: Path) -> None:
-        with writing(place):
-            self.files.claim([place.name])
 
     def _write_state(self, state: TrainState, folder: Path, beside: Beside | None) -> None:
         state.save(folder, self.world.rank, self.world.main)
