@@ -87,6 +87,16 @@ def registries_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture
+def number_format() -> Iterator[None]:
+    """Let a test choose `backend.mixed_precision`: accelerate remembers the first one of a process."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to be in, as one process."""
     monkeypatch.chdir(tmp_path)

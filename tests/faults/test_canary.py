@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import nn
 from transformers import AutoModelForCausalLM, MiniMaxConfig, OpenAIGPTConfig, PretrainedConfig, XGLMConfig
 from typer.testing import CliRunner
@@ -373,15 +372,7 @@ def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-@pytest.fixture
-def fresh_accelerator() -> Iterator[None]:
-    """Lets a test choose a number format: accelerate remembers the first one of a process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.usefixtures("number_format")
 def test_merged_adapters_are_compared_in_their_own_numbers(tmp_path: Path) -> None:
     """In bf16 the learner runs under autocast, which would round the product of an adapter's matrices."""
     changes = {

@@ -7,13 +7,12 @@ import gc
 import time
 from bisect import bisect, bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,6 +30,8 @@ from trlx_like.imagined import LiveBytes, imagined
 from trlx_like.rehearsal import make_rehearsal
 from trlx_like.savings import smallest_change
 from trlx_like.trainers.probe import generate_longest
+
+pytestmark = pytest.mark.usefixtures("number_format")
 
 LORA = {"peft_type": "LORA", "r": 4, "target_modules": "all-linear"}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
@@ -162,14 +163,6 @@ def remembered(trainer: Any) -> int:
     """Bytes of the prompts that were encoded ahead; they stay in the CPU's memory."""
     known = [value for prompt in trainer.sampler.encoded._known.values() for value in vars(prompt).values()]
     return sum({value.data_ptr(): value.untyped_storage().nbytes() for value in known if value is not None}.values())
-
-
-@pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
-    """accelerate remembers the first number format of a process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in RUNS])

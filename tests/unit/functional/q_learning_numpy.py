@@ -24,15 +24,6 @@ def next_action_values(values: Array, action: Mask) -> tuple[Array, Mask]:
     return out, continues
 
 
-def monte_carlo_returns(rewards: Array, action: Mask, gamma: float) -> Array:
-    out = np.zeros(rewards.shape)
-    for row in range(len(rewards)):
-        places = [int(t) for t in np.flatnonzero(action[row])]
-        for i, t in enumerate(places):
-            out[row, t] = math.fsum(gamma**k * float(rewards[row, u]) for k, u in enumerate(places[i:]))
-    return out
-
-
 def expectile(target: float, value: float, tau: float) -> float:
     weight = 1 - tau if target < value else tau
     return weight * (target - value) ** 2

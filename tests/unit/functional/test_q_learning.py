@@ -26,7 +26,7 @@ from tests.unit.functional.properties import (
     splits,
 )
 from tests.unit.functional.q_learning_numpy import LN2, Worked
-from tests.unit.functional.reference_numpy import elementwise
+from tests.unit.functional.reference_numpy import discounted_returns, elementwise
 from trlx_like.functional import q_learning as ql
 from trlx_like.functional.masked import masked_sum, zero_padding
 
@@ -158,7 +158,7 @@ def test_next_values_and_returns_equal_numpy(given: tuple[Batch, torch.Tensor], 
     targets = ql.q_targets(rewards, got, gamma, continues)
     np.testing.assert_allclose(targets.numpy(), rewards.numpy() + gamma * expected, atol=1e-12)
     returns = ql.monte_carlo_returns(rewards, action, gamma)
-    expected = reference.monte_carlo_returns(rewards.numpy(), action.numpy(), gamma)
+    expected = discounted_returns(rewards.numpy(), action.numpy(), gamma)
     np.testing.assert_allclose(returns.numpy(), expected, atol=1e-12)
 
 

@@ -79,6 +79,30 @@ def valued_policy(lm: PreTrainedModel, **options: Any) -> LanguagePolicy:
     return LanguagePolicy(lm, heads={"value": head}, **options)
 
 
+def scored(policy: LanguagePolicy, batch: Completion) -> dict[str, Tensor]:
+    """Log-probabilities, values, entropies, those of the reference, and the gradient of each trained parameter."""
+    policy.zero_grad()
+    out = policy(batch, reference=True, entropy=True)
+    assert out.entropy is not None and out.ref_logprobs is not None
+    weights = torch.linspace(0.5, 2, out.logprobs.numel()).view_as(out.logprobs)
+    values = out.heads["value"][:, :-1] * batch.mask
+    (weights * (out.logprobs + out.entropy + values)).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    return {
+        "logprobs": out.logprobs.detach(),
+        "values": values.detach(),
+        "ref_logprobs": out.ref_logprobs,
+        **gradients,
+    }
+
+
+def assert_equal_scores(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Check that what `scored` returned twice is the same, within rounding."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
+
+
 def plain_distributions(
     lm: PreTrainedModel, row: Completion, temperature: float = 1.0, allowed: Tensor | None = None
 ) -> Tensor:

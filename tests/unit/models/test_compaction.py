@@ -12,8 +12,7 @@ import torch
 
 from tests.contract.recipes import make
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
-from tests.unit.models.test_shared_prompts import scored
+from tests.unit.models.support import assert_equal_scores, batch_of_ids, scored, sharp_lm, valued_policy
 from trlx_like.data import Completion, PreferenceExperience, RolloutStore
 from trlx_like.models import compaction, pieces
 from trlx_like.models.compaction import Compaction, compaction_of
@@ -60,9 +59,7 @@ def assert_scores_of_whole_rows(policy: Any, batch: Completion, able: Compaction
     policy.compaction = able or packing(policy.lm)
     assert isinstance(policy.compaction.of(batch), PackedRows)
     found = scored(policy, batch)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
+    assert_equal_scores(found, expected)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES + ODD_FAMILIES if family not in UNPACKED])
@@ -265,8 +262,7 @@ def test_kept_states() -> None:
     real = batch.inputs()["attention_mask"].bool()
     assert torch.allclose(kept[real], expected[real], atol=1e-5)
     batch.keep(kept)
-    for name, value in scored(policy, batch).items():
-        assert (value - whole[name]).norm() <= 1e-5 * whole[name].norm() + 1e-5, name
+    assert_equal_scores(scored(policy, batch), whole)
 
 
 @pytest.mark.parametrize("family", [*UNPACKED, *SEQ2SEQ_FAMILIES])

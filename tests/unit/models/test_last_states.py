@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from tests.tiny import FAMILIES, ODD_FAMILIES
-from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import assert_equal_scores, batch_of_ids, scored, sharp_lm, valued_policy
 from tests.unit.models.test_compaction import packing, pairs_of_rows
-from tests.unit.models.test_shared_prompts import SHARING, scored, shared_batch
+from tests.unit.models.test_shared_prompts import SHARING, shared_batch
 from trlx_like.data import Completion
 from trlx_like.data.preference import MultiTurnCompletion
 from trlx_like.models.compaction import Compaction, compaction_of
@@ -67,9 +67,7 @@ def assert_as_whole(policy: LanguagePolicy, batch: Completion) -> None:
     assert policy.compaction is not None
     for name, taken in counts.items():
         assert (sum(taken) > 2 * tokens[name] > 0) == policy.compaction.skips_unread, name
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
+    assert_equal_scores(found, expected)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES + ODD_FAMILIES if not family.startswith("opt")])

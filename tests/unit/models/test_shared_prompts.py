@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES, tiny_lm
-from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import assert_equal_scores, batch_of_ids, scored, sharp_lm, valued_policy
 from trlx_like.data import Completion
 from trlx_like.models.compaction import Compaction
 from trlx_like.models.layout import blocks
-from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts
 
 SHARING = Compaction(hidden=16, share=True)
@@ -25,22 +23,6 @@ def shared_batch(order: tuple[int, ...] = (0, 1, 0, 2, 1, 0)) -> Completion:
     return Completion(prompts.prompt[rows], prompts.prompt_mask[rows], responses.response, responses.mask)
 
 
-def scored(policy: LanguagePolicy, batch: Completion) -> dict[str, Tensor]:
-    policy.zero_grad()
-    out = policy(batch, reference=True, entropy=True)
-    assert out.entropy is not None and out.ref_logprobs is not None
-    weights = torch.linspace(0.5, 2, out.logprobs.numel()).view_as(out.logprobs)
-    values = out.heads["value"][:, :-1] * batch.mask
-    (weights * (out.logprobs + out.entropy + values)).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
-    return {
-        "logprobs": out.logprobs.detach(),
-        "values": values.detach(),
-        "ref_logprobs": out.ref_logprobs,
-        **gradients,
-    }
-
-
 @pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
 def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
     policy = valued_policy(sharp_lm(family))
@@ -50,9 +32,7 @@ def test_scores_and_gradients_are_those_of_whole_rows(family: str) -> None:
     expected = scored(policy, batch)
     policy.compaction = SHARING
     found = scored(policy, batch)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-5, name
+    assert_equal_scores(found, expected)
 
 
 def test_blocks_read_each_prompt_once() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.tiny import FAMILIES, ODD_FAMILIES, SEQ2SEQ_FAMILIES
-from tests.unit.models.support import batch_of_ids, sharp_lm, valued_policy
+from tests.unit.models.support import batch_of_ids, scored, sharp_lm, valued_policy
 from tests.unit.models.test_compaction import packing, pairs_of_rows
 from trlx_like.data import Completion
 from trlx_like.models import compaction
@@ -22,23 +22,6 @@ from trlx_like.models.layout import blocks
 from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.trunk import Trunk, make_trunk
-
-
-def scored(policy: LanguagePolicy, batch: Completion) -> dict[str, Tensor]:
-    """Log-probabilities, values, entropies, those of the reference, and the gradient of each trained parameter."""
-    policy.zero_grad()
-    out = policy(batch, reference=True, entropy=True)
-    assert out.entropy is not None and out.ref_logprobs is not None
-    weights = torch.linspace(0.5, 2, out.logprobs.numel()).view_as(out.logprobs)
-    values = out.heads["value"][:, :-1] * batch.mask
-    (weights * (out.logprobs + out.entropy + values)).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
-    return {
-        "logprobs": out.logprobs.detach(),
-        "values": values.detach(),
-        "ref_logprobs": out.ref_logprobs,
-        **gradients,
-    }
 
 
 def kept(policy: LanguagePolicy, batch: Completion) -> Completion:

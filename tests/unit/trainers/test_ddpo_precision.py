@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,10 @@ from tests.unit.trainers.test_ddpo import batch_of, filled
 from trlx_like.errors import ConfigError
 
 # A step that overflows comes before the optimiser's first.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+    pytest.mark.usefixtures("number_format"),
+]
 
 NAME = "DDPOTrainer"
 SMALL_LORA = {"model.peft_config": {**LORA, "r": 2}}
@@ -46,14 +48,6 @@ FORMATS = {
     "pixels": {"method.use_clipped_model_output": True},
     **HALF,
 }
-
-
-@pytest.fixture(autouse=True)
-def own_precision() -> Iterator[None]:
-    """accelerate keeps the first number format that a process asks for."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("changes", FORMATS.values(), ids=FORMATS)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from tests.distributed.ranks import on_ranks
@@ -31,14 +29,6 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 
 FALLING = {"name": "linear", "kwargs": {"num_warmup_steps": 0, "num_training_steps": 4}}  # 1/2, 3/8, 1/4, 1/8
-
-
-@pytest.fixture
-def number_format() -> Iterator[None]:
-    """Let a test choose `backend.mixed_precision`; accelerate remembers the first one of a process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @dataclass
