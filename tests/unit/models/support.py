@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -138,9 +137,3 @@ def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
     return found
-
-
-def same_fields(one: Completion, other: Completion) -> bool:
-    """Bit by bit, types included."""
-    pairs = [(getattr(one, column.name), getattr(other, column.name)) for column in fields(one)]
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
