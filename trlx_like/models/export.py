@@ -77,10 +77,11 @@ def save_model(lm: PreTrainedModel, directory: Path, merge: bool = False) -> Non
 
 
 def _copies(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Copy each weight that layers share under further names which the class of the model does not declare as tied.
+    """Copy each weight that several layers share, once for every name after its first.
 
-    transformers ties declared ones when it loads a model, and refuses to save the others. A file with a copy for each
-    name loads as the same model, in which these layers share nothing unless their class makes them do so.
+    Left out are names that the class of the model declares as tied: transformers ties these when it loads a model, and
+    refuses to save other shared weights. A file with the copies loads as a model that computes the same. Its layers
+    share weights only if their class makes them do so.
     """
     tied = getattr(lm, "all_tied_weights_keys", {})
     names: dict[Tensor, list[str]] = {}

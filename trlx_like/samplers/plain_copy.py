@@ -73,9 +73,9 @@ class CopyEngine(TransformersEngine):
 
 
 def _convert(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Convert weights to a number format, and buffers to those that a model made in this format has.
+    """Convert weights to a number format, and each buffer to the format that it has in a model made in this one.
 
-    Rotary tables stay in float32 by that, as `lm.to(dtype)` would not leave them: distant positions would become equal.
+    `lm.to(dtype)` would convert rotary tables too, and distant positions would become equal in 16 bits.
     """
     with torch.device("meta"), local_torch_dtype(dtype):
         made = dict(type(lm)(lm.config).named_buffers())
