@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, MiniMaxConfig, OpenAIGPTConfig, PretrainedConfig, XGLMConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    MiniMaxConfig,
+    OpenAIGPTConfig,
+    PretrainedConfig,
+    XGLMConfig,
+)
 from typer.testing import CliRunner
 
 from tests.contract.recipes import LORA, make
@@ -275,6 +282,18 @@ def test_a_copy_in_16_bits_is_the_model_loaded_in_16_bits(buffers: str, dtype: A
     assert torch.equal(copied(ids).logits, half(ids).logits)
     back = CopyEngine(half, tokenizer, dtype="float32").lm(ids).logits
     torch.testing.assert_close(back, whole(ids).logits, rtol=0, atol=2e-3)
+
+
+def test_a_copy_in_16_bits_of_a_class_that_takes_more_than_a_configuration() -> None:
+    class Sized(LlamaForCausalLM):
+        def __init__(self, config: Any, size: int) -> None:
+            super().__init__(config)
+            self.size = size
+
+    lm = Sized(tiny_config("llama"), size=3).eval()
+    ids, copied = torch.arange(12).view(2, 6), CopyEngine(lm, tiny_tokenizer(), dtype="bfloat16").lm
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(copied(ids).logits.float(), lm(ids).logits, rtol=0, atol=2e-2)
 
 
 @pytest.mark.parametrize("name", ["DPOTrainer", "PPOTrainer", "SFTTrainer"])

@@ -8,6 +8,7 @@ policy's in every round, see `canary.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -75,9 +76,11 @@ class CopyEngine(TransformersEngine):
 def _convert(lm: PreTrainedModel, dtype: torch.dtype) -> None:
     """Convert weights to a number format, and each buffer to the format that it has in a model made in this one.
 
-    `lm.to(dtype)` would convert rotary tables too, and distant positions would become equal in 16 bits.
+    `lm.to(dtype)` would convert rotary tables too, and distant positions would become equal in 16 bits. The buffers of
+    a model whose class takes more than a configuration keep their format.
     """
-    with torch.device("meta"), local_torch_dtype(dtype):
+    made: dict[str, Tensor] = {}
+    with suppress(TypeError), torch.device("meta"), local_torch_dtype(dtype):
         made = dict(type(lm)(lm.config).named_buffers())
     for weight in lm.parameters():
         weight.data = weight.data.to(dtype)
