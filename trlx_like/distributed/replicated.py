@@ -15,6 +15,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
 
 from trlx_like.distributed.backend import Backend
+from trlx_like.distributed.embeddings import add_by_rows
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class ReplicatedBackend(Backend):
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of the model that require a gradient."""
+        add_by_rows(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return list(self.parameters)
 

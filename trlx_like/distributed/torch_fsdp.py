@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,20 @@ def start(model: nn.Module) -> None:
     state = model._get_fsdp_state()  # type: ignore[operator]
     state._lazy_init()
     for of_module in state._state_ctx.all_states:
-        for group in of_module._fsdp_param_groups:
+        for group in _groups(of_module):
             for handles in (
                 group._module_to_pre_save_state_dict_hook_handle,
                 group._module_to_pre_load_state_dict_hook_handle,
             ):
                 for handle in handles.values():
                     handle.remove()
+
+
+def _groups(state: Any) -> Sequence[Any]:
+    """Return the groups of weights of a module; before torch 2.12 it has at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return cast("Sequence[Any]", state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def begin_backward(model: nn.Module, loss: Tensor) -> None:
@@ -45,7 +53,7 @@ def begin_backward(model: nn.Module, loss: Tensor) -> None:
 def gather(unit: FSDPModule) -> None:
     """Gather the weights of a unit, which may be a `plain` module at present. Every process calls it."""
     with torch.inference_mode(False), torch.no_grad():  # their memory is used in training too
-        for group in _get_module_fsdp_state(unit)._fsdp_param_groups:  # type: ignore[union-attr, arg-type]
+        for group in _groups(_get_module_fsdp_state(unit)):  # type: ignore[arg-type]
             group.lazy_init()
             group.unshard()
             group.wait_for_unshard()
@@ -53,7 +61,7 @@ def gather(unit: FSDPModule) -> None:
 
 def divide(unit: FSDPModule) -> None:
     """Free the gathered weights of a unit, which may be a `plain` module at present."""
-    for group in _get_module_fsdp_state(unit)._fsdp_param_groups:  # type: ignore[union-attr, arg-type]
+    for group in _groups(_get_module_fsdp_state(unit)):  # type: ignore[arg-type]
         group.reshard()
 
 
@@ -77,7 +85,7 @@ def plain(units: Sequence[FSDPModule], before: Attributes) -> Iterator[None]:
         module: {name: vars(module)[name] for name in set(vars(module)) - names} for module, names in before.items()
     }
     for unit in units:
-        unit.__class__ = type(unit).__mro__[FSDPModule._orig_cls_mro_index]
+        unit.__class__ = type(unit).__mro__[getattr(FSDPModule, "_orig_cls_mro_index", 2)]  # 2 before torch 2.11
     for module, values in added.items():
         for name in values:
             del module.__dict__[name]
