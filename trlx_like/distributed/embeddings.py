@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+DEVICES = ("cpu", "cuda")
+"""Types of devices whose sums by rows do not depend on the order of threads."""
+
 
 def add_by_rows(model: nn.Module) -> None:
-    """Let the embeddings of a model add their gradients by rows: those of class `nn.Embedding`, on CPUs.
+    """Let the embeddings of a model add their gradients by rows: those of class `nn.Embedding`.
 
-    It is for weights that this process holds whole and whose gradients nobody takes in the middle of a backward pass.
-    On GPUs a sum by rows would depend on the order in which threads come.
+    It is for weights that this process holds whole, and whose gradients nobody takes in the middle of a backward pass.
     """
     for module in model.modules():
         if type(module) is nn.Embedding:
@@ -33,7 +35,7 @@ class _RowEmbedding(nn.Embedding):
         hooks: Any = weight._backward_hooks, weight._post_accumulate_grad_hooks
         special = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         trained = torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf
-        if not trained or special or any(hooks) or weight.device.type != "cpu":
+        if not trained or special or any(hooks) or weight.device.type not in DEVICES:
             return super().forward(ids)
         return cast(Tensor, _Lookup.apply(ids, weight, self.padding_idx))  # type: ignore[no-untyped-call]
 
@@ -63,7 +65,10 @@ class _Lookup(torch.autograd.Function):
                 rows, of = rows[kept], of[kept]
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad.index_add_(0, of, rows)
+            if weight.device.type == "cpu":
+                weight.grad.index_add_(0, of, rows)
+            else:  # where that would depend on the order in which threads come
+                weight.grad.index_put_((of,), rows, accumulate=True)
 
         torch.autograd.Variable._execution_engine.queue_callback(add)
         return None, None, None
