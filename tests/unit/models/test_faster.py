@@ -175,7 +175,7 @@ def test_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_row_does_not_depend_on_the_others() -> None:
     quick, states = faster(layer("linear")), torch.randn(64, 24)
     for count in (1, 7, 33):
-        torch.testing.assert_close(quick(states[:count]), quick(states)[:count], rtol=0, atol=1e-6)
+        torch.testing.assert_close(quick(states[:count]), quick(states)[:count], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [NewGELUActivation, GELUTanh])
