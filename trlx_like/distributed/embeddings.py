@@ -2,8 +2,8 @@
 
 The gradient of an embedding is zero but in the rows of the tokens of a batch. torch fills a tensor of the size of the
 weight with zeros, and adds it to the gradient of the head if that has the same weight: with 50,257 tokens of 768
-numbers that is a twentieth of a pass, and up to 300 MB. Here the rows are added to `weight.grad` at the end
-of the backward pass, when all else is in there. The sum is the same up to rounding.
+numbers that is a twentieth of a pass, and up to 300 MB. Here the rows are added to `weight.grad` at the end of the
+backward pass, when all else is in there. The sum is the same up to rounding.
 """
 
 from __future__ import annotations
