@@ -39,7 +39,7 @@ class ReplicatedBackend(Backend):
     """Hold all weights on every process. The methods are described in `Backend`."""
 
     parameters: Sequence[nn.Parameter] = ()
-    _norm: Tensor | None = None  # that of gradients which `step` is to clip; from `finish` until then
+    _norm: Tensor | None = None  # that of gradients that the next step is to clip
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
@@ -58,6 +58,7 @@ class ReplicatedBackend(Backend):
 
     def finish(self) -> Tensor:
         """Sum the gradients over processes, and return their norm []. They are clipped here in fp16, else by `step`."""
+        self._norm = None
         if self.world.size > 1:
             self._exchange()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -75,10 +76,10 @@ class ReplicatedBackend(Backend):
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
         """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
-        scaler, norm = self.world.accelerator.scaler, vars(self).pop("_norm", None)
+        scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            if accepted and norm is not None:
-                self._clip(optimizer.optimizer, norm)
+            if accepted:
+                self._clip(optimizer.optimizer)
             super().step(optimizer, accepted)
             vars(optimizer.optimizer).pop("grad_scale", None)
         elif accepted:
@@ -94,15 +95,17 @@ class ReplicatedBackend(Backend):
         else:
             scaler.update()  # or the next gradients could not be unscaled
 
-    def _clip(self, optimizer: Optimizer, norm: Tensor) -> None:
-        """Clip the gradients, of a norm [], for a step of an optimizer.
+    def _clip(self, optimizer: Optimizer) -> None:
+        """Clip the gradients for a step of an optimizer.
 
         A fused kernel divides them while it reads them, where to multiply them first would be one more pass over all.
         """
-        largest = self.config.train.max_grad_norm
+        largest, norm = self.config.train.max_grad_norm, self._norm
+        if norm is None or largest is None:
+            return
         if not getattr(optimizer, "_step_supports_amp_scaling", False) or norm.dtype != torch.float32:
             clip(self.parameters, largest, norm)
-        elif largest is not None and norm + 1e-6 > largest:
+        elif norm + 1e-6 > largest:
             optimizer.grad_scale = (norm + 1e-6) / largest  # type: ignore[attr-defined]
 
     def _exchange(self) -> None:
