@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, distributed as dist, nn
-from torch.optim import Optimizer
 
 from trlx_like.distributed.backend import Backend
 from trlx_like.distributed.embeddings import add_by_rows
@@ -39,7 +38,6 @@ class ReplicatedBackend(Backend):
     """Hold all weights on every process. The methods are described in `Backend`."""
 
     parameters: Sequence[nn.Parameter] = ()
-    _norm: Tensor | None = None  # that of gradients that the next step is to clip
 
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
@@ -57,8 +55,7 @@ class ReplicatedBackend(Backend):
         (loss if scaler is None else scaler.scale(loss)).backward()
 
     def finish(self) -> Tensor:
-        """Sum the gradients over processes, and return their norm []. They are clipped here in fp16, else by `step`."""
-        self._norm = None
+        """Sum the gradients over processes, clip them, and return their norm [] before clipping."""
         if self.world.size > 1:
             self._exchange()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -68,20 +65,14 @@ class ReplicatedBackend(Backend):
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         self.world.accelerator.unscale_gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
-        if scaler is None:
-            self._norm = norm
-        else:
-            clip(self.parameters, self.config.train.max_grad_norm, norm)
+        clip(self.parameters, self.config.train.max_grad_norm, norm)
         return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
         """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
         scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            if accepted:
-                self._clip(optimizer.optimizer)
             super().step(optimizer, accepted)
-            vars(optimizer.optimizer).pop("grad_scale", None)
         elif accepted:
             scale = scaler.get_scale()
             optimizer.step()
@@ -94,19 +85,6 @@ class ReplicatedBackend(Backend):
                 )
         else:
             scaler.update()  # or the next gradients could not be unscaled
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        """Clip the gradients for a step of an optimizer.
-
-        A fused kernel divides them while it reads them, where to multiply them first would be one more pass over all.
-        """
-        largest, norm = self.config.train.max_grad_norm, self._norm
-        if norm is None or largest is None:
-            return
-        if not getattr(optimizer, "_step_supports_amp_scaling", False) or norm.dtype != torch.float32:
-            clip(self.parameters, largest, norm)
-        elif norm + 1e-6 > largest:
-            optimizer.grad_scale = (norm + 1e-6) / largest  # type: ignore[attr-defined]
 
     def _exchange(self) -> None:
         """Sum gradients over processes; one that lacks a gradient (no data, or unused parameter) adds zero."""
