@@ -29,6 +29,8 @@ def add_by_rows(model: nn.Module) -> None:
 
 
 class _RowEmbedding(nn.Embedding):
+    """An embedding whose gradient is added by rows where that is possible, and by torch elsewhere."""
+
     def forward(self, ids: Tensor) -> Tensor:
         """Look up ids [*]; return their rows [*, H]."""
         weight = self.weight

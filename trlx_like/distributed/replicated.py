@@ -42,10 +42,10 @@ class ReplicatedBackend(Backend):
     def prepare(self, model: nn.Module, others: Sequence[nn.Module] = ()) -> None:
         """Bring the model to the device, with the weights of the main process."""
         self.world.place(model)
+        add_by_rows(model)
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of the model that require a gradient."""
-        add_by_rows(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return list(self.parameters)
 
