@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.contract.recipes import make
+from trlx_like.distributed import embeddings as module
 from trlx_like.distributed.embeddings import _RowEmbedding, add_by_rows
 
 V, H = 11, 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def of_any_size() -> Iterator[None]:
+    """Small weights are added by rows too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LEAST", 1)
+        yield
 
 
 def pair(padding: int | None = None, **options: Any) -> tuple[nn.Embedding, nn.Embedding]:
@@ -122,6 +131,15 @@ def test_what_else_an_embedding_does_is_done(options: dict[str, Any]) -> None:
     for embedding in (plain, rows):
         loss(embedding, ids, False).backward()
     assert torch.equal(gradient(rows), gradient(plain)) and torch.equal(rows.weight, plain.weight)
+
+
+def test_small_weights_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", V * H + 1)
+    _, rows = pair()
+    found = rows(torch.tensor([1]))
+    assert type(found.grad_fn).__name__ == "EmbeddingBackward0"
+    monkeypatch.setattr(module, "LEAST", V * H)
+    assert type(rows(torch.tensor([1])).grad_fn).__name__ == "_LookupBackward"
 
 
 class Large(TorchDispatchMode):

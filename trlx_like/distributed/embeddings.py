@@ -17,6 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 DEVICES = ("cpu", "cuda")
 """Types of devices whose sums by rows do not depend on the order of threads."""
 
+LEAST = 2**17
+"""The least size of a weight whose gradient is added by rows. With smaller ones torch is faster."""
+
 
 def add_by_rows(model: nn.Module) -> None:
     """Let the embeddings of a model add their gradients by rows: those of class `nn.Embedding`.
@@ -37,7 +40,7 @@ class _RowEmbedding(nn.Embedding):
         hooks: Any = weight._backward_hooks, weight._post_accumulate_grad_hooks
         special = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         trained = torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf
-        if not trained or special or any(hooks) or weight.device.type not in DEVICES:
+        if not trained or special or any(hooks) or weight.numel() < LEAST or weight.device.type not in DEVICES:
             return super().forward(ids)
         return cast(Tensor, _Lookup.apply(ids, weight, self.padding_idx))  # type: ignore[no-untyped-call]
 
