@@ -1,13 +1,14 @@
 """Time passes of GPT-2 written out by hand: how much trainers could gain from less Python, modules and autograd.
 
     python -m benchmarks.by_hand --write
+    python -m benchmarks.by_hand --size 124M --repeats 10 --write
 
 One side is what trainers run: the modules of transformers, with `faster`, and autograd, and for decoding steps that are
 replayed (`PYTORCH_JIT=0` lets the modules compute those too). The other one calls the same kernels of torch for the
-same rows, with every gradient written out, and computes the same up to rounding. The model has 1.8M random weights, in
-float32. Rows have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two answers of 30, here one row
-of 76, for DPO and reward models; and 16 + 48 tokens for decoding. Optimizer steps are on neither side. In CPU
-milliseconds of one thread, the median of turns and of their quotients. `--write` puts the rows into docs/speed.md.
+same rows, with every gradient written out, and computes the same up to rounding. Weights are random, in float32. Rows
+have the lengths of `side_by_side`: 46 tokens of SFT; a prompt of 16 with two answers of 30, here one row of 76, for DPO
+and reward models; and 16 + 48 tokens for PPO and decoding. Optimizer steps are on neither side. In CPU milliseconds of
+one thread, the median of turns and of their quotients. `--write` puts the rows into docs/speed.md.
 
 One row has the feed-forward networks alone by hand, which could take the place of a family's own, and all else by
 modules.
@@ -108,9 +109,17 @@ class ByHand:
         kept, states, last = self.forward(ids, seen)
         read = last[0]
         targets = ids[:, -learned:].reshape(-1, 1)
-        grad = torch.log_softmax(read @ self.words.t(), -1).exp_().div_(len(targets))
+        grad = torch.softmax(read @ self.words.t(), -1).div_(len(targets))
         grad.scatter_add_(1, targets, grad.new_full(targets.shape, -1 / len(targets)))
         self._back(kept, states, last, grad @ self.words, ids, grad.t() @ read, seen)
+
+    @torch.no_grad()
+    def score(self, ids: Tensor, learned: int) -> Tensor:
+        """Return log p of the last `learned` tokens of each row. [B * learned]"""
+        _, _, last = self.forward(ids, slice(-learned - 1, -1), learn=False)
+        logits = last[0] @ self.words.t()
+        made: Tensor = logits.gather(1, ids[:, -learned:].reshape(-1, 1))[:, 0] - logits.logsumexp(-1)
+        return made
 
     @torch.no_grad()
     def rank(self, ids: Tensor, head: Tensor) -> None:
@@ -213,11 +222,16 @@ def read(lm: Any, ids: Tensor, seen: slice) -> Tensor:
     return states
 
 
-def by_modules(lm: Any, ids: Tensor, learned: int) -> None:
-    """Do what `ByHand.learn` does with modules and autograd."""
+def score_by_modules(lm: Any, ids: Tensor, learned: int) -> Tensor:
+    """Do what `ByHand.score` does with modules."""
     states = read(lm, ids, slice(-learned - 1, -1))
     rows, targets = states.reshape(-1, states.shape[-1]), ids[:, -learned:].reshape(-1)
-    score_tokens(rows, targets, lm_head(lm)).logprobs.mean().neg().backward()
+    return score_tokens(rows, targets, lm_head(lm)).logprobs
+
+
+def by_modules(lm: Any, ids: Tensor, learned: int) -> None:
+    """Do what `ByHand.learn` does with modules and autograd."""
+    score_by_modules(lm, ids, learned).mean().neg().backward()
 
 
 def rank_by_modules(lm: Any, ids: Tensor, head: Tensor) -> None:
@@ -256,11 +270,11 @@ def networks_by_hand(lm: Any, ids: Tensor, learned: int) -> None:
         by_modules(lm, ids, learned)
 
 
-def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+def passes(lm: Any, size: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Return what is compared, by name: the modules' side and the one by hand."""
     hand, engine = ByHand(lm), TransformersEngine(lm, tokenizer(lm.config.vocab_size))
-    shape = SHAPES["dpo"]["1.8M"]
-    words, learned, batch = lm.config.vocab_size - 1, shape["response"], shape["batch"]
+    words, shape = lm.config.vocab_size - 1, SHAPES["dpo"][size]
+    learned, batch = shape["response"], shape["batch"]
     one, two = (torch.randint(words, (batch, PROMPT + answers * learned)) for answers in (1, 2))
     head, seen = nn.Parameter(torch.randn(1, hand.width)), slice(-2 * learned - 1, -1)
 
@@ -272,13 +286,30 @@ def passes(lm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         prompts = torch.randint(words, (rows, PROMPT))
         return lambda: generate(engine, prompts, DECODED), lambda: hand.decode(prompts, DECODED)
 
+    def learning(ids: Tensor, learned: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        return lambda: by_modules(lm, ids, learned), lambda: hand.learn(ids, learned)
+
+    def scoring(ids: Tensor, learned: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        return torch.no_grad()(lambda: score_by_modules(lm, ids, learned)), lambda: hand.score(ids, learned)
+
+    both = {"DPO: forward and backward": learning(two, 2 * learned)}
+    if size == "124M":
+        online = SHAPES["ppo"][size]
+        drawn = torch.randint(words, (online["prompts_a_lap"], PROMPT + online["response"]))
+        return {
+            "PPO: forward and backward, 4 rows": learning(drawn[: online["batch"]], online["response"]),
+            "PPO: scores of 8 rows": scoring(drawn, online["response"]),
+            **both,
+            "DPO: scores of the reference": scoring(two, 2 * learned),
+            "decoding, 8 rows": decoding(8),
+        }
     return {
-        "SFT: forward and backward": (lambda: by_modules(lm, one, learned), lambda: hand.learn(one, learned)),
+        "SFT: forward and backward": learning(one, learned),
         "SFT: forward and backward, feed-forward networks alone by hand": (
             lambda: by_modules(lm, one, learned),
             lambda: networks_by_hand(lm, one, learned),
         ),
-        "DPO: forward and backward": (lambda: by_modules(lm, two, 2 * learned), lambda: hand.learn(two, 2 * learned)),
+        **both,
         "DPO: the reference, without its head": (reference, lambda: hand.forward(two, seen, learn=False)),
         "reward model: forward and backward": (lambda: rank_by_modules(lm, two, head), lambda: hand.rank(two, head)),
         **{f"decoding, {rows} row{'s'[: rows - 1]}": decoding(rows) for rows in (1, 8, 32, 128)},
@@ -294,16 +325,17 @@ def milliseconds(run: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare passes of GPT-2 with passes by hand.")
+    parser.add_argument("--size", choices=["1.8M", "124M"], default="1.8M", help="weights of the model (default 1.8M)")
     parser.add_argument("--repeats", type=int, default=40, help="turns (default 40)")
     parser.add_argument("--write", action="store_true", help="put the rows into docs/speed.md")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        save_model("1.8M", Path(folder))
+        save_model(given.size, Path(folder))
         lm = load_model(folder, ModelConfig(model_path=folder))
         text = PAGE.read_text(encoding="utf-8")
-        for name, sides in passes(lm).items():
+        for name, sides in passes(lm, given.size).items():
             lm.train(not name.startswith("decoding"))
             turns = list[list[float]]()
             for _ in range(given.repeats + 2):
@@ -315,7 +347,7 @@ def main() -> None:
             part = statistics.median(hand / module for module, hand in turns[2:])  # what else the machine does varies
             row = f"| {name} | {modules:.1f} | {by_hand:.1f} | {part:.2f} |"
             print(row)
-            text = put_row(text, "a pass of 1.8M weights", row)
+            text = put_row(text, f"a pass of {given.size} weights", row)
         if given.write:
             PAGE.write_text(text, encoding="utf-8")
 

@@ -124,7 +124,8 @@ def test_ilql_writes_the_best_of_what_it_has_read(seed: int, tmp_path: Path) -> 
     changes = {
         **{"train.seed": seed, "train.batch_size": 16, "train.total_steps": 150, "train.epochs": 300},
         **{"method.alpha": 0.3, "method.steps_for_target_q_sync": 2, "method.tau": 0.9, "method.beta": 0.0},
-        **{"method.gen_kwargs": options, "optimizer.kwargs": {"lr": 0.01}},
+        # At a rate that stays at .01 the last step is one in sixteen times a bad one, depending on the last bits.
+        **{"method.gen_kwargs": options, "optimizer.kwargs": {"lr": 0.01}, "scheduler.name": "cosine"},
     }
     data = {"samples": [("c", output) for output in outputs], "rewards": share_of_a(outputs)}
     trainer = make("ILQLTrainer", tmp_path, **data, eval_prompts=["c"] * 32, reward_fn=share_of_a, **changes)
@@ -165,6 +166,7 @@ def test_dpo_recovers_a_known_order(seed: int, tmp_path: Path) -> None:
 def test_distillation_learns_what_the_teacher_does(seed: int, divergence: str, tmp_path: Path) -> None:
     """The teacher has learned to say "aaaa"; an untrained student does so too after 60 steps on its own responses."""
     training = {"train.seed": seed, "train.batch_size": 16, "train.epochs": 100, "optimizer.kwargs": {"lr": 0.01}}
+    training["scheduler.name"] = "cosine"
     options = {"method.gen_kwargs": {"max_new_tokens": 4, "eos_token_id": 0}}
     samples = {"samples": [(prompt, "aaaa") for prompt in PROMPTS * 4], "reward_fn": share_of_a}
     samples["eval_prompts"] = PROMPTS * 2

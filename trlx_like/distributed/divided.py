@@ -18,7 +18,7 @@ from trlx_like.config import TRLConfig
 from trlx_like.config.problems import shown
 from trlx_like.distributed.backend import Backend, Value
 from trlx_like.distributed.divided_state import DividedState, divided, undivided
-from trlx_like.distributed.replicated import ReplicatedBackend, clip
+from trlx_like.distributed.replicated import ReplicatedBackend, clip, total_norm
 from trlx_like.distributed.world import World
 from trlx_like.errors import ConfigError
 from trlx_like.functional.parts import Part
@@ -93,7 +93,7 @@ class DividedBackend(Backend):
             gradient = self.gradient(parameter)
             own.grad = None if gradient is None else gradient.reshape(-1)
         gradients = [own.grad for own in self._own if own.grad is not None]
-        square = torch.nn.utils.get_total_norm(gradients).square().to(self.world.accelerator.device)
+        square = total_norm(gradients).square().to(self.world.accelerator.device)
         with self.world.meeting():
             dist.all_reduce(square, group=self.group)
         norm = square.sqrt()

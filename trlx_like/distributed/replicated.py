@@ -20,6 +20,30 @@ from trlx_like.distributed.embeddings import add_by_rows
 logger = logging.getLogger(__name__)
 
 
+ROW = 1024
+"""Of how many numbers `total_norm` takes the norm at once."""
+LONG = 2**17
+"""The least size of a tensor that it takes row by row. In smaller ones torch's norm is wrong by less than 1e-6."""
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all numbers of some tensors together. []
+
+    On CPUs torch adds up the squares of a tensor one by one in float32, where small ones are lost beside the sum: the
+    norm of 2 million normal numbers is 3e-5 too small, of 38 million (the embeddings of GPT-2) 3e-3. The norm of the
+    norms of short rows takes as long, and is right to 1e-6.
+    """
+    parts = list[Tensor]()
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.numel() >= LONG:
+            flat = tensor.reshape(-1)
+            end = len(flat) - len(flat) % ROW
+            parts.append(torch.linalg.vector_norm(flat[:end].view(-1, ROW), dim=1))
+            tensor = flat[end:]
+        parts.append(tensor)
+    return torch.nn.utils.get_total_norm(parts)
+
+
 def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
     """Clip gradients by their norm. If that is NaN they stay, or all of them would be NaN and the first one unknown.
 
@@ -64,7 +88,7 @@ class ReplicatedBackend(Backend):
         if (scaler := self.world.accelerator.scaler) is not None:
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         self.world.accelerator.unscale_gradients()
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         clip(self.parameters, self.config.train.max_grad_norm, norm)
         return norm
 

