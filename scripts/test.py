@@ -19,8 +19,10 @@ from browser import MISSING, find_chromium
 from environment import ROOT, TEST_EXTRAS, Environment, run, say
 from package import install
 
-# Toy models are several times faster on one thread a process. Nothing may reach for the network.
+# Toy models are several times faster on one thread a process. Nothing may reach for the network. What Python compiles
+# is kept, or each of many processes would compile torch and transformers again where nothing did so before.
 VARIABLES = {
+    "PYTHONDONTWRITEBYTECODE": "",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",

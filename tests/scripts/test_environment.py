@@ -27,6 +27,7 @@ class Commands:
         self.environment = environment
         self.made = 0
         self.installed: list[str] = []
+        self.compiled = False
         self.pip_ends: int | BaseException = 0
 
     def __call__(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
@@ -35,7 +36,7 @@ class Commands:
             make_by_hand(self.environment)
             return 0, ""
         assert json.loads(self.environment.record_file.read_text())["complete"] is False
-        assert "--no-compile" in command
+        self.compiled = "--no-compile" not in command
         self.installed.append(command[-1])
         if isinstance(self.pip_ends, BaseException):
             raise self.pip_ends
@@ -61,6 +62,15 @@ def environment(tmp_path: Path) -> Environment:
 def commands(environment: Environment) -> Commands:
     environment.execute = Commands(environment)
     return environment.execute
+
+
+@pytest.mark.parametrize("unwritten", [False, True])
+def test_modules_are_compiled_at_once_where_python_may_not_write_them_later(
+    unwritten: bool, environment: Environment, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", unwritten)
+    environment.ensure()
+    assert commands.compiled == unwritten
 
 
 def test_a_second_run_makes_and_installs_nothing(environment: Environment, commands: Commands) -> None:
