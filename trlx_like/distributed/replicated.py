@@ -41,7 +41,10 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
             parts.append(torch.linalg.vector_norm(flat[:end].view(-1, ROW), dim=1))
             tensor = flat[end:]
         parts.append(tensor)
-    return torch.nn.utils.get_total_norm(parts)
+    if not parts:
+        return torch.zeros(())
+    norms = [norm.to(parts[0].device) for norm in torch._foreach_norm(parts)]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:

@@ -17,7 +17,7 @@ def bounds(tensors: Sequence[Tensor]) -> list[float]:
     # The norm is ten times as fast as the largest entry. It can overflow where no entry does, and is not trusted then.
     for order in (2, torch.inf) if tensors else ():
         norms = torch._foreach_norm(list(tensors), order)
-        found = torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms]).tolist()
+        found = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
         if all(map(math.isfinite, found)):
             break
     return found
