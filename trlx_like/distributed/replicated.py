@@ -44,7 +44,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not parts:
         return torch.zeros(())
     norms = [norm.to(parts[0].device) for norm in torch._foreach_norm(parts)]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
