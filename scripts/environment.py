@@ -23,6 +23,10 @@ OLDEST_PYTHON = (3, 11)
 # Extras that the tests, the checks and the site need; the demo needs none.
 TEST_EXTRAS = ("dev", "docs", "wandb", "tensorboard", "trackio", "datasets", "diffusion", "peft", "sweep", "examples")
 
+# Where Python must not write what it compiles (PYTHONDONTWRITEBYTECODE), each start of a program would compile torch
+# and transformers again, for 12 seconds. So what is always imported is compiled once, by this.
+COMPILING = "import sys; sys.dont_write_bytecode = False; import trlx_like.trainers.ppo, trlx_like.cli"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -130,9 +134,7 @@ class Environment:
             "--quiet",
             "--disable-pip-version-check",
             "--no-input",
-            # A module is compiled when it is first imported, and most never are. Where Python must not write what it
-            # compiles (PYTHONDONTWRITEBYTECODE), every program would compile all again, for 12 seconds.
-            *(() if sys.dont_write_bytecode else ("--no-compile",)),
+            "--no-compile",  # a module is compiled when it is first imported, and most never are
             "-c",
             "constraints.txt",
             "-e",
@@ -146,6 +148,8 @@ class Environment:
                 f"{output}\nThe installation failed, see pip's output above: check the network and the disk"
                 f" space and run this again; if that does not help, remove {self.folder} first."
             )
+        if sys.dont_write_bytecode:
+            self.execute([str(self.python), "-c", COMPILING], self.root)
         self.write_record(replace(record, fingerprint=self.fingerprint(), extras=extras, complete=True))
         say("The environment is ready.")
 
