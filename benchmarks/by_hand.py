@@ -1,7 +1,7 @@
 """Time passes of GPT-2 written out by hand: how much trainers could gain from less Python, modules and autograd.
 
     python -m benchmarks.by_hand --write
-    python -m benchmarks.by_hand --size 124M --repeats 10 --write
+    python -m benchmarks.by_hand --size 124M --repeats 8 --write
 
 One side is what trainers run: the modules of transformers, with `faster`, and autograd, and for decoding steps that are
 replayed (`PYTORCH_JIT=0` lets the modules compute those too). The other one calls the same kernels of torch for the
