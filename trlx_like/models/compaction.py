@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from trlx_like.data import Completion
+from trlx_like.models.attention import recomputes
 from trlx_like.models.dropout import evaluating, has_dropout
 from trlx_like.models.last_states import can_skip_unread
 from trlx_like.models.layout import embedding_width, rotates_by_length, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
-from trlx_like.models.pieces import Piece, in_order, recomputes, set_pieces
+from trlx_like.models.pieces import Piece, in_order, set_pieces
 from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
 
@@ -50,8 +51,8 @@ class Compaction:
         longest: The longest packed row that the model can read, in tokens; 0: rows are not packed.
         in_pieces: The longest row in which it can attend piece by piece, in tokens; 0: none.
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
-        skips_unread: Whether the last feed-forward network may compute the tokens alone that are read. With dropout it
-            draws numbers for these alone.
+        skips_unread: Whether the last block may compute the tokens alone that are read. With dropout it draws numbers
+            for these alone.
     """
 
     hidden: int

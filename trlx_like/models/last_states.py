@@ -1,13 +1,14 @@
-"""The last hidden states of a batch, of which the last feed-forward network computes those alone that are read.
+"""The last hidden states of a batch, of which the last block computes those alone that are read.
 
-What comes before that network mixes tokens, and what follows does not, so that what is read is the same up to rounding.
-It has two thirds of the weights of the last block. Whether that holds for a model is tested once, by `can_skip_unread`.
+All tokens have to give keys and values to its attention. Nothing after them mixes tokens, so that the queries and the
+feed-forward network, two thirds of the weights, are needed for what is read alone, and give the same up to rounding.
+Whether that holds for a model is tested once, by `can_skip_unread`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,9 +18,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.attention import Attending, attending_at, has_hooks, recomputes
 from trlx_like.models.dropout import evaluating
 from trlx_like.models.layout import base_model, blocks, is_encoder_decoder, run_base
-from trlx_like.models.pieces import recomputes
 from trlx_like.models.shared_prompts import SharedPrompts
 from trlx_like.models.unread import lowest_blocks
 
@@ -83,11 +84,12 @@ def last_block(lm: PreTrainedModel) -> nn.Module | None:
 
 
 @contextmanager
-def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, fill: float = 0.0) -> Iterator[None]:
-    """Let the part `mlp` of the last block compute the tokens that are read alone, in a `with` block.
+def read_at(model: Any, block: nn.Module | None, places: Tensor | None, fill: float = 0.0) -> Iterator[None]:
+    """Let the last block compute the tokens that are read alone, in a `with` block.
 
-    It computes all of them if there is a hook on it, which may look at what it computes, and with gradient
-    checkpointing, which would compute all of them after the `with` block.
+    They alone go through its part `mlp`. On CPUs they alone attend too, if they are few enough, and go through what
+    follows the attention in its module. A part computes all tokens if there is a hook on it, which may look at them.
+    Every part does with gradient checkpointing, which would compute all of them after the `with` block.
 
     Args:
         model: The model, which runs once in the `with` block. It is one for which `can_skip_unread` is True.
@@ -95,16 +97,32 @@ def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, fi
         places: The places of the tokens that are read, among all of a batch, each once; None: all. [S] int64
         fill: What stands for the results of the other tokens, whose last hidden states mean nothing.
     """
-    part = getattr(block, "mlp", None)
-    if places is None or part is None or "forward" in vars(part) or recomputes(model):
+    if places is None or block is None or recomputes(model):
+        yield
+        return
+    with ExitStack() as parts:
+
+        def after(attention: nn.Module) -> None:
+            for part in attention.children():
+                parts.enter_context(_computing_at(part, places, fill))
+
+        if isinstance(network := getattr(block, "mlp", None), nn.Module):
+            parts.enter_context(_computing_at(network, places, fill))
+        parts.enter_context(attending_at(model, block, Attending(places, fill, after)))
+        yield
+
+
+@contextmanager
+def _computing_at(part: nn.Module, places: Tensor, fill: float) -> Iterator[None]:
+    """Let a part of a block compute some tokens alone, in a `with` block. The arguments are those of `read_at`."""
+    if "forward" in vars(part) or has_hooks(part) or next(part.parameters(), None) is None:
         yield
         return
     whole = part.forward
-    watched = bool(part._forward_hooks or part._forward_pre_hooks)
 
     def forward(states: Tensor, *others: Any, **options: Any) -> Any:
         count = states.shape[:-1].numel()
-        if watched or others or options or not 0 < len(places) <= WORTH * count:
+        if others or options or not 0 < len(places) <= WORTH * count:
             return whole(states, *others, **options)
         made = whole(states.flatten(0, -2).index_select(0, places)[None])
         filled = made.new_full((count, made.shape[-1]), fill)
@@ -118,7 +136,7 @@ def read_at(model: nn.Module, block: nn.Module | None, places: Tensor | None, fi
 
 
 def can_skip_unread(lm: PreTrainedModel) -> bool:
-    """Test whether the last feed-forward network of a model may compute some tokens alone.
+    """Test whether the last block of a model may compute some tokens alone.
 
     NaN stands for the others, so that whatever reads them is found out: a convolution that follows, a network that two
     blocks share or that runs twice, and tokens in another order.

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from trlx_like.errors import ConfigError
+from trlx_like.models.attention import piece_by_piece
 from trlx_like.models.dropout import evaluating
-from trlx_like.models.pieces import piece_by_piece
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V]."""

@@ -1,27 +1,19 @@
 """Attention in packed rows piece by piece: each response attends to its prompt and to itself.
 
 With a mask, torch's kernel computes all pairs of tokens of a row, most of which are of two samples or in the wrong
-order. Without, rows may be long, so that nothing is padded. Left out: GPUs, and gradient checkpointing, which would
-compute blocks again outside of `piece_by_piece`.
+order. Without, rows may be long, so that nothing is padded. `attention` lets a model attend so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
-
-NAME = "trlx_like_pieces"
+from transformers.integrations.sdpa_attention import repeat_kv
 
 
 @dataclass(frozen=True)
@@ -74,70 +66,36 @@ def set_pieces(mask: Tensor, pieces: Sequence[Piece]) -> None:
     _PIECES[mask] = [(piece, piece.mask) for piece in pieces]
 
 
-@contextmanager
-def piece_by_piece(model: Any, mask: Tensor | None) -> Iterator[None]:
-    """Let a model attend piece by piece in a `with` block, if it attends with torch's kernel otherwise.
+def pairs_in_pieces(mask: Tensor | None) -> float | None:
+    """Return the pairs of tokens that `attend_in_pieces` computes with a mask; None if it has no pieces."""
+    pieces = None if mask is None else _PIECES.get(mask)
+    return None if pieces is None else sum(piece.pairs for piece, _ in pieces)
+
+
+def attend_in_pieces(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor | None:
+    """Compute softmax(q k^T scale) v over visible tokens.
 
     Args:
-        model: The model.
-        mask: The mask that it gets; without pieces, nothing is changed.
-    """
-    known = mask is not None and mask in _PIECES
-    config = model.config.get_text_config(decoder=True) if known else None
-    if config is None or config._attn_implementation != "sdpa" or recomputes(model):
-        yield
-        return
-    with attending(config, NAME):
-        yield
-
-
-@contextmanager
-def attending(config: Any, name: str) -> Iterator[None]:
-    """Let the model of a configuration, and none of its parts, take an attention of transformers in a `with` block."""
-    before = config._attn_implementation
-    config._attn_implementation = {"": name}  # a name alone would stay in the configurations of its parts
-    try:
-        yield
-    finally:
-        config._attn_implementation = {"": before}
-
-
-def recomputes(model: nn.Module) -> bool:
-    """Return whether a backward pass computes parts of a model again (gradient checkpointing)."""
-    # `vars`, because `getattr` is slow for an attribute that a module does not have.
-    parts = model.modules()
-    return any(vars(part).get("gradient_checkpointing") or isinstance(part, CheckpointWrapper) for part in parts)
-
-
-def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
-) -> tuple[Tensor, None]:
-    """Compute softmax(q k^T scale) v over visible tokens. The arguments are those of each attention of transformers.
-
-    Args:
-        module: The layer.
         query: The states that attend. [N, heads, W, width]
         key: The keys; each serves several heads if there are fewer of them. [N, groups, W, width]
         value: The values. [N, groups, W, width]
-        attention_mask: The mask of `set_pieces`. Another one is applied as it is.
-        given: The scale as `scaling`, and further options.
+        mask: The mask of `set_pieces`.
+        scale: Multiplies the products of queries and keys; None: width ** -.5.
 
     Returns:
-        The attended values [N, W, heads, width], zero at tokens of no sample, and no weights.
+        The attended values [N, W, heads, width], zero at tokens of no sample; None if the mask has no pieces.
     """
-    pieces = None if attention_mask is None else _PIECES.get(attention_mask)
-    if pieces is None or given.get("dropout") or given.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    if (pieces := _PIECES.get(mask)) is None:
+        return None
     groups = query.shape[1] // key.shape[1]
     whole = query, repeat_kv(key, groups), repeat_kv(value, groups)
     sizes = [piece.count * piece.length for piece, _ in pieces]
     queries, keys, values = (states.transpose(1, 2).flatten(0, 1).split(sizes) for states in whole)
-    made = [
-        _attend(piece, mask, queries[at], keys, values, at, given.get("scaling"))
-        for at, (piece, mask) in enumerate(pieces)
-    ]
+    made = [_attend(piece, mask, queries[at], keys, values, at, scale) for at, (piece, mask) in enumerate(pieces)]
     rows, heads, width, _ = query.shape
-    return torch.cat(made).view(rows, width, heads, -1), None
+    return torch.cat(made).view(rows, width, heads, -1)
 
 
 def _attend(
@@ -162,7 +120,3 @@ def _attend(
     query, key, value = (states.transpose(1, 2) for states in batch)
     made = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
     return made.transpose(1, 2).flatten(0, 1)
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)

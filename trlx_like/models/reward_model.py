@@ -146,7 +146,7 @@ def states_at_end(
         lm: The language model.
         inputs: The arguments of `run_base`.
         mask: True on real tokens, of the decoder if there is one. [B, T] bool
-        skip_unread: Whether the last feed-forward network computes these tokens alone, see `can_skip_unread`.
+        skip_unread: Whether the last block computes these tokens alone, see `can_skip_unread`.
         run: As for `last_states`.
 
     Returns:

@@ -16,9 +16,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from trlx_like.data import Completion
+from trlx_like.models.attention import recomputes
 from trlx_like.models.dropout import has_dropout
 from trlx_like.models.layout import rotates_by_length
-from trlx_like.models.pieces import recomputes
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trlx_like.models.attention import piece_by_piece
 from trlx_like.models.dropout import evaluating
 from trlx_like.models.last_states import read_at
 from trlx_like.models.layout import (
@@ -26,7 +27,6 @@ from trlx_like.models.layout import (
     top_from,
 )
 from trlx_like.models.merging import has_adapter
-from trlx_like.models.pieces import piece_by_piece
 from trlx_like.models.unread import has_unread, lowest_blocks
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from trlx_like.models.pieces import attending
+from trlx_like.models.attention import attending
 from trlx_like.samplers.cache import RowCache, SharedPrefix
 
 NAME = "trlx_like_one_token"

@@ -26,7 +26,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from trlx_like.models.pieces import attending
+from trlx_like.models.attention import attending
 from trlx_like.samplers.attention import NAME, attend_to_all
 from trlx_like.samplers.cache import RowCache
 

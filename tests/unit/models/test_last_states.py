@@ -1,4 +1,4 @@
-"""The last feed-forward networks of a policy compute the tokens that are read: how many, and the same scores."""
+"""The last blocks of a policy compute the tokens that are read: how many, and the same scores."""
 
 from __future__ import annotations
 

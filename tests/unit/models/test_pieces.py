@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
-from transformers import Gemma3Config
 
 from tests.unit.models.support import sharp_lm
 from tests.unit.models.test_packed_rows import pair_and_row
-from trlx_like.models.loading import checkpoint_activations
+from trlx_like.models.attention import NAME, attend, piece_by_piece
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
-from trlx_like.models.pieces import NAME, Piece, attend, attending, piece_by_piece, set_pieces
+from trlx_like.models.pieces import Piece, set_pieces
 
 GROUPS, PROMPTS, RESPONSES = (0, 0, 0, 3, 0, 5, 5), (3, 3, 3, 2, 3, 1, 1), (2, 4, 4, 3, 1, 2, 0)
 
@@ -138,53 +135,6 @@ def test_only_the_mask_itself_stands_for_pieces() -> None:
     assert not torch.allclose(attend(layer, *arguments, mask)[0][1, 7:], whole[1, 7:])
     bias = torch.zeros(1, 1, 14, 14, dtype=torch.float64)
     torch.testing.assert_close(attend(layer, *arguments, mask, position_bias=bias)[0], whole)
-
-
-def test_a_model_attends_as_before_after_it() -> None:
-    lm, mask = sharp_lm("llama"), torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    set_pieces(mask, [Piece(5, prompt_piece=0)])
-    config: Any = lm.config
-    with pytest.raises(KeyError), piece_by_piece(lm, mask):
-        assert config._attn_implementation == NAME
-        raise KeyError
-    assert config._attn_implementation == "sdpa"
-    for other in (None, mask.clone()):
-        with piece_by_piece(lm, other):
-            assert config._attn_implementation == "sdpa"
-    checkpoint_activations(lm)
-    with piece_by_piece(lm, mask):  # the backward pass would attend otherwise
-        assert config._attn_implementation == "sdpa"
-
-
-def test_only_the_part_for_text_attends_otherwise() -> None:
-    """A model for texts and images may attend in two ways."""
-    model: Any = nn.Module()
-    config: Any = Gemma3Config()
-    model.config, mask = config, torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    config.text_config._attn_implementation, config.vision_config._attn_implementation = "sdpa", "eager"
-    set_pieces(mask, [Piece(5, prompt_piece=0)])
-    with piece_by_piece(model, mask):
-        assert config.text_config._attn_implementation == NAME
-    assert config.text_config._attn_implementation == "sdpa"
-    assert config.vision_config._attn_implementation == "eager"
-
-
-def test_the_parts_of_a_configuration_keep_their_attention() -> None:
-    config: Any = Gemma3Config()
-    parts = config, config.text_config, config.vision_config
-    for part, name in zip(parts, ("flex_attention", "sdpa", "eager"), strict=True):
-        part._attn_implementation = name
-    with attending(config, NAME):
-        assert [part._attn_implementation for part in parts] == [NAME, "sdpa", "eager"]
-    assert [part._attn_implementation for part in parts] == ["flex_attention", "sdpa", "eager"]
-
-
-def test_eager_attention_stays() -> None:
-    lm, mask = sharp_lm("llama"), torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    set_pieces(mask, [Piece(5, prompt_piece=0)])
-    lm.set_attn_implementation("eager")
-    with piece_by_piece(lm, mask):
-        assert lm.config._attn_implementation == "eager"
 
 
 def test_packed_rows_tell_their_pieces() -> None:
