@@ -461,6 +461,20 @@ ONE_PROCESS = {"DPOTrainer-sorted": "sorts the whole batch, which several proces
 """Scenarios that several processes refuse, with the reason."""
 
 
+OF_THEIR_OWN = (
+    *(
+        "DDPOTrainer-sd3",
+        "DPOTrainer-moving reference",
+        "DPOTrainer-sorted",
+        "GRPOTrainer-dynamic",
+        "KTOTrainer-dropout",
+    ),
+    *("OnlineDPOTrainer-judged", "PPOTrainer-controlled", "PPOTrainer-seq2seq", "RFTTrainer-small pool"),
+    *("RewardTrainer-adapter", "SFTTrainer-noise", "SFTTrainer-packed"),
+)
+"""Variants that keep something of their own between steps: what moves, is drawn, or is counted."""
+
+
 def few(cases: Iterable[str], kept: Collection[str] = ("DDPOTrainer", "DPOTrainer", "PPOTrainer")) -> list[Any]:
     """Cases of which all but a few are marked slow; by default those of images, of pairs and of rollouts are kept."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]

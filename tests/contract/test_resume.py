@@ -7,36 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import Checked, Whole
-from tests.contract.recipes import RECIPES, checks, few, make, scenarios
+from tests.contract.recipes import OF_THEIR_OWN, RECIPES, checks, few, make, scenarios
 from tests.contract.runs import assert_same, assert_same_run, rows, state_of
 
 AUTO = {"train.resume_from_checkpoint": "auto"}
 EVERY_SECOND = {"train.checkpoint_interval": 2}
-QUICK = (
-    *(
-        "DDPOTrainer-sd3",
-        "DPOTrainer-moving reference",
-        "DPOTrainer-sorted",
-        "GRPOTrainer-dynamic",
-        "KTOTrainer-dropout",
-    ),
-    *("OnlineDPOTrainer-judged", "PPOTrainer-controlled", "PPOTrainer-seq2seq", "RFTTrainer-small pool"),
-    *("RewardTrainer-adapter", "SFTTrainer-noise", "SFTTrainer-packed"),
-)
-"""Variants that keep something of their own between steps: what moves, is drawn, or is counted."""
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_stopped_at_every_step(name: str, checked: Checked) -> None:
     """A run that is stopped after each of its steps, by as many processes as it has steps."""
     assert checked(name).whole.progress.step >= 5
     checked(name).resume()
 
 
-# What has to be saved of each variant is looked for in tests/contract/test_attributes.py, in every run of the tests.
-@pytest.mark.parametrize("scenario", few([key for key in scenarios() if key not in RECIPES], QUICK))
+@pytest.mark.parametrize("scenario", few(scenarios(), kept=(*RECIPES, *OF_THEIR_OWN)))
 def test_stopped_once(scenario: str) -> None:
-    """The variants of a recipe, stopped in the middle."""
+    """The recipes and their variants, stopped in the middle."""
     name, changes = scenarios()[scenario]
     checks(name, **changes).resume(stops=1)
 

@@ -13,7 +13,7 @@ from tests.contract.runs import assert_same, rows, state_of
 trainers = pytest.mark.parametrize("name", list(RECIPES))
 
 
-@trainers
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_the_seed(name: str, checked: Checked) -> None:
     checked(name).seed()
 

@@ -28,18 +28,18 @@ def own_metrics(trainer: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("scenario", few(kinds(), kept=(*RECIPES, "PPOTrainer-seq2seq")))
-@pytest.mark.parametrize(
-    ("count", "minibatch_size"),
-    [
-        pytest.param(5, 1, id="ragged, 1"),
-        pytest.param(1, None, id="a rank without data"),
-        pytest.param(5, None, id="ragged", marks=pytest.mark.slow),
-        pytest.param(1, 1, id="a rank without data, 1", marks=pytest.mark.slow),
-    ],
-)
-def test_the_weights_are_those_of_one_process(scenario: str, count: int, minibatch_size: int | None) -> None:
+@pytest.mark.parametrize("minibatch_size", [1, pytest.param(None, marks=pytest.mark.slow)])
+def test_the_weights_are_those_of_one_process(scenario: str, minibatch_size: int | None) -> None:
+    """One of two has more samples."""
     name, changes = kinds()[scenario]
-    checks(name, **changes).steps_on_processes(count, minibatch_size)
+    checks(name, **changes).steps_on_processes(5, minibatch_size)
+
+
+@pytest.mark.parametrize("scenario", few(kinds()))
+@pytest.mark.parametrize("minibatch_size", [None, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_without_data(scenario: str, minibatch_size: int | None) -> None:
+    name, changes = kinds()[scenario]
+    checks(name, **changes).steps_on_processes(1, minibatch_size)
 
 
 def learn(rank: int, name: str, folder: Path, changes: dict[str, Any], stops: Sequence[int] = ()) -> dict[str, Any]:

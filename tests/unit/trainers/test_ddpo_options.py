@@ -32,7 +32,9 @@ SCHEDULERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "settings", SCHEDULERS, ids=lambda settings: "-".join(f"{value}" for value in settings.values())
+    "settings",
+    [pytest.param(settings, marks=[pytest.mark.slow] * (at % 5 > 0)) for at, settings in enumerate(SCHEDULERS)],
+    ids=lambda settings: "-".join(f"{value}" for value in settings.values()),
 )
 def test_every_scheduler_trains(settings: dict[str, Any], tmp_path: Path) -> None:
     """A round on each: nothing is NaN, as TRL's last step is with steps_offset 0, and what samples is what learns."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.recipes import RECIPES, make
+from tests.contract.recipes import RECIPES, few, make
 from tests.contract.runs import rows
 from trlx_like.models.compaction import Compaction
 from trlx_like.trainers.probe import probe
@@ -21,7 +21,7 @@ def trace(name: str, folder: Path, **changes: Any) -> Any:
     return timeless, [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", few(RECIPES))
 def test_a_probe_changes_nothing(name: str, tmp_path: Path) -> None:
     probed, plain = (
         trace(name, tmp_path / str(on), **{"train.probe_memory": on, "train.minibatch_size": 1}) for on in (True, False)
