@@ -35,7 +35,7 @@ def test_plain_transformers_load_every_export(kind: str) -> None:
 policies = [name for name, recipe in RECIPES.items() if recipe.loads_as is AutoModelForCausalLM]
 
 
-@pytest.mark.parametrize("name", policies)
+@pytest.mark.parametrize("name", few(policies, kept=("ILQLTrainer", "PPOTrainer", "SFTTrainer")))
 def test_every_policy_is_a_start_for_ppo(name: str, tmp_path: Path) -> None:
     """With heads of another algorithm beside it or without: the same weights, and a reference that equals them."""
     trainer = make(name, tmp_path / "before", **{"train.total_steps": 2})

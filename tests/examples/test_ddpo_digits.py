@@ -60,6 +60,7 @@ def test_a_round_from_a_base_that_is_made_once(
         assert page.size == (10 * 136, 2 * (128 + 2 * 14 + 8))
 
 
+@pytest.mark.slow
 def test_pretraining_learns() -> None:
     torch.manual_seed(0)
     losses = pretrain(new_pipeline(), steps=30)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
+import pytest
+
 from examples.problems import Draw
 from examples.randomwalks.task import RandomWalks
 from examples.randomwalks.win_rates import NoisyJudge, win_rate
@@ -24,6 +26,7 @@ def test_the_judge_of_training_errs_on_a_fifth_of_the_pairs_whatever_their_order
     assert judge.compare(["c"], [(walks[0][1:], walks[0][1:])]) == [None]
 
 
+@pytest.mark.slow
 def test_a_run_of_one_step_is_about_as_good_as_its_start(here: Path) -> None:
     assert (
         0.3
