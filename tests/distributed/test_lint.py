@@ -24,6 +24,7 @@ OWN = {
     "models/faster.py": "what GELU has just made",
     "models/heads.py": "a head that is being made",
     "samplers/cache.py": "keys and values, in memory of the cache",
+    "samplers/recorded.py": "the same, of a step that is replayed",
     "samplers/plain_copy.py": "the engine's own copy of the weights",
     "trainers/ddpo.py": "advantages of samples",
     "trainers/guard.py": "the parts that the optimizer updates, to undo a step",

@@ -42,8 +42,10 @@ AVX-512 it is for more rows too."""
 LARGE_WEIGHT = 2**20
 """The least size of such a weight."""
 CPUINFO = Path("/proc/cpuinfo")
-LEAST_ACTIVATED = LEAST_PRODUCT // 2**4
-"""The least numbers for which a sigmoid, in several operations, is faster than torch's GELU."""
+LEAST_ACTIVATED, LEAST_IN_A_STEP = 2**16, 2**12
+"""The least numbers for which a sigmoid, in several operations, is faster than torch's GELU: with its derivative, and
+without. Passes without it have the first bound, too, but for steps of decoding: those that a trainer compares with each
+other choose alike."""
 
 
 class Choice(NamedTuple):
@@ -166,9 +168,11 @@ class _FasterGELU(nn.GELU):
 
     def forward(self, states: Tensor) -> Tensor:
         """Apply it to states [*]."""
-        if not _plain(states) or _untraced(states.numel()) < LEAST_ACTIVATED:
+        trained, step = torch.is_grad_enabled(), states.dim() == 3 and _untraced(states.shape[1]) == 1
+        least = LEAST_IN_A_STEP if step and not trained else LEAST_ACTIVATED
+        if not _plain(states) or _untraced(states.numel()) < least:
             return super().forward(states)
-        if torch.is_grad_enabled() and states.requires_grad:
+        if trained and states.requires_grad:
             return cast(Tensor, _TanhGELU.apply(states))  # type: ignore[no-untyped-call]
         return _inner(states).sigmoid_().mul_(states)
 

@@ -84,14 +84,15 @@ def attend_to_all(
     rows, heads, _, width = query.shape
     query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
     apart = 0 if common is None else common.width  # the first column that each row reads by itself
-    weights = query @ key[:, :, apart:].transpose(2, 3)  # [n, groups, heads / groups, T]
+    own_key, own_value = (states[:, :, apart:] if apart else states for states in (key, value))
+    weights = query @ own_key.transpose(2, 3)  # [n, groups, heads / groups, T]
     if common is not None:
         shared = key[common.firsts, :, :apart].flatten(0, 1).transpose(1, 2)
         weights = torch.cat([_by_prompt(query, shared, common), weights], dim=-1)
     if mask is not None:
         weights = weights.where(mask, -torch.inf)
     weights = weights.softmax(dim=-1)
-    attended = weights[..., apart:] @ value[:, :, apart:]
+    attended = (weights[..., apart:] if apart else weights) @ own_value
     if common is not None:
         attended += _by_prompt(weights[..., :apart], value[common.firsts, :, :apart].flatten(0, 1), common)
     return attended.view(rows, 1, heads, -1)

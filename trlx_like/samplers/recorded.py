@@ -28,7 +28,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from trlx_like.models.attention import attending
 from trlx_like.samplers.attention import NAME, attend_to_all
-from trlx_like.samplers.cache import RowCache
+from trlx_like.samplers.cache import RowCache, RowLayer
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,9 @@ class Steps:
         if not self._usable or cache.common is not None:
             return compute()
         first, column, kind = cache.tokens.start, cache.tokens.end - 1, (mask is not None, len(tokens))
-        given = [tokens, positions, torch.tensor(first), torch.tensor(column), *([] if mask is None else [mask])]
-        held = [states for layer in cache.layers for states in cast(Any, layer).held]
+        given = [tokens, positions, *([] if mask is None else [mask])]
+        layers = cast("list[RowLayer]", cache.layers)
+        held = [states.narrow(2, first, column + 1 - first) for layer in layers for states in layer.held]
         replay, longest = self._found.get(kind, (None, 0))
         new = column - first >= 2 * longest
         if replay is not None and not new:
@@ -130,10 +131,10 @@ class Steps:
         logits = compute()
         self._computed += 1
         if new and self._computed > WORTH and kind[0] not in self._refused:
-            written = [states[:, :, column].clone() for states in held]
+            written = [states[:, :, -1].clone() for states in held]
             self._found[kind] = self._right(kind[0], given, held, logits), column - first
             for states, right in zip(held, written, strict=True):
-                states[:, :, column] = right
+                states[:, :, -1] = right
         return logits
 
     def _right(self, padded: bool, given: list[Tensor], held: list[Tensor], logits: Tensor) -> Replay | None:
@@ -171,13 +172,14 @@ class Steps:
                 True,  # strict
                 False,  # operations in place stay so
             )[0]
+        # Each operation of the interpreter takes time: constants and sizes are the most of them, and repeat.
+        for simplify in ("erase_shape_information", "peephole", "cse", "constant_pooling", "dce"):
+            getattr(torch._C, f"_jit_pass_{simplify}")(graph)
         made: Replay = torch._C._create_function_from_graph("step", graph)
         return made
 
 
-def _step(
-    lm: PreTrainedModel, states: int, tokens: Tensor, positions: Tensor, first: Tensor, *others: Tensor
-) -> Tensor:
+def _step(lm: PreTrainedModel, states: int, tokens: Tensor, positions: Tensor, *others: Tensor) -> Tensor:
     """Return the logits [n, 1, V] of a step of decoding, as a function of tensors alone.
 
     Args:
@@ -185,14 +187,12 @@ def _step(
         states: The number of tensors with keys or values.
         tokens: As for `Steps`. [n, 1]
         positions: As for `Steps`. [n, 1]
-        first: The first column that is visible. []
-        others: The column of the new tokens []; the mask [n, T], if there is padding; then keys and values
-            [n, heads, columns, width] of each layer.
+        others: The mask [n, T], if there is padding; then the visible keys and values [n, heads, T, width] of each
+            layer, of which the last are those of the new tokens, to be written.
     """
-    column, *mask = others[:-states]
-    held = others[-states:]
+    mask, held = others[:-states], others[-states:]
     cache = DynamicCache()
-    cache.layers = [_Layer(pair, first, column) for pair in zip(held[::2], held[1::2], strict=True)]
+    cache.layers = [_Layer(pair) for pair in zip(held[::2], held[1::2], strict=True)]
     visible = mask[0][:, None, None].bool() if mask else None
     given = {"position_ids": positions, "past_key_values": cache, "use_cache": True, "attention_mask": visible}
     logits: Tensor = cast(Any, lm)(input_ids=tokens, **given).logits
@@ -200,22 +200,21 @@ def _step(
 
 
 class _Layer(DynamicLayer):
-    """Keys and values whose columns are given by tensors, so that the record does not take them for constants."""
+    """Keys and values [n, heads, T, width] whose last column is that of the new tokens, and not written yet."""
 
-    def __init__(self, pair: tuple[Tensor, ...], first: Tensor, column: Tensor) -> None:
+    def __init__(self, pair: tuple[Tensor, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pair, self.first, self.column, self.is_initialized = pair, first, column, True
+        self.pair, self.is_initialized = pair, True
 
     def get_seq_length(self) -> Any:
-        """Return how many columns are visible, as a tensor []."""
-        return self.column - self.first
+        """Return how many columns were there before; while a step is recorded, a tensor []."""
+        return self.pair[0].shape[2] - 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values of new tokens [n, heads, 1, width]; return all that are visible."""
-        columns: Any = slice(self.first, self.column + 1)
+        """Write keys and values of new tokens [n, heads, 1, width]; return all that are visible."""
         for held, new in zip(self.pair, (key_states, value_states), strict=True):
-            held.index_copy_(2, self.column.view(1), new)
-        keys, values = (held[:, :, columns] for held in self.pair)
+            held.select(2, -1).copy_(new.select(2, 0))
+        keys, values = self.pair
         return keys, values
 
 

@@ -198,6 +198,30 @@ def test_gelu_and_its_gradient_are_those_in_float64(kind: Any, monkeypatch: pyte
     assert torch.equal(quick(states), exact(states))
 
 
+@pytest.mark.parametrize(
+    ("shape", "grad", "sigmoids"), [((32, 1, 200), False, 1), ((2, 1, 200), False, 0), ((32, 1, 200), True, 0)]
+)
+def test_a_sigmoid_is_faster_for_fewer_numbers_in_a_step_of_decoding(
+    shape: tuple[int, ...], grad: bool, sigmoids: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other passes of so few numbers, whose results trainers compare with each other, take torch's GELU."""
+    monkeypatch.setattr(module, "LEAST_ACTIVATED", 2**16)
+    calls, inner = list[int](), module._inner
+
+    def count(states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        calls.append(states.numel())
+        return inner(states, out)
+
+    monkeypatch.setattr(module, "_inner", count)
+    quick, states = faster(nn.Sequential(NewGELUActivation()))[0], torch.randn(shape)
+    with torch.set_grad_enabled(grad):
+        made = quick(states)
+        assert len(calls) == sigmoids
+        quick(states.view(1, -1, shape[2]))
+    assert len(calls) == sigmoids
+    torch.testing.assert_close(made, nn.GELU(approximate="tanh")(states), rtol=1e-6, atol=1e-6)
+
+
 def test_the_layers_are_what_they_were() -> None:
     model = nn.Sequential(layer("linear"), nn.ReLU(), nn.Sequential(layer("conv1d")))
     before = copy.deepcopy(model)

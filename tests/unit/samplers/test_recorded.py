@@ -6,6 +6,7 @@ import gc
 import logging
 import resource
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_replayed_step_has_the_bits_of_the_modules(family: str, given: dict[st
     with computed() as some:
         assert equal(write(lm, engine, **given), right)
     assert (every or family == "bloom") and some == (every if family in OTHER_ATTENTION else [])
+
+
+def test_a_record_has_each_constant_and_size_once() -> None:
+    """Between the operations of a small model the interpreter takes most of the time."""
+    engine = engine_of(sharp_lm("gpt2"))
+    write(engine.lm, engine)
+    records = [record for made in engine.steps._records.values() for record in made]
+    assert records
+    for record in records:
+        kinds = Counter(node.kind() for node in record.graph.nodes())
+        assert not kinds["prim::NumToTensor"] and not kinds["aten::index_copy_"]
+        assert kinds["prim::Constant"] < kinds["aten::addmm"] * 4, kinds
 
 
 def test_one_row_is_replayed_from_the_first_step_on_once_it_is_recorded() -> None:
@@ -232,7 +245,7 @@ def test_a_record_that_computes_something_else_is_dropped(monkeypatch: pytest.Mo
 def test_rows_for_which_layers_choose_other_kernels_have_a_record_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows take torch's GELU, three and more a sigmoid."""
     lm: Any = faster(sharp_lm("gpt2"))
-    monkeypatch.setattr(faster_module, "LEAST_ACTIVATED", 3 * lm.transformer.h[0].mlp.c_fc.weight.shape[1])
+    monkeypatch.setattr(faster_module, "LEAST_IN_A_STEP", 3 * lm.transformer.h[0].mlp.c_fc.weight.shape[1])
     engine, right = engine_of(lm), by_modules(lm)
     for _ in range(3):
         assert equal(write(lm, engine), right)
