@@ -119,7 +119,7 @@ def decode(laps: Laps) -> None:
         for case in laps.task["cases"]:
             prompts = [text for text in case["prompts"] for _ in range(case["group"])]
             batch = PromptPipeline(prompts, case["prompt"], words)
-            sampler = TextSampler(engine, words, batch_size=case["at_once"])
+            sampler = TextSampler(engine, words, batch_size=case["at_once"], device=laps.device)
             laps.next()
             sampler.sample(
                 batch[range(len(batch))], {"max_new_tokens": case["response"], "eos_token_id": case["eos"]}, 1

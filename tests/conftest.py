@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -15,6 +16,9 @@ import pytest
 
 from trlx_like.config import METHODS, TRAINERS
 from trlx_like.registry import Registry
+
+# Many tests compare with tensors of their own, on the CPU. `benchmarks.gpu` checks whole runs on a GPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, also to processes that they start

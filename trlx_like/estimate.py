@@ -12,11 +12,13 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -99,7 +101,8 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
     """
     # Libraries complain of tensors without values, such as ids of EOS that are no numbers.
     silence = quiet(logging.CRITICAL, "transformers", "torch._subclasses.fake_tensor")
-    with tempfile.TemporaryDirectory() as folder, silence, warnings.catch_warnings(action="ignore"), imagined():
+    unseen = warnings.catch_warnings(action="ignore")
+    with tempfile.TemporaryDirectory() as folder, silence, unseen, _own_accelerator(), imagined():
         trainer = make_rehearsal(config, folder, gpus)
         table, kept = _table(trainer, gpus, config)
         if "generate" in table and config.sampler.engine.lower() in ("vllm", "vllm_colocated"):
@@ -116,6 +119,21 @@ def estimate(config: TRLConfig, gpus: int = 1, memory: float = math.inf) -> Esti
         made = trainer.method.to_dict()
         samples = made.get("num_rollouts") or made.get("num_prompts", 0) * made.get("num_generations", 1)
         return Estimate(table, memory * 2**30, copied, kept, 0 if trainer.offline else samples)
+
+
+@contextmanager
+def _own_accelerator() -> Iterator[None]:
+    """Let accelerate choose a device and a number format in a `with` block, and forget them after it."""
+    kinds = PartialState, AcceleratorState, GradientState
+    states = [(kind._shared_state, dict(kind._shared_state)) for kind in kinds]
+    for held, _ in states:
+        held.clear()
+    try:
+        yield
+    finally:
+        for held, before in states:
+            held.clear()
+            held.update(before)
 
 
 def _table(trainer: Any, gpus: int, config: TRLConfig) -> tuple[Table, int]:

@@ -53,6 +53,7 @@ def make_rehearsal(config: TRLConfig, folder: str, gpus: int = 1) -> Any:
     if changed.sampler.engine.lower() not in LIKE_RUNS:
         changed.sampler.engine, changed.sampler.kwargs = "transformers", {}
     changed.backend = config.backend.undivided()
+    changed.backend.device = "cpu"  # tensors without memory know one device
     for option in ("model_path", "ref_model_path"):
         setattr(changed.model, option, _shapes(getattr(config.model, option), config, f"model.{option}"))
     texts = {"tokenizer": _tokenizer()}

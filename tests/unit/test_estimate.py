@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,6 +25,7 @@ from trlx_like.api import make_trainer
 from trlx_like.checkpoint.beside import Beside
 from trlx_like.config import TRLConfig
 from trlx_like.data.text import Completion
+from trlx_like.distributed.setup import make_accelerator
 from trlx_like.errors import ConfigError
 from trlx_like.estimate import estimate
 from trlx_like.imagined import LiveBytes, imagined
@@ -225,6 +227,18 @@ def test_generation_takes_what_the_estimate_says(tmp_path: Path) -> None:
     with measured() as made:
         assert generate_longest(make_rehearsal(config, str(tmp_path / "run"))) == (2, True)
     assert found.total() - found["optimizer"] == pytest.approx(most(made), rel=0.1)
+
+
+def test_a_machine_with_a_gpu_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made on the CPU there, too, and what accelerate has chosen for this process stays."""
+    config = ingredients("SFTTrainer", tmp_path, **COMMON)[0]
+    expected = estimate(config).peak
+    other = ingredients("SFTTrainer", tmp_path, **COMMON, **{"backend.mixed_precision": "bf16"})[0]
+    make_accelerator(other)
+    before = vars(AcceleratorState()).copy()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert estimate(config).peak == expected
+    assert vars(AcceleratorState()) == before and before["_mixed_precision"] == "bf16"
 
 
 @pytest.mark.slow  # two estimates
