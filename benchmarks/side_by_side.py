@@ -433,12 +433,7 @@ def main() -> None:
     parser.add_argument(
         "--varied", action="store_true", help="lengths as in dialogues in place of equal ones (dpo, sft, reward)"
     )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        choices=["cpu", "cuda"],
-        help="cuda: one GPU (not measured yet)",
-    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: one GPU")
     parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--parts", action="store_true", help="profile some laps of our side alone")
