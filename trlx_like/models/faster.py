@@ -43,9 +43,8 @@ LARGE_WEIGHT = 2**20
 """The least size of such a weight."""
 CPUINFO = Path("/proc/cpuinfo")
 LEAST_ACTIVATED, LEAST_IN_A_STEP = 2**16, 2**12
-"""The least numbers for which a sigmoid, in several operations, is faster than torch's GELU: with its derivative, and
-without. Passes without it have the first bound, too, but for steps of decoding: those that a trainer compares with each
-other choose alike."""
+"""From how many numbers on a sigmoid, in several operations, replaces torch's GELU: in most passes, and in a step of
+decoding. Most passes have one bound, with gradients and without, because a trainer compares their results."""
 
 
 class Choice(NamedTuple):
