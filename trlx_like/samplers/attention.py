@@ -25,6 +25,8 @@ from trlx_like.samplers.cache import RowCache, SharedPrefix
 NAME = "trlx_like_one_token"
 _CACHE: ContextVar[RowCache | None] = ContextVar("cache", default=None)
 """What the rows that are decoded have read, from which `attend` learns which of them share a prompt."""
+_NOTHING = torch.zeros(1)
+"""What a product is added to, times 0: torch multiplies by the scale in the product itself then."""
 
 
 @contextmanager
@@ -82,19 +84,22 @@ def attend_to_all(
 ) -> Tensor:
     """Do what `attend` does for one new token per row, whose keys and values may have columns in common."""
     rows, heads, _, width = query.shape
-    query = (query * (width**-0.5 if scale is None else scale)).reshape(rows, key.shape[1], -1, width)
+    scale = width**-0.5 if scale is None else scale
+    query = query.reshape(rows, key.shape[1], -1, width)  # [n, groups, heads / groups, width]
     apart = 0 if common is None else common.width  # the first column that each row reads by itself
-    own_key, own_value = (states[:, :, apart:] if apart else states for states in (key, value))
-    weights = query @ own_key.transpose(2, 3)  # [n, groups, heads / groups, T]
+    own_key, own_value = ((states[:, :, apart:] if apart else states).flatten(0, 1) for states in (key, value))
+    weights = torch.baddbmm(_NOTHING, query.flatten(0, 1), own_key.transpose(1, 2), beta=0, alpha=scale)
     if common is not None:
         shared = key[common.firsts, :, :apart].flatten(0, 1).transpose(1, 2)
-        weights = torch.cat([_by_prompt(query, shared, common), weights], dim=-1)
+        of_common = _by_prompt(query * scale, shared, common)
+        weights = torch.cat([of_common.flatten(0, 1), weights], dim=-1)
     if mask is not None:
-        weights = weights.where(mask, -torch.inf)
-    weights = weights.softmax(dim=-1)
-    attended = (weights[..., apart:] if apart else weights) @ own_value
+        weights = weights.unflatten(0, (rows, -1)).where(mask, -torch.inf).flatten(0, 1)
+    weights = weights.softmax(dim=-1)  # [n x groups, heads / groups, T]
+    attended = torch.bmm(weights[..., apart:] if apart else weights, own_value)
     if common is not None:
-        attended += _by_prompt(weights[..., :apart], value[common.firsts, :, :apart].flatten(0, 1), common)
+        of_common = weights[..., :apart].unflatten(0, (rows, -1))
+        attended += _by_prompt(of_common, value[common.firsts, :, :apart].flatten(0, 1), common).flatten(0, 1)
     return attended.view(rows, 1, heads, -1)
 
 
