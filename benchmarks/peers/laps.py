@@ -34,7 +34,7 @@ def _linear(rows: Sequence[int], weight: Sequence[int], *_: Any, **more: Any) ->
 KERNELS = {
     "products": (
         "mkldnn::_linear_pointwise",
-        *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "mkldnn_convolution", "convolution_backward")),
+        *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mkldnn_convolution", "convolution_backward")),
     ),
     "attention": ("aten::_scaled_dot_product",),
     "activations": tuple(

@@ -114,9 +114,6 @@ class Decoding:
         self.completes, self.written = completes, [list[int]() for _ in range(count)]
         self.choices: list[tuple[Tensor, ...]] | None = [] if choices else None
         self.lengths = mask.sum(dim=1)  # [B]
-        self.made = torch.zeros(count, dtype=torch.int64, device=device)  # tokens that each row has
-        self.response = prompt.new_full((count, longest), 0 if config.pad_token_id is None else config.pad_token_id)
-        self.probabilities = torch.ones(count, longest, device=device)
         self.at_once = min(count, at_once or count)
         self.waiting = list(range(count))
         if self.at_once < count:
@@ -125,7 +122,9 @@ class Decoding:
         more = 0 if self.at_once == count else spare(longest)
         self.cache = RowCache(self.at_once, width + longest + more)
         self.rows = prompt.new_zeros(0)  # the number of each row of the batch [n]
-        self.tokens = prompt.new_zeros(0)  # and the token that it got last [n]
+        self.tokens = prompt.new_zeros(0)  # the token that it got last [n]
+        self.made = prompt.new_zeros(0)  # and how many it has [n]
+        self.taken: list[tuple[Tensor, ...]] = []  # of each step: rows, places, tokens and, if drawn, probabilities
 
     def run(self) -> None:
         """Read prompts and write tokens until every response has ended."""
@@ -142,12 +141,19 @@ class Decoding:
         Args:
             logprobs: Whether to tell what the tokens were drawn with, if they were drawn.
         """
-        width = int(self.made.max())
-        mask = torch.arange(width, device=self.made.device) < self.made[:, None]
-        made = Sampled(self.prompt, self.mask, self.response[:, :width].clone(), mask)
-        refuse_nan(self.probabilities)
-        if logprobs and self.numbers is not None:
-            made.sampling_logprobs = self.probabilities[:, :width].log()
+        rows, places, tokens, *drawn_with = (torch.cat(parts) for parts in zip(*self.taken, strict=True))
+        shape, padding = (len(self.prompt), int(places.max()) + 1), self.config.pad_token_id
+        mask = torch.zeros(shape, dtype=torch.bool, device=rows.device)
+        mask[rows, places] = True
+        response = tokens.new_full(shape, 0 if padding is None else padding)
+        response[rows, places] = tokens
+        made = Sampled(self.prompt, self.mask, response, mask)
+        if drawn_with:
+            refuse_nan(drawn_with[0])
+        if logprobs and drawn_with:
+            probabilities = torch.ones(shape, device=rows.device)
+            probabilities[rows, places] = drawn_with[0]
+            made.sampling_logprobs = probabilities.log()
         if self.choices is not None:
             words, count, rows, places = (torch.cat(parts) for parts in zip(*self.choices, strict=True))
             sizes = count.new_zeros(mask.shape)
@@ -170,17 +176,17 @@ class Decoding:
         scores = self._scores(ids, logits, torch.zeros_like(index[: len(ids)]))[index]
         self.cache.admit(read, ids, mask, index)
         self.rows = torch.cat([self.rows, torch.tensor(new, device=ids.device)])
+        self.made = torch.cat([self.made, torch.zeros_like(index)])
         self._take(scores, before)
 
     def _write(self) -> None:
         """Write the next token of every row."""
         ids, mask = self.cache.inputs(self.tokens)
-        made = self.made[self.rows]
-        positions = (self.lengths[self.rows] + made - 1)[:, None]
+        positions = (self.lengths[self.rows] + self.made - 1)[:, None]
         tokens = self.tokens[:, None]
         compute = partial(self._forward, tokens, mask, positions, self.cache)
         logits = self.steps(tokens, mask, positions, self.cache, compute) if self.takes_positions else compute()
-        self._take(self._scores(ids, logits, made), 0)
+        self._take(self._scores(ids, logits, self.made), 0)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Run the model on new tokens [n, t], which a cache [n, T] gets; return logits whose last column is wanted."""
@@ -201,19 +207,19 @@ class Decoding:
 
     def _take(self, scores: Tensor, first: int) -> None:
         """Choose a token for the rows of the batch from the number `first` on, and remove those that it ends."""
-        rows = self.rows[first:]
-        places = self.made[rows]
+        rows, places = self.rows[first:], self.made[first:]
         if self.numbers is None:
             tokens = scores.argmax(dim=-1)
+            self.taken.append((rows, places, tokens))
         else:
             if self.choices is not None:
                 self.choices.append((*encode(scores > -torch.inf), rows, places))
             drawn_tokens, probabilities = drawn(scores, self.numbers[rows, places][:, None])
-            tokens, self.probabilities[rows, places] = drawn_tokens[:, 0], probabilities[:, 0]
-        self.response[rows, places] = tokens
-        self.made[rows] = places + 1
+            tokens = drawn_tokens[:, 0]
+            self.taken.append((rows, places, tokens, probabilities[:, 0]))
         self.tokens = torch.cat([self.tokens[:first], tokens])
-        ended = torch.isin(tokens, self.eos) | (places + 1 == self.response.shape[1])
+        self.made = torch.cat([self.made[:first], places + 1])
+        ended = torch.isin(tokens, self.eos) | (places + 1 == self.config.max_new_tokens)
         done = [False] * first + ended.tolist()
         if self.completes is not None:
             for at, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True), first):
@@ -221,4 +227,4 @@ class Decoding:
                 done[at] = done[at] or self.completes(self.written[row])
         if any(done):
             order = self.cache.drop(done)
-            self.rows, self.tokens = self.rows[order], self.tokens[order]
+            self.rows, self.tokens, self.made = self.rows[order], self.tokens[order], self.made[order]

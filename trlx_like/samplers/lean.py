@@ -45,7 +45,7 @@ def _is_plain(module: nn.Module) -> bool:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     own = type(module).__call__ is not nn.Module.__call__ or isinstance(module, PreTrainedModel)
     # Weights of other classes, such as parts of divided ones, may be replaced at each call.
-    others = any(type(weight) is not nn.Parameter for weight in module.parameters(recurse=False))
+    others = any(type(weight) not in (nn.Parameter, type(None)) for weight in module._parameters.values())
     return not (own or others or any(hooks) or "forward" in vars(module) or module._compiled_call_impl)
 
 

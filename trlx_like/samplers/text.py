@@ -191,10 +191,11 @@ class TextSampler:
         lengths = completion.mask.sum(dim=1)
         last: Tensor = completion.response.gather(1, lengths[:, None] - 1).squeeze(1)
         ended = torch.isin(last, torch.tensor(eos_ids(config), device=last.device, dtype=last.dtype)).tolist()
-        searched = completion.mask & bool(self.stop_sequences)  # without any there is nothing to decode
-        rows = zip(completion.response, searched, strict=True)
-        texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows]
-        stopped = [any(string in text for string in self.stop_sequences) for text in texts]
+        stopped = [False] * len(ended)
+        if self.stop_sequences:
+            rows = zip(completion.response, completion.mask, strict=True)
+            texts = [self.tokenizer.decode(ids[m].tolist()) for ids, m in rows]
+            stopped = [any(string in text for string in self.stop_sequences) for text in texts]
         return ["eos" if eos else "stop" if stop else "length" for eos, stop in zip(ended, stopped, strict=True)]
 
     def _text(self, ids: list[int]) -> str:
