@@ -22,6 +22,7 @@ With `--parts` our side runs alone, and torch's profiler tells what its laps con
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -278,11 +279,11 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for side in sides.values():
             side.listen()  # it is ready
-        for number in range(laps * len(names)):
-            order = list(sides) if number % 2 else list(sides)[::-1]
+        for lap, (number, case) in itertools.product(range(laps), enumerate(names)):
+            # Each side is first in every other lap of each case: who has waited longer begins in colder caches.
+            order = list(sides) if (lap + number) % 2 else list(sides)[::-1]
             said = {name: sides[name].lap() for name in order}
-            lap = number // len(names)
-            found.append({"case": names[number % len(names)], "lap": lap, "load": os.getloadavg()[0], **said})
+            found.append({"case": case, "lap": lap, "load": os.getloadavg()[0], **said})
     return found
 
 

@@ -102,13 +102,12 @@ class Experience:
         held = {name: value for name, value in vars(self).items() if value is not None}
         sided = [column for column in fields(self) if column.name in held and "side" in column.metadata]
         lengths = {mask: held[mask].sum(dim=1).tolist() for mask in {c.metadata["mask"] for c in sided}}
-        rows = []
-        for row in range(len(self)):
-            values = {name: value[row] for name, value in held.items()}
-            for column in sided:
-                values[column.name] = _real(values[column.name], column, lengths[column.metadata["mask"]][row], 0)
-            rows.append(replace(self, **{name: value.clone() for name, value in values.items()}))
-        return rows
+        parts: dict[str, Sequence[Tensor]] = {name: value.unbind() for name, value in held.items()}
+        for column in sided:
+            real = zip(parts[column.name], lengths[column.metadata["mask"]], strict=True)
+            parts[column.name] = [_real(value, column, length, 0) for value, length in real]
+        rows = zip(*([value.clone() for value in values] for values in parts.values()), strict=True)
+        return [replace(self, **dict(zip(parts, row, strict=True))) for row in rows]
 
     def describe(self, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
         """Describe each row for a person: token ids as text, and numbers by their sum, minimum and maximum.

@@ -23,8 +23,6 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
         RuntimeError, IndexError: From torch, if a row is no distribution (NaN).
     """
     sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    total = sums[:, -1:]
-    wanted = uniform * total
-    # If `wanted` were rounded up to the total, it would fall behind the last possible token.
-    below = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(sums, torch.minimum(wanted, below), right=True)
+    # The product is never rounded up to the sum, behind the last possible token: u is at most 1 - 2^-53, and what this
+    # takes away from the sum is more than half of its distance to the next smaller number, or all of it.
+    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True)

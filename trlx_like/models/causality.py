@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 import torch
@@ -10,6 +9,7 @@ from transformers import PreTrainedModel
 
 from trlx_like.errors import ConfigError
 from trlx_like.models.dropout import evaluating
+from trlx_like.models.layout import takes
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def warn_of_padding(lm: PreTrainedModel, option: str) -> None:
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    takes_positions = "position_ids" in inspect.signature(lm.forward).parameters
+    takes_positions = takes(lm, "position_ids")
 
     def logits(start: int) -> torch.Tensor:
         """Compute the logits of the text in the columns from `start` on."""

@@ -36,6 +36,9 @@ def disable_dropout(model: torch.nn.Module) -> None:
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode for the duration of a block."""
+    if not any(module.training for module in model.modules()):
+        yield
+        return
     was_training = model.training
     model.eval()
     try:

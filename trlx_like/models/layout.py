@@ -7,10 +7,12 @@ encoder's last hidden states.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -58,6 +60,15 @@ def check_has_lm_head(lm: PreTrainedModel) -> None:
 def _headless(lm: PreTrainedModel) -> ConfigError:
     """Make the error for a model without a language model head."""
     return ConfigError(f"model.model_path: {type(lm).__name__} is not a language model with a head.")
+
+
+def takes(lm: nn.Module, argument: str) -> bool:
+    """Return whether the forward pass of a model takes an argument of this name."""
+    own = vars(lm).get("forward")  # of this model alone, and not kept when the model is gone
+    return argument in (_arguments(type(lm).forward) if own is None else inspect.signature(own).parameters)
+
+
+_arguments = cache(lambda function: frozenset(inspect.signature(function).parameters))
 
 
 def is_encoder_decoder(lm: PreTrainedModel) -> bool:

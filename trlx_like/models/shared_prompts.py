@@ -7,7 +7,6 @@ gradient checkpointing, under which blocks take no cache.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from trlx_like.data import Completion
 from trlx_like.models.attention import recomputes
 from trlx_like.models.dropout import has_dropout
-from trlx_like.models.layout import rotates_by_length
+from trlx_like.models.layout import rotates_by_length, takes
 
 WORTH = 1 / 4
 """The least part of a batch's tokens that must be saved, because two passes are slower than one of as many tokens.
@@ -31,9 +30,8 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
     """Return in words why a model has no cache of the keys and values of each token alone; None if it has one."""
     if lm.config.is_encoder_decoder:
         return "an encoder, which reads the prompt"
-    takes_one = "past_key_values" in inspect.signature(lm.forward).parameters
     supported = vars(GenerationMixin)["_supports_default_dynamic_cache"]  # by name; classifiers lack it
-    if not takes_one or not supported.__func__(type(lm)):
+    if not takes(lm, "past_key_values") or not supported.__func__(type(lm)):
         return "a model without a cache of keys and values"
     kinds = {type(layer) for layer in DynamicCache(config=lm.config.get_text_config(decoder=True)).layers}
     if not kinds or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from trlx_like.errors import ConfigError, raised_as
 from trlx_like.models.heads import SummaryHead, ValueHead
-from trlx_like.models.layout import hidden_size, last_hidden
+from trlx_like.models.layout import hidden_size, last_hidden, takes
 from trlx_like.models.reward_adapter import RewardAdapter
 from trlx_like.models.wrapper import PreTrainedModelWrapper
 
@@ -186,7 +185,7 @@ class AutoModelForCausalLMWithValueHead(_WithValueHead):
     def _completed(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Add position ids that padding does not shift, if the model takes any."""
         mask = inputs.get("attention_mask")
-        if mask is None or mask.dim() != 2 or "position_ids" not in signature(self.pretrained_model.forward).parameters:
+        if mask is None or mask.dim() != 2 or not takes(self.pretrained_model, "position_ids"):
             return inputs
         length = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"].shape[1]
         return {"position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -length:], **inputs}

@@ -59,6 +59,7 @@ class Agreement:
         temperature: float,
         round_: int,
         version: int,
+        ratio: bool = True,
     ) -> None:
         """Compare an engine with the policy on what it has just sampled. Every process calls it.
 
@@ -69,6 +70,7 @@ class Agreement:
             temperature: The temperature at which the tokens were drawn.
             round_: Number of the round, for the message.
             version: The version that the engine has to have.
+            ratio: Whether to compare log-probabilities, as `check_step` does for the first step of some trainers.
 
         Raises:
             SamplerError: on all processes, if weights or version differ on one, or if the ratio is too far from 1 on
@@ -76,7 +78,7 @@ class Agreement:
         """
         fault = self.canary.weights(policy.lm, engine) or _stale(samples, version)
         apart, tokens = (0.0, 0)
-        if samples is not None:
+        if samples is not None and ratio:
             few = some_of(samples.completion, samples.sampling_logprobs)
             with self.world.accelerator.autocast():  # around the learner alone: it would round merged adapters
                 apart, tokens = _distance(policy, few, temperature)

@@ -56,11 +56,15 @@ class RowLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [n, heads, t, width]; return all of them that are visible."""
-        count = key_states.shape[-2]
-        for held, new in zip(self.held, (key_states, value_states), strict=True):
+        self.append(key_states, value_states)
+        return self.show(self.start)
+
+    def append(self, *states: Tensor) -> None:
+        """Append keys and values, each [n, heads, t, width]."""
+        count = states[0].shape[2]
+        for held, new in zip(self.held, states, strict=True):
             held.narrow(2, self.end, count).copy_(new)
         self.end += count
-        return self.show(self.start)
 
     def get_seq_length(self) -> int:
         """Return how many columns are visible."""
@@ -69,8 +73,7 @@ class RowLayer(DynamicLayer):
     def show(self, start: int) -> tuple[Tensor, Tensor]:
         """Hide the columns before `start`; return the visible keys and values."""
         self.start = start
-        keys, values = self.held
-        self.keys, self.values = keys.narrow(2, start, self.end - start), values.narrow(2, start, self.end - start)
+        self.keys, self.values = (held.narrow(2, start, self.end - start) for held in (self.held[0], self.held[-1]))
         return self.keys, self.values
 
     def admit(self, states: Sequence[Tensor], index: Tensor) -> None:
@@ -111,25 +114,34 @@ class RowCache(DynamicCache):
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
-        self.tokens = RowLayer(rows, columns)  # their ids for keys, and whether they are real for values: [n, 1, T, 1]
+        self.tokens = RowLayer(rows, columns)  # their ids in place of keys, [n, 1, T, 1], and no values
+        self.real: Tensor | None = None  # 1 on real tokens and all later ones [n, columns]; None without padding
         self.begins: list[int] = []  # the first column of each row
         self.ends: list[int] = []  # the column behind its prompt
         self.prompts: list[int] = []  # the number of its prompt
         self.admitted = 0  # how many prompts there were
         self.common: SharedPrefix | None = None  # None if rows share too little
 
-    def inputs(self, new: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Append new tokens [n], and return all ids [n, T] and their mask [n, T], or None if there is no padding."""
+    @property
+    def ids(self) -> Tensor:
+        """The visible token ids. [n, T]"""
+        return self.tokens.show(self.tokens.start)[0][:, 0, :, 0]
+
+    def extend(self, ids: Tensor) -> Tensor | None:
+        """Append new tokens [n, 1], before the model reads them.
+
+        Returns:
+            1 on real tokens [n, T]; None if all are.
+        """
         if self.tokens.end == self.tokens.columns:
             self.begins, self.ends = (
                 [column - self.tokens.start for column in columns] for columns in (self.begins, self.ends)
             )
             for layer in self._all():
                 layer.shift()
-        column = new[:, None, None, None]
-        ids, mask = self.tokens.update(column, torch.ones_like(column, dtype=torch.bool))
-        full = max(self.begins) == self.tokens.start
-        return ids[:, 0, :, 0], None if full else mask[:, 0, :, 0].long()
+            self._show()
+        self.tokens.append(ids[:, None, :, None])
+        return None if self.real is None else self.real[:, self.tokens.start : self.tokens.end]
 
     def read(self, count: int) -> None:
         """Count new tokens whose keys and values somebody else has written behind the visible ones."""
@@ -148,8 +160,8 @@ class RowCache(DynamicCache):
         if not self.layers:
             self.layers = [RowLayer(self.tokens.most, self.tokens.columns) for _ in read.layers]
         states: list[Any] = [(layer.keys, layer.values) for layer in cast("list[DynamicLayer]", read.layers)]
-        for layer, pair in zip(self._all(), [*states, (ids[:, None, :, None], mask[:, None, :, None])], strict=True):
-            layer.admit(pair, index)
+        for layer, of_layer in zip(self._all(), [*states, (ids[:, None, :, None],)], strict=True):
+            layer.admit(of_layer, index)
         self.begins += [self.tokens.end - length for length in mask.sum(dim=1)[index].tolist()]
         self.ends += [self.tokens.end] * len(index)
         self.prompts += [self.admitted + number for number in index.tolist()]
@@ -181,6 +193,10 @@ class RowCache(DynamicCache):
     def _show(self) -> None:
         for layer in self._all():
             layer.show(min(self.begins, default=layer.end))
+        self.real = None
+        if max(self.begins, default=0) > self.tokens.start:
+            begins = torch.tensor(self.begins, device=self.tokens.device)[:, None]
+            self.real = (torch.arange(self.tokens.columns, device=begins.device) >= begins).long()
         self.common = self._common()
 
     def _common(self) -> SharedPrefix | None:

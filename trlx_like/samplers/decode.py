@@ -7,7 +7,6 @@ The tokens of a row follow from its key alone, so none of this changes them. `ne
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -20,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 from trlx_like.data import Sampled
 from trlx_like.functional.choices import encode, packed
 from trlx_like.functional.counter import uniforms
+from trlx_like.models.layout import takes
 from trlx_like.models.shared_prompts import why_no_cache
 from trlx_like.samplers.cache import RowCache
 from trlx_like.samplers.drawing import drawn, refuse_nan, warpers
@@ -53,14 +53,14 @@ def needs_generate(lm: PreTrainedModel, config: GenerationConfig) -> str | None:
         return "a model that prepares its inputs in a way of its own"
     # Rows that leave take columns of the others along, which such a model would count (RoFormer, decoders of BART).
     positions = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
-    if positions and "position_ids" not in inspect.signature(lm.forward).parameters:
+    if positions and not takes(lm, "position_ids"):
         return "a model that counts positions by itself"
     return None
 
 
 def last_only(lm: PreTrainedModel) -> dict[str, int]:
     """Return the argument that makes a forward pass compute the logits of the last token alone, for models with one."""
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
+    return {"logits_to_keep": 1} if takes(lm, "logits_to_keep") else {}
 
 
 def spare(longest: int) -> int:
@@ -102,16 +102,17 @@ class Decoding:
         count, width, longest = len(prompt), prompt.shape[1], config.max_new_tokens
         device = prompt.device
         self.last_only = last_only(lm)
-        self.takes_positions = "position_ids" in inspect.signature(lm.forward).parameters
+        self.takes_positions = takes(lm, "position_ids")
         self.processors = list(processors)
         self.numbers = None
         if config.do_sample:
             self.processors += warpers(config, device)
-            self.numbers = uniforms(keys, longest)  # [B, R]
+            self.numbers = uniforms(keys, longest)  # for each place [B, R]
         self.eos = torch.tensor(eos_ids(config), dtype=prompt.dtype, device=device)
         known = range(lm.config.get_text_config().vocab_size)  # the model may lack an EOS, see `check_token_ids`
         self.too_early = torch.tensor([end for end in eos_ids(config) if end in known], device=device)
         self.completes, self.written = completes, [list[int]() for _ in range(count)]
+        self.longest = longest
         self.choices: list[tuple[Tensor, ...]] | None = [] if choices else None
         self.lengths = mask.sum(dim=1)  # [B]
         self.at_once = min(count, at_once or count)
@@ -121,15 +122,15 @@ class Decoding:
             self.waiting.sort(key=self.lengths.tolist().__getitem__, reverse=True)
         more = 0 if self.at_once == count else spare(longest)
         self.cache = RowCache(self.at_once, width + longest + more)
-        self.rows = prompt.new_zeros(0)  # the number of each row of the batch [n]
-        self.tokens = prompt.new_zeros(0)  # the token that it got last [n]
-        self.made = prompt.new_zeros(0)  # and how many it has [n]
-        self.taken: list[tuple[Tensor, ...]] = []  # of each step: rows, places, tokens and, if drawn, probabilities
+        # Of each row in the batch, all [n, 1]: where its next token stands among the B x R of all responses, the token
+        # that it got last, and the position of that in the row.
+        self.places, self.tokens, self.positions = (prompt.new_zeros(0, 1) for _ in range(3))
+        self.taken: list[tuple[Tensor, ...]] = []  # of each step: places, tokens and, if drawn, probabilities
 
     def run(self) -> None:
         """Read prompts and write tokens until every response has ended."""
-        while self.waiting or len(self.rows):
-            free = self.at_once - len(self.rows)
+        while self.waiting or len(self.places):
+            free = self.at_once - len(self.places)
             if self.waiting and free * _ROOM >= self.at_once:
                 self._read(free)
             else:
@@ -141,7 +142,8 @@ class Decoding:
         Args:
             logprobs: Whether to tell what the tokens were drawn with, if they were drawn.
         """
-        rows, places, tokens, *drawn_with = (torch.cat(parts) for parts in zip(*self.taken, strict=True))
+        places, tokens, *drawn_with = (torch.cat(parts)[:, 0] for parts in zip(*self.taken, strict=True))
+        rows, places = places // self.longest, places % self.longest
         shape, padding = (len(self.prompt), int(places.max()) + 1), self.config.pad_token_id
         mask = torch.zeros(shape, dtype=torch.bool, device=rows.device)
         mask[rows, places] = True
@@ -155,7 +157,7 @@ class Decoding:
             probabilities[rows, places] = drawn_with[0]
             made.sampling_logprobs = probabilities.log()
         if self.choices is not None:
-            words, count, rows, places = (torch.cat(parts) for parts in zip(*self.choices, strict=True))
+            words, count = (torch.cat(parts) for parts in zip(*self.choices, strict=True))
             sizes = count.new_zeros(mask.shape)
             sizes[rows, places] = count
             made.choices, made.choice_sizes = packed(words, rows.repeat_interleave(count), sizes)
@@ -170,61 +172,79 @@ class Decoding:
         which = [found.setdefault(tuple(row), len(found)) for row in ids.masked_fill(~mask, -1).tolist()]
         first = [which.index(number) for number in range(len(found))]
         ids, mask, index = ids[first], mask[first], torch.tensor(which, device=ids.device)
-        read, before = DynamicCache(), len(self.rows)
+        read = DynamicCache()
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(ids, None if bool(mask.all()) else mask.long(), positions, read)
-        scores = self._scores(ids, logits, torch.zeros_like(index[: len(ids)]))[index]
+        scores = self._scores(logits, index.new_zeros(len(ids), 1), lambda: ids)[index]
         self.cache.admit(read, ids, mask, index)
-        self.rows = torch.cat([self.rows, torch.tensor(new, device=ids.device)])
-        self.made = torch.cat([self.made, torch.zeros_like(index)])
-        self._take(scores, before)
+        rows = torch.tensor(new, device=ids.device)[:, None]
+        places = rows * self.longest
+        tokens, ended = self._take(scores, places)
+        done = [False] * len(self.places) + ended
+        self.places = torch.cat([self.places, places + 1])
+        self.tokens = torch.cat([self.tokens, tokens])
+        self.positions = torch.cat([self.positions, self.lengths[rows]])
+        self._drop(done)
 
     def _write(self) -> None:
         """Write the next token of every row."""
-        ids, mask = self.cache.inputs(self.tokens)
-        positions = (self.lengths[self.rows] + self.made - 1)[:, None]
-        tokens = self.tokens[:, None]
-        compute = partial(self._forward, tokens, mask, positions, self.cache)
-        logits = self.steps(tokens, mask, positions, self.cache, compute) if self.takes_positions else compute()
-        self._take(self._scores(ids, logits, self.made), 0)
+        mask = self.cache.extend(self.tokens)
+        compute = partial(self._forward, self.tokens, mask, self.positions, self.cache)
+        steps = self.steps if self.takes_positions else None
+        logits = compute() if steps is None else steps(self.tokens, mask, self.positions, self.cache, compute)
+        self.tokens, done = self._take(self._scores(logits, self.places, lambda: self.cache.ids), self.places)
+        self.places, self.positions = self.places + 1, self.positions + 1
+        self._drop(done)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Run the model on new tokens [n, t], which a cache [n, T] gets; return logits whose last column is wanted."""
+        """Run the model on new tokens [n, t], which a cache [n, T] gets; return the logits of the last ones. [n, V]"""
         given: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         given |= self.last_only
         out = self.lm(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **given)
-        return cast(Tensor, out.logits)
+        return cast(Tensor, out.logits[:, -1])
 
-    def _scores(self, ids: Tensor, logits: Tensor, made: Tensor) -> Tensor:
-        """Apply options and processors to the last logits of rows that have so many tokens; ids [n, T] -> [n, V]."""
-        scores = logits[:, -1].float()
+    def _scores(self, logits: Tensor, places: Tensor, ids: Callable[[], Tensor]) -> Tensor:
+        """Apply options and processors to logits.
+
+        Args:
+            logits: The logits of the next token. [n, V]
+            places: As `places` of the class, of these rows. [n, 1]
+            ids: Returns all that the model has read, padded on the left. [n, T]
+
+        Returns:
+            The scores. [n, V]
+        """
+        scores = logits.float()
         if self.config.min_new_tokens and len(self.too_early):
-            early = (made < self.config.min_new_tokens)[:, None]
+            early = places % self.longest < self.config.min_new_tokens
             scores[:, self.too_early] = scores[:, self.too_early].masked_fill(early, -torch.inf)
         for processor in self.processors:
-            scores = processor(ids, scores)
+            scores = processor(ids(), scores)
         return scores
 
-    def _take(self, scores: Tensor, first: int) -> None:
-        """Choose a token for the rows of the batch from the number `first` on, and remove those that it ends."""
-        rows, places = self.rows[first:], self.made[first:]
+    def _take(self, scores: Tensor, places: Tensor) -> tuple[Tensor, list[bool]]:
+        """Choose the tokens [n, 1] at places [n, 1] by scores [n, V], and tell which of them end their responses."""
         if self.numbers is None:
-            tokens = scores.argmax(dim=-1)
-            self.taken.append((rows, places, tokens))
+            tokens = scores.argmax(dim=-1, keepdim=True)
+            self.taken.append((places, tokens))
         else:
             if self.choices is not None:
-                self.choices.append((*encode(scores > -torch.inf), rows, places))
-            drawn_tokens, probabilities = drawn(scores, self.numbers[rows, places][:, None])
-            tokens = drawn_tokens[:, 0]
-            self.taken.append((rows, places, tokens, probabilities[:, 0]))
-        self.tokens = torch.cat([self.tokens[:first], tokens])
-        self.made = torch.cat([self.made[:first], places + 1])
-        ended = torch.isin(tokens, self.eos) | (places + 1 == self.config.max_new_tokens)
-        done = [False] * first + ended.tolist()
+                self.choices.append(encode(scores > -torch.inf))
+            tokens, probabilities = drawn(scores, self.numbers.take(places))
+            self.taken.append((places, tokens, probabilities))
+        ended = torch.isin(tokens, self.eos) | ((places + 1) % self.longest == 0)
+        done: list[bool] = ended[:, 0].tolist()
         if self.completes is not None:
-            for at, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True), first):
+            rows = (places // self.longest)[:, 0].tolist()
+            for at, (row, token) in enumerate(zip(rows, tokens[:, 0].tolist(), strict=True)):
                 self.written[row].append(token)
                 done[at] = done[at] or self.completes(self.written[row])
+        return tokens, done
+
+    def _drop(self, done: list[bool]) -> None:
+        """Remove rows from the batch."""
         if any(done):
             order = self.cache.drop(done)
-            self.rows, self.tokens, self.made = self.rows[order], self.tokens[order], self.made[order]
+            self.places, self.tokens, self.positions = (
+                of_rows[order] for of_rows in (self.places, self.tokens, self.positions)
+            )

@@ -255,9 +255,9 @@ class TransformersEngine:
             )
             with (
                 neutral(self.lm),
-                lean(self.lm),
                 attention_for_decoding(self.lm, decoding.cache),
                 self.steps.ready(),
+                lean(self.lm),
                 torch.inference_mode(),
             ):
                 decoding.run()

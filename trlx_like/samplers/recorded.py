@@ -114,7 +114,7 @@ class Steps:
             compute: The same by the modules.
 
         Returns:
-            The logits. [n, 1, V]
+            The logits of the next token. [n, V]
         """
         if not self._usable or cache.common is not None:
             return compute()
@@ -180,7 +180,7 @@ class Steps:
 
 
 def _step(lm: PreTrainedModel, states: int, tokens: Tensor, positions: Tensor, *others: Tensor) -> Tensor:
-    """Return the logits [n, 1, V] of a step of decoding, as a function of tensors alone.
+    """Return the logits [n, V] of a step of decoding, as a function of tensors alone.
 
     Args:
         lm: The language model.
@@ -196,7 +196,7 @@ def _step(lm: PreTrainedModel, states: int, tokens: Tensor, positions: Tensor, *
     visible = mask[0][:, None, None].bool() if mask else None
     given = {"position_ids": positions, "past_key_values": cache, "use_cache": True, "attention_mask": visible}
     logits: Tensor = cast(Any, lm)(input_ids=tokens, **given).logits
-    return logits
+    return logits[:, -1]
 
 
 class _Layer(DynamicLayer):

@@ -166,7 +166,8 @@ class TextSampler:
         """
         prompt_ids = [ids[m].tolist() for ids, m in zip(completion.prompt, completion.prompt_mask, strict=True)]
         response_ids = [ids[m].tolist() for ids, m in zip(completion.response, completion.mask, strict=True)]
-        prompts = [self._text(ids) for ids in prompt_ids]
+        found = {key: self._text(list(key)) for key in dict.fromkeys(map(tuple, prompt_ids))}  # groups share prompts
+        prompts = [found[tuple(ids)] for ids in prompt_ids]
         if self.separator is not None:
             outputs = [self._cut(self._text(ids)) for ids in response_ids]
             return prompts, outputs, [p + self.separator + o for p, o in zip(prompts, outputs, strict=True)]

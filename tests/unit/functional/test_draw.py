@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, strategies as st
 from torch import Tensor
 
 from trlx_like.functional.counter import keys, stream, uniforms
@@ -22,10 +23,19 @@ def test_golden() -> None:
     assert draw(torch.tensor([[0.25, 0.0, 0.5, 0.25]] * 6), numbers).tolist() == [[0], [0], [2], [2], [3], [3]]
 
 
-def test_what_follows_the_last_possible_token_is_never_drawn() -> None:
-    """Even where u times the sum is rounded up to the sum."""
-    numbers = column(1 - 2**-53, 1.0)
-    assert draw(torch.tensor([[0.0, 1.0, 0.0], [0.3, 0.2, 0.0]]), numbers).tolist() == [[1], [1]]
+@given(
+    weights=st.lists(st.floats(0, 2**100, width=32), min_size=1, max_size=9).filter(any),
+    u=st.sampled_from([1 - 2**-53, 1 - 2**-52, 0.5]) | st.floats(0, 1, exclude_max=True),
+    after=st.integers(0, 2),
+)
+@example(weights=[0.0, 1.0], u=1 - 2**-53, after=1)
+@example(weights=[0.3, 0.2], u=1 - 2**-53, after=1)
+def test_only_what_has_room_is_drawn(weights: list[float], u: float, after: int) -> None:
+    """The largest number below 1 too, times a sum that may not be 1, stays below the sum."""
+    rows: Tensor = torch.tensor([weights + [0.0] * after])
+    sums, token = rows.double().cumsum(dim=1)[0].tolist(), int(draw(rows, column(u)))
+    below = sums[token - 1] if token else 0.0
+    assert below <= u * sums[-1] < sums[token] and rows[0, token] > 0
 
 
 def test_each_row_for_itself_and_as_often_as_it_is_likely() -> None:

@@ -125,7 +125,7 @@ def test_rows_of_prompts_attend_to_what_each_would_alone(
     mask = torch.arange(9) >= torch.tensor([0, 3 if padded else 0])[:count, None]
     read.update(*torch.randn(2, count, 2, 9, 8), 0)
     held.admit(read, torch.zeros(count, 9, dtype=torch.int64), mask, torch.tensor(index))
-    _, seen = held.inputs(torch.zeros(8, dtype=torch.int64))
+    seen = held.extend(torch.zeros(8, 1, dtype=torch.int64))
     keys, values = held.update(*torch.randn(2, 8, 2, 1, 8), 0)
     assert held.common is not None and (held.common.places is None) == (index not in ([0] * 5 + [1] * 3, [0, 1] * 4))
     visible = None if seen is None else seen.bool()[:, None, None]

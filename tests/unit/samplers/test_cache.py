@@ -45,11 +45,11 @@ def test_every_row_keeps_what_was_written_for_it(seed: int, rows: int, wider: in
                 expected, written = [expected[at] for at in order], [written[at] for at in order]
             if not expected:
                 continue
-            new = torch.tensor([value := value + 1 for _ in expected])
-            tokens, mask = cache.inputs(new)
-            states = new[:, None, None, None].float()
+            new = torch.tensor([[value := value + 1] for _ in expected])
+            mask, tokens = cache.extend(new), cache.ids
+            states = new[:, None, :, None].float()
             keys, values = cache.update(states.expand(-1, 2, -1, 3), (-states).expand(-1, 2, -1, 3 + wider), 0)
-            for row, number in zip(expected, new.tolist(), strict=True):
+            for row, number in zip(expected, new[:, 0].tolist(), strict=True):
                 row.append(number)
             written = [count + 1 for count in written]
             for at, row in enumerate(expected):
@@ -88,7 +88,7 @@ def test_its_memory_is_allocated_once() -> None:
     cache.admit(read, torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.bool), torch.tensor([0, 0, 0]))
     for step in range(5):
         rows = len(cache.begins)
-        cache.inputs(torch.ones(rows, dtype=torch.int64))
+        cache.extend(torch.ones(rows, 1, dtype=torch.int64))
         keys, _ = cache.update(torch.ones(rows, 1, 1, 2), torch.ones(rows, 1, 1, 2), 0)
         places.add((keys.untyped_storage().data_ptr(), keys.untyped_storage().nbytes()))
         if step == 2:
