@@ -78,7 +78,7 @@ class ReplicatedBackend(Backend):
         return list(self.parameters)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one micro-batch. accelerate would look for a package of optimizers at every call."""
+        """Add the gradients of one micro-batch. accelerate would look for a package of optimizers here, and in steps."""
         scaler = self.world.accelerator.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
 
@@ -100,7 +100,7 @@ class ReplicatedBackend(Backend):
         """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
         scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            super().step(optimizer, accepted)
+            super().step(getattr(optimizer, "optimizer", optimizer), accepted)
         elif accepted:
             scale = scaler.get_scale()
             optimizer.step()

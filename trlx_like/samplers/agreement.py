@@ -91,7 +91,7 @@ class Agreement:
         if not hasattr(engine, "digests"):
             known = "and it cannot tell whether its weights are right"
         deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
-        if not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
+        if ratio and not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
             self._refuse(
                 "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
                 f"{deviation:.2g} from 1 on average, above {limit:g}, {known}",

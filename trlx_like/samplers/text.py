@@ -151,8 +151,10 @@ class TextSampler:
         ids, mask = (part.to(self.device) for part in prompts.tensors(self.tokenizer.pad_token_id))
         key = keys(stream, prompts.numbers, ids.device)
         own = {**own, "keys": key} if getattr(self.engine, "keyed", False) else own
+        # For beams, and for engines without keys. `torch.manual_seed` notes the stack for each kind of GPU, every time.
+        seed = torch.default_generator.manual_seed if ids.device.type == "cpu" else torch.manual_seed
         with torch.random.fork_rng([ids.device] if ids.device.type == "cuda" else []):
-            torch.manual_seed(int(key[0]))  # for beams, and for engines that have no keys
+            seed(int(key[0]))
             return self.engine.generate(ids, mask, config, list(self.stop_sequences), **own)
 
     def decode(self, completion: Completion) -> tuple[list[str], list[str], list[str]]:
