@@ -116,7 +116,7 @@ def decode(laps: Laps) -> None:
     words = AutoTokenizer.from_pretrained(laps.task["model"])
     engine = TransformersEngine(lm, words)
     while True:
-        for case in laps.task["cases"]:
+        for case in laps.in_turns():
             prompts = [text for text in case["prompts"] for _ in range(case["group"])]
             batch = PromptPipeline(prompts, case["prompt"], words)
             sampler = TextSampler(engine, words, batch_size=case["at_once"], device=laps.device)

@@ -6,12 +6,13 @@
     python -m benchmarks.side_by_side ppo --value-model policy     # beside the last PPO of TRL
     python -m benchmarks.side_by_side ppo --parts                  # what a lap of ours consists of
 
-Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap, so
-that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo, ddpo), some optimizer steps
-(dpo, sft, reward) or one batch of responses (decode). The first lap of each is dropped. In the second, which is not
-timed, each side counts what it computes; a difference above 3 % is printed. The model is a GPT-2 with random weights,
-or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts the result into
-docs/speed.md.
+Both sides are processes of one thread that get the same model files, prompts and lengths, and take turns lap by lap,
+so that other work on the machine slows both. A lap is a round (ppo, grpo, rloo, online_dpo, ddpo), some optimizer
+steps (dpo, sft, reward) or one batch of responses (decode). With 1.8M weights a turn is two laps, of which the second
+counts: a process that has waited is slower at first, and a trainer does not wait. The first turn of each is dropped.
+In the second, which is not timed, each side counts what it computes; a difference above 3 % is printed. The model is a
+GPT-2 with random weights, or a small Stable Diffusion for ddpo, and the reward costs next to nothing. `--write` puts
+the result into docs/speed.md.
 
 With `--device cuda` both sides run on one GPU, seconds are those of the clock after all work there, and memory is that
 of tensors. The environments of the peers need a torch for GPUs then.
@@ -63,6 +64,8 @@ PEERS = {
 }
 VALUE_MODEL = ("TRL 1.12.0", "trl_1_12")
 """The peer of PPO that has a value model."""
+TURN = {"1.8M": 2}
+"""How many laps are a turn, of which the last counts, where it is more than one."""
 # Of a lap: prompts (online) and their responses, tokens of a response, samples and number of the optimizer steps.
 SHAPES: dict[str, dict[str, dict[str, int]]] = {
     "ppo": {
@@ -132,7 +135,7 @@ def length(rng: random.Random, part: str) -> int:
 def task(
     work: str,
     size: str,
-    laps: int,
+    times: int,
     unfrozen: int = -1,
     sampling: str = "float32",
     value_model: str | None = None,
@@ -140,8 +143,9 @@ def task(
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Return what both sides are to do, without the folder of the model."""
-    made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling, "laps": laps}
-    made["device"] = device
+    made: dict[str, Any] = {"work": work, "layers": 1, "unfrozen": unfrozen, "sampling": sampling}
+    made["device"], made["turn"] = device, TURN.get(size, 1)
+    made["laps"] = laps = times * made["turn"]
     made["value_model"], (made["peer"], made["program"]) = value_model, VALUE_MODEL if value_model else PEERS[work]
     made |= {"prompt": PROMPT, "lr": 1e-6, "group": 1, "prompts_a_lap": 0, "prompts": PROMPTS, "pairs": []}
     if work == "ddpo":
@@ -258,8 +262,8 @@ class Side:
 
 
 def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run both sides of a task once; return for each lap its case, its number, and what each side said."""
-    work, laps = made["work"], made["laps"]
+    """Run both sides of a task once; return for each turn its case, its number, and what each side said of a lap."""
+    work = made["work"]
     names = [case["name"] for case in made.get("cases", [{"name": ""}])]
     program = made["program"]
     commands = {"ours": [sys.executable, "-m", "benchmarks.ours"]}
@@ -279,11 +283,11 @@ def turns(size: str, made: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for side in sides.values():
             side.listen()  # it is ready
-        for lap, (number, case) in itertools.product(range(laps), enumerate(names)):
-            # Each side is first in every other lap of each case: who has waited longer begins in colder caches.
-            order = list(sides) if (lap + number) % 2 else list(sides)[::-1]
-            said = {name: sides[name].lap() for name in order}
-            found.append({"case": case, "lap": lap, "load": os.getloadavg()[0], **said})
+        for turn, (number, case) in itertools.product(range(made["laps"] // made["turn"]), enumerate(names)):
+            # Each side is first in every other turn of each case: who has waited longer is slower at first.
+            order = list(sides) if (turn + number) % 2 else list(sides)[::-1]
+            said = {name: [sides[name].lap() for _ in range(made["turn"])][-1] for name in order}
+            found.append({"case": case, "lap": turn, "load": os.getloadavg()[0], **said})
     return found
 
 
@@ -435,7 +439,7 @@ def main() -> None:
         "--varied", action="store_true", help="lengths as in dialogues in place of equal ones (dpo, sft, reward)"
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: one GPU")
-    parser.add_argument("--laps", type=int, default=5, help="timed laps of each process (default 5)")
+    parser.add_argument("--laps", type=int, default=5, help="timed turns of each process (default 5)")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of processes, one after the other (default 1)")
     parser.add_argument("--parts", action="store_true", help="profile some laps of our side alone")
     parser.add_argument("--write", action="store_true", help="put the result into docs/speed.md")

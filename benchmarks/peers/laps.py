@@ -47,7 +47,7 @@ KERNELS = {
 }
 """Beginnings of the names of operations, by what they are. The first that fits counts: `addmm` is no `add`."""
 WARM_UP, COUNTED = 0, 1
-"""The first two laps of each case. Neither is timed; counting takes longer."""
+"""The first two turns of each case. Neither is timed; counting takes longer."""
 
 
 def reward(texts: Sequence[str]) -> list[float]:
@@ -204,7 +204,8 @@ class Operations:
 class Laps:
     """Run a program lap by lap, in turns with another one.
 
-    The second lap is counted, or each is profiled if the task says so.
+    A turn is one lap, or several of a case, of which the last is reported. The second turn is counted, or each is
+    profiled if the task says so.
 
     Args:
         phases: Returns the CPU seconds that each phase has taken so far, if the program knows.
@@ -239,9 +240,13 @@ class Laps:
         self.counts = None
         if self.task.get("profiled"):
             self.counts = Operations().begin()
-        elif self.number // self.cases == COUNTED:
+        elif self.number // (self.cases * self.task["turn"]) == COUNTED:
             self.counts = Counts(self.task["layers"]).begin()
         self.before, self.begun = dict(self.phases()), seconds_so_far(self.device)
+
+    def in_turns(self) -> list[dict[str, Any]]:
+        """Return the case of each lap, until all cases had their turn."""
+        return [case for case in self.task["cases"] for _ in range(self.task["turn"])]
 
     def _spent(self) -> dict[str, float]:
         if self.device != "cpu":

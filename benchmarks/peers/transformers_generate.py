@@ -16,7 +16,7 @@ def main() -> None:
     model.to(laps.device)
     words = AutoTokenizer.from_pretrained(laps.task["model"], padding_side="left")
     while True:
-        for case in laps.task["cases"]:
+        for case in laps.in_turns():
             prompts = [text for text in case["prompts"] for _ in range(case["group"])]
             ids = words(prompts, return_tensors="pt").to(laps.device)
             laps.next()

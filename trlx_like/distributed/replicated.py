@@ -78,7 +78,7 @@ class ReplicatedBackend(Backend):
         return list(self.parameters)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one micro-batch. accelerate would look for a package of optimizers here, and in steps."""
+        """Add the gradients of one micro-batch. accelerate would look for a package of optimizers each time."""
         scaler = self.world.accelerator.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
 
