@@ -17,7 +17,7 @@ the result into docs/speed.md.
 With `--device cuda` both sides run on one GPU, seconds are those of the clock after all work there, and memory is that
 of tensors. The environments of the peers need a torch for GPUs then.
 
-With `--parts` our side runs alone, and torch's profiler tells what its laps consist of, without the first two.
+With `--parts` our side runs alone, and torch's profiler tells what its laps consist of, without the first two turns.
 """
 
 from __future__ import annotations
@@ -331,9 +331,15 @@ def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def parts(laps: list[dict[str, Any]]) -> dict[str, float]:
-    """Return what part each kind of operation has of the profiled laps of one case, in the mean."""
-    kept = [lap["ours"]["counts"] for lap in laps if lap["lap"] > COUNTED]
-    return {kind: statistics.mean(found[kind] for found in kept) for kind in kept[0]}
+    """Return what part each kind of operation has of the laps of one case, which are profiled in every other turn.
+
+    It is the mean of its seconds in those, divided by that of the other laps, which the profiler does not slow.
+    """
+    kept = [lap["ours"] for lap in laps if lap["lap"] > COUNTED]
+    whole = statistics.mean(lap["seconds"] for lap in kept if "counts" not in lap)
+    profiled = [lap["counts"] for lap in kept if "counts" in lap]
+    found = {kind: statistics.mean(taken[kind] for taken in profiled) / whole for kind in profiled[0]}
+    return {**found, "rest": 1 - sum(found.values())}
 
 
 def write_parts(key: str, found: dict[str, float]) -> None:
@@ -458,6 +464,8 @@ def main() -> None:
         parser.error("--varied is for dpo, sft and reward of 1.8M")
     if given.device == "cuda" and (given.write or given.parts):
         parser.error("--write and --parts are for CPUs: the page has CPU seconds")
+    if given.parts and given.laps < 2:
+        parser.error("--parts needs two laps, one with the profiler and one without")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU")
     options = given.unfrozen, given.sampling, given.value_model, given.varied, given.device

@@ -184,28 +184,25 @@ class Counts(TorchDispatchMode):
 
 
 class Operations:
-    """Measure with torch's profiler what part of the time each kind of `KERNELS` takes while it is on."""
+    """Measure with torch's profiler how many seconds each kind of `KERNELS` takes while it is on."""
 
     def begin(self) -> Self:
         """Switch the profiler on."""
         self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         self.profiler.__enter__()
-        self.begun = time.perf_counter()  # the profiler takes this time too, and not that of the process
         return self
 
     def end(self) -> dict[str, float]:
-        """Switch the profiler off, and return the parts, which add up to 1."""
-        whole = time.perf_counter() - self.begun
+        """Switch the profiler off, and return the seconds."""
         self.profiler.__exit__(None, None, None)
-        taken = by_kind({event.key: 1e-6 * event.self_cpu_time_total for event in self.profiler.key_averages()})
-        return {**{kind: spent / whole for kind, spent in taken.items()}, "rest": 1 - sum(taken.values()) / whole}
+        return by_kind({event.key: 1e-6 * event.self_cpu_time_total for event in self.profiler.key_averages()})
 
 
 class Laps:
     """Run a program lap by lap, in turns with another one.
 
-    A turn is one lap, or several of a case, of which the last is reported. The second turn is counted, or each is
-    profiled if the task says so.
+    A turn is one lap, or several of a case, of which the last is reported. The second turn is counted, or every other
+    one is profiled if the task says so.
 
     Args:
         phases: Returns the CPU seconds that each phase has taken so far, if the program knows.
@@ -238,9 +235,10 @@ class Laps:
             os._exit(0)  # at once: what a trainer saves at its end is not compared
         sys.stdin.readline()
         self.counts = None
+        turn = self.number // (self.cases * self.task["turn"])
         if self.task.get("profiled"):
-            self.counts = Operations().begin()
-        elif self.number // (self.cases * self.task["turn"]) == COUNTED:
+            self.counts = Operations().begin() if turn % 2 else None
+        elif turn == COUNTED:
             self.counts = Counts(self.task["layers"]).begin()
         self.before, self.begun = dict(self.phases()), seconds_so_far(self.device)
 

@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,12 @@ def test_parts_of_a_lap_and_the_ratio_without_some(tmp_path: Path, monkeypatch: 
     """The first two laps are dropped. Twice as fast with a tenth of copies and three of the rest: 2 / .6 without."""
     monkeypatch.setattr(side_by_side, "PAGE", page := tmp_path / "speed.md")
     page.write_text("| work | times |\n|---|---|\n| nothing | **2.00** (1 to 3) |\n\n| part of our lap |\n|---|\n")
-    kinds = [*dict.fromkeys(KERNELS, 0.0), "rest"]
-    found = [{"lap": lap, "ours": {"counts": dict.fromkeys(kinds, float(lap))}} for lap in range(4)]
-    assert side_by_side.parts(found) == dict.fromkeys(kinds, 2.5)
+    profiled = [{"seconds": 90.0, "counts": dict.fromkeys(KERNELS, float(lap))} for lap in (1, 3, 5)]
+    others = [{"seconds": seconds} for seconds in (80.0, 30.0, 50.0)]
+    turns = [said for pair in zip(others, profiled, strict=True) for said in pair]
+    found = side_by_side.parts([{"lap": lap, "ours": said} for lap, said in enumerate(turns)])
+    assert found == {**dict.fromkeys(KERNELS, 0.1), "rest": pytest.approx(1 - 0.1 * len(KERNELS))}
+    kinds = list(found)
     taken = {**dict.fromkeys(kinds, 0.0), "products": 0.6, "copies and sums": 0.1, "rest": 0.3}
     side_by_side.write_parts("nothing", taken)
     assert page.read_text().endswith("| nothing | 60 % | 0 % | 0 % | 0 % | 0 % | 0 % | 10 % | 30 % | 3.33 |\n")
@@ -126,11 +130,11 @@ def test_parts_of_a_lap_and_the_ratio_without_some(tmp_path: Path, monkeypatch: 
         side_by_side.write_parts("other", taken)
 
 
-def test_the_profiler_tells_parts_of_the_whole_time() -> None:
-    measured = Operations().begin()
+def test_the_profiler_tells_seconds() -> None:
+    measured, begun = Operations().begin(), time.perf_counter()
     torch.ones(300, 300) @ torch.ones(300, 300)
-    found = measured.end()
-    assert found["products"] > 0 and sum(found.values()) == pytest.approx(1)
+    found, whole = measured.end(), time.perf_counter() - begun
+    assert set(found) == set(KERNELS) and 0 < found["products"] <= sum(found.values()) < whole
 
 
 def test_a_value_model_is_for_the_last_ppo_of_trl() -> None:
