@@ -333,7 +333,8 @@ def summary(laps: list[dict[str, Any]]) -> dict[str, Any]:
 def parts(laps: list[dict[str, Any]]) -> dict[str, float]:
     """Return what part each kind of operation has of the laps of one case, which are profiled in every other turn.
 
-    It is the mean of its seconds in those, divided by that of the other laps, which the profiler does not slow.
+    It is the mean of its seconds in those, divided by that of the other laps, which the profiler does not slow. It also
+    slows each short operation a little, so that parts of many short ones are too large, and the rest too small.
     """
     kept = [lap["ours"] for lap in laps if lap["lap"] > COUNTED]
     whole = statistics.mean(lap["seconds"] for lap in kept if "counts" not in lap)

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_the_page_has_the_tables_that_are_written(tmp_path: Path, monkeypatch: p
 
 
 def test_parts_of_a_lap_and_the_ratio_without_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two laps are dropped. Twice as fast with a tenth of copies and three of the rest: 2 / .6 without."""
+    """The first two turns are dropped. Twice as fast with a tenth of copies and three of the rest: 2 / .6 without."""
     monkeypatch.setattr(side_by_side, "PAGE", page := tmp_path / "speed.md")
     page.write_text("| work | times |\n|---|---|\n| nothing | **2.00** (1 to 3) |\n\n| part of our lap |\n|---|\n")
     profiled = [{"seconds": 90.0, "counts": dict.fromkeys(KERNELS, float(lap))} for lap in (1, 3, 5)]
@@ -163,6 +164,35 @@ def test_each_peer_is_the_version_that_its_environment_has() -> None:
 def test_an_environment_that_is_missing_is_named() -> None:
     with pytest.raises(SystemExit, match=r"python -m benchmarks\.peers make trl_9"):
         interpreter("trl_9")
+
+
+@pytest.mark.parametrize("size", ["1.8M", "124M"])
+def test_each_side_is_first_in_every_other_turn_of_a_case(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second lap of a turn is reported where a turn has two, and the cases of `decode` have equally many laps."""
+    called: list[str] = []
+
+    class Counting(nullcontext[Any]):
+        def __init__(self, name: str, *_: Any) -> None:
+            super().__init__(self)
+            self.name = name
+
+        def listen(self) -> None:
+            pass
+
+        def lap(self) -> dict[str, int]:
+            called.append(self.name)
+            return {"seen": called.count(self.name)}
+
+    monkeypatch.setattr(side_by_side, "Side", Counting)
+    monkeypatch.setattr(side_by_side, "save_model", lambda *_: None)
+    made = side_by_side.task("decode", size, 3)
+    said, cases = side_by_side.turns(size, made), len(made["cases"])
+    many = {"1.8M": 2, "124M": 1}[size]
+    assert [turn["ours"]["seen"] for turn in said] == [many * (1 + number) for number in range(3 * cases)]
+    first = [called[2 * many * number] for number in range(3 * cases)]
+    assert called == [name for one in first for name in sorted(("ours", "peer"), key=one.__ne__) for _ in range(many)]
+    assert all(first[number] != first[number + cases] for number in range(2 * cases))
+    assert sum(made["laps"] for _ in made["cases"]) * 2 == len(called)
 
 
 @pytest.mark.slow

@@ -59,7 +59,6 @@ class Agreement:
         temperature: float,
         round_: int,
         version: int,
-        ratio: bool = True,
     ) -> None:
         """Compare an engine with the policy on what it has just sampled. Every process calls it.
 
@@ -70,7 +69,6 @@ class Agreement:
             temperature: The temperature at which the tokens were drawn.
             round_: Number of the round, for the message.
             version: The version that the engine has to have.
-            ratio: Whether to compare log-probabilities, as `check_step` does for the first step of some trainers.
 
         Raises:
             SamplerError: on all processes, if weights or version differ on one, or if the ratio is too far from 1 on
@@ -78,7 +76,7 @@ class Agreement:
         """
         fault = self.canary.weights(policy.lm, engine) or _stale(samples, version)
         apart, tokens = (0.0, 0)
-        if samples is not None and ratio:
+        if samples is not None:
             few = some_of(samples.completion, samples.sampling_logprobs)
             with self.world.accelerator.autocast():  # around the learner alone: it would round merged adapters
                 apart, tokens = _distance(policy, few, temperature)
@@ -91,7 +89,7 @@ class Agreement:
         if not hasattr(engine, "digests"):
             known = "and it cannot tell whether its weights are right"
         deviation = sum(apart for _, apart, _ in seen) / max(1, sum(tokens for *_, tokens in seen))
-        if ratio and not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
+        if not deviation <= (limit := self.tolerance(policy.lm, engine.dtype)):  # NaN is not
             self._refuse(
                 "and the learner disagree about what was sampled: the ratio of a token's probabilities is "
                 f"{deviation:.2g} from 1 on average, above {limit:g}, {known}",

@@ -131,7 +131,7 @@ class RowCache(DynamicCache):
         """Append new tokens [n, 1], before the model reads them.
 
         Returns:
-            1 on real tokens [n, T]; None if all are.
+            1 on real tokens [n, T], not to be written to; None if all are real.
         """
         if self.tokens.end == self.tokens.columns:
             self.begins, self.ends = (

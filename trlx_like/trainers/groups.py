@@ -80,8 +80,7 @@ class GroupTrainer(OnlineTextTrainer[GroupExperience]):
         """Whether the log-probabilities of a round are computed before its first step, besides those of sampling.
 
         With one step a round the loss is computed with the policy that has sampled, so its own log-probabilities are
-        the old ones, and the step is not made if those of sampling differ. A reference, a correction, an engine with
-        weights of its own and replay need them apart.
+        the old ones. A reference, a correction, an engine with weights of its own and replay need them apart.
         """
         method = self.method
         one_step = self.passes == 1 and method.num_prompts * method.num_generations <= self.config.train.batch_size

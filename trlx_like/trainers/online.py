@@ -62,14 +62,6 @@ class OnlineTextTrainer(TextTrainer[E]):
         return forbidding(self.experience_kwargs) if self.method.exact_sampling else []
 
     @property
-    def observes(self) -> bool:
-        """Whether the policy scores responses of a round before its first step.
-
-        False if that step is on all of the round, and its loss compares the log-probabilities of sampling with its own.
-        """
-        return True
-
-    @property
     def sampling_temperature(self) -> float:
         """Temperature at which response tokens are sampled."""
         return float(self.experience_kwargs.get("temperature", 1.0))
@@ -133,7 +125,6 @@ class OnlineTextTrainer(TextTrainer[E]):
                         temperature=self.sampling_temperature,
                         round_=self.progress.round + 1,
                         version=self.progress.step,
-                        ratio=self.observes,
                     )
             return samples
 

@@ -100,6 +100,21 @@ def test_a_replayed_step_has_the_bits_of_the_modules(family: str, given: dict[st
     assert (every or family == "bloom") and some == (every if family in OTHER_ATTENTION else [])
 
 
+def test_records_outlive_a_hook_of_all_modules() -> None:
+    """Under which nothing is replayed, and modules are called in full."""
+    lm = sharp_lm("llama")
+    engine = engine_of(lm)
+    right = [write(lm, engine) for _ in range(3)][-1]
+    handle = register_module_forward_pre_hook(lambda *_: None)
+    with computed() as some:
+        assert equal(write(lm, engine), right)
+    handle.remove()
+    assert some
+    with computed() as some:
+        assert equal(write(lm, engine), right)
+    assert not some
+
+
 def test_a_record_has_each_constant_and_size_once() -> None:
     """Between the operations of a small model the interpreter takes most of the time."""
     engine = engine_of(sharp_lm("gpt2"))
