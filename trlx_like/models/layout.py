@@ -26,6 +26,7 @@ from trlx_like.models.dropout import evaluating
 
 Head = Callable[[Tensor], Tensor]
 """A function from hidden states [N, H] to logits [N, V]."""
+_arguments = cache(lambda function: frozenset(inspect.signature(function).parameters))
 
 
 def base_model(lm: PreTrainedModel) -> nn.Module:
@@ -66,9 +67,6 @@ def takes(lm: nn.Module, argument: str) -> bool:
     """Return whether the forward pass of a model takes an argument of this name."""
     own = vars(lm).get("forward")  # of this model alone, and not kept when the model is gone
     return argument in (_arguments(type(lm).forward) if own is None else inspect.signature(own).parameters)
-
-
-_arguments = cache(lambda function: frozenset(inspect.signature(function).parameters))
 
 
 def is_encoder_decoder(lm: PreTrainedModel) -> bool:
