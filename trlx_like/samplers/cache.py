@@ -60,7 +60,7 @@ class RowLayer(DynamicLayer):
         return self.show(self.start)
 
     def append(self, *states: Tensor) -> None:
-        """Append keys and values, each [n, heads, t, width]."""
+        """Append states, each [n, heads, t, width]: keys and values, or whatever `admit` was given."""
         count = states[0].shape[2]
         for held, new in zip(self.held, states, strict=True):
             held.narrow(2, self.end, count).copy_(new)
@@ -71,7 +71,7 @@ class RowLayer(DynamicLayer):
         return self.end - self.start
 
     def show(self, start: int) -> tuple[Tensor, Tensor]:
-        """Hide the columns before `start`; return the visible keys and values."""
+        """Hide the columns before `start`; return the visible keys and values, or the only states twice."""
         self.start = start
         self.keys, self.values = (held.narrow(2, start, self.end - start) for held in (self.held[0], self.held[-1]))
         return self.keys, self.values
