@@ -65,6 +65,10 @@ class Completion(Experience):
             "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
         }
 
+    def without_last(self) -> Completion:
+        """Return what a causal model has to read to score the responses: all but the last token of each, [B, R - 1]."""
+        return Completion(self.prompt, self.prompt_mask, self.response[:, :-1], self.mask[:, 1:])
+
     def completions(self) -> Completion:
         """Return the completions of the batch: itself."""
         return self

@@ -40,6 +40,10 @@ LONG_ROW = 1024
 MORE_ROWS = 4
 """Up to so many rows more than necessary are tried, and those are taken that have the least padding."""
 
+EVEN = 16
+"""Rows of a multiple of so many tokens stay as long as they are: torch attends faster in them. On CPUs 64 tokens take
+.6 of the time of 63, and .8 to .9 with gradients."""
+
 
 @dataclass(frozen=True)
 class Compaction:
@@ -53,6 +57,7 @@ class Compaction:
         bias: Format of a mask that is added to attention scores; None: masks are boolean.
         skips_unread: Whether the last block may compute the tokens alone that are read. With dropout it draws numbers
             for these alone.
+        skips_last: Whether the last token of a response may be left out, which no score depends on.
     """
 
     hidden: int
@@ -61,6 +66,7 @@ class Compaction:
     in_pieces: int = 0
     bias: torch.dtype | None = None
     skips_unread: bool = False
+    skips_last: bool = False
 
     def of(
         self, batch: Completion, branches: bool = False, whole: int | None = None
@@ -94,6 +100,12 @@ class Compaction:
             if cost < best:
                 return PackedRows.of(batch, plan, self.bias, pieces)
         return shared
+
+    def without_last(self, batch: Completion) -> Completion:
+        """Return what has to be read of a batch for scores of its responses: all, or all but their last tokens."""
+        prompt, response = batch.prompt.shape[1], batch.response.shape[1]
+        short = self.skips_last and response > 1 and (prompt + response) % EVEN
+        return batch.without_last() if short else batch
 
     def _of_packed(self, batch: Completion, inputs: dict[str, Tensor]) -> PackedRows | None:
         """Return rows that hold several samples already, to attend piece by piece; None if a mask costs less."""
@@ -137,7 +149,8 @@ class Compaction:
         share = self.share and why_no_cache(lm) is None and not rotates_by_length(lm)
         in_pieces = min(self.in_pieces, other.in_pieces) if longest else 0
         skips = self.skips_unread and other.skips_unread
-        return replace(self, share=share, longest=longest, in_pieces=in_pieces, skips_unread=skips)
+        last = self.skips_last and other.skips_last
+        return replace(self, share=share, longest=longest, in_pieces=in_pieces, skips_unread=skips, skips_last=last)
 
 
 def _in_groups(
@@ -187,7 +200,8 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False, device: torch.devi
     width = embedding_width(lm.get_input_embeddings())
     longest = _longest(lm, bias)
     in_pieces = _longest_in_pieces(lm, longest) if longest and (device or lm.device).type == "cpu" else 0
-    return Compaction(width, can_share(lm) and not sharded, longest, in_pieces, bias, can_skip_unread(lm))
+    alone = can_share(lm)  # a token depends on those before it, and not on how many follow
+    return Compaction(width, alone and not sharded, longest, in_pieces, bias, can_skip_unread(lm), alone)
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:

@@ -30,7 +30,7 @@ from trlx_like.models.packed_rows import PackedRows
 from trlx_like.models.reference import Reference, make_reference
 from trlx_like.models.shared_prompts import SharedPrompts
 from trlx_like.models.top_blocks import copied_top, freeze_below, reads_below, tell_frozen_before
-from trlx_like.models.trunk import Trunk, make_trunk
+from trlx_like.models.trunk import Trunk, lowest_trained, make_trunk
 
 
 @dataclass
@@ -106,6 +106,8 @@ class LanguagePolicy(nn.Module):
         self._reference: list[Reference] = []  # at most one
         self.trunk: Trunk | None = None
         self.compaction: Compaction | None = None  # None: every row is read whole, with its padding
+        # With frozen blocks all tokens are read, whether states are kept or not: results have the same bits.
+        self.trains_all = last_block(lm) is not None and lowest_trained(lm) == 0
         if has_adapter(lm):
             leave_out_frozen(self, lm)
 
@@ -178,13 +180,17 @@ class LanguagePolicy(nn.Module):
         lowest = None if self.trunk is None else self.trunk.lowest
         # The blocks at which reference, heads and kept states branch off.
         wanted = sorted({at for at in (*self.head_branch.values(), self.branch, lowest) if at is not None})
-        compact = self.compaction and self.compaction.of(batch, branches=bool(wanted))
+        around_all = states or (heads and len(self.heads) > 0)  # the states after the last tokens are read too
+        read = batch
+        if self.compaction is not None and self.trains_all and not (around_all or wanted):
+            read = self.compaction.without_last(batch)
+        compact = self.compaction and self.compaction.of(read, branches=bool(wanted))
         packed = compact if isinstance(compact, PackedRows) else None
         shared = compact if isinstance(compact, SharedPrompts) else None
-        inputs = batch.inputs(self.start) if packed is None else packed.inputs
+        inputs = read.inputs(self.start) if packed is None else packed.inputs
         places = None
         if self.compaction is not None and self.compaction.skips_unread:
-            places = shared.ends if shared else self._places(batch, states or (heads and len(self.heads) > 0), packed)
+            places = shared.ends if shared else self._places(batch, read, around_all, packed)
         reading = Reading(inputs, shared, places)
         if wanted:
             with read_at(self.lm, last_block(self.lm), places):
@@ -206,7 +212,8 @@ class LanguagePolicy(nn.Module):
 
         real = batch.scored
         numbers = torch.arange(last.shape[:2].numel(), device=last.device).view(last.shape[:2])
-        drawn_from = (numbers if packed is None else packed.places)[:, -width - 1 : -1][real]  # [N]
+        around_read = (numbers if packed is None else packed.places)[:, -read.response.shape[1] - 1 :]
+        drawn_from = around_read[:, :width][real]  # [N]
         at_tokens = last.flatten(0, 1).index_select(0, drawn_from)  # [N, H]
         ids = batch.response[real]  # [N]
         sampling = self._sampling(batch, real)
@@ -238,22 +245,24 @@ class LanguagePolicy(nn.Module):
                 output.divergence = _spread(divergence_from_hidden(*sides, divergence=divergence, **sampling), real)
         return output
 
-    def _places(self, batch: Completion, around: bool, packed: PackedRows | None) -> Tensor:
+    def _places(self, batch: Completion, read: Completion, around: bool, packed: PackedRows | None) -> Tensor:
         """Find the tokens whose last hidden states are read, among all that the model computes. [S]
 
         Args:
             batch: The batch.
+            read: What the model reads of it.
             around: Whether all states around the response tokens are read, not only those that scored ones follow.
             packed: The batch as packed rows; None: it is read as it is.
         """
         first = torch.ones_like(batch.mask[:, :1])
-        read = torch.cat([first, batch.mask] if around else [batch.scored, ~first], dim=1)  # [B, R + 1]
+        wanted = torch.cat([first, batch.mask] if around else [batch.scored, ~first], dim=1)  # [B, R + 1]
+        wanted = wanted[:, : read.response.shape[1] + 1]
         if self.start is None:
-            read = nn.functional.pad(read, (batch.prompt.shape[1] - 1, 0))  # [B, P + R]
+            wanted = nn.functional.pad(wanted, (batch.prompt.shape[1] - 1, 0))  # [B, P + R]
         if packed is not None:  # where a token may stand for those of several rows
-            places = packed.places[read]
-            read = torch.zeros_like(packed.source, dtype=torch.bool).flatten().index_fill_(0, places, True)
-        return read.flatten().nonzero()[:, 0]
+            places = packed.places[wanted]
+            wanted = torch.zeros_like(packed.source, dtype=torch.bool).flatten().index_fill_(0, places, True)
+        return wanted.flatten().nonzero()[:, 0]
 
     def _sampling(self, batch: Completion, real: Tensor) -> Sampling:
         """Return the settings of the distribution that the tokens of a mask [B, R] were sampled from."""

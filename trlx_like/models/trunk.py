@@ -104,6 +104,12 @@ class Trunk:
         return bool(difference < 1e-3 * whole.float().norm())
 
 
+def lowest_trained(lm: PreTrainedModel) -> int:
+    """Return the number of the lowest block of which a weight is trained, or that of the last one."""
+    trained = (at for at, block in enumerate(blocks(lm)) if any(p.requires_grad for p in block.parameters()))
+    return next(trained, len(blocks(lm)) - 1)
+
+
 def make_trunk(lm: PreTrainedModel, heads: Sequence[int] = ()) -> Trunk | str:
     """Find the frozen blocks of a model whose output can be kept.
 
@@ -118,8 +124,7 @@ def make_trunk(lm: PreTrainedModel, heads: Sequence[int] = ()) -> Trunk | str:
         return "an encoder-decoder passes more from block to block than states"
     if rotates_by_length(lm):
         return "rotary embeddings depend on the longest sample of a batch, and states are kept for other batches"
-    trained = (at for at, block in enumerate(blocks(lm)) if any(p.requires_grad for p in block.parameters()))
-    lowest = min([*heads, next(trained, len(blocks(lm)) - 1)])
+    lowest = min([*heads, lowest_trained(lm)])
     if lowest == 0:
         return "the lowest block is trained, or it is the only one"
     with torch.enable_grad():

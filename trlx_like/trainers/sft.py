@@ -69,6 +69,10 @@ class SFTExperience(Completion):
         first = torch.where(begins, index, 0).cummax(dim=1).values
         return {"input_ids": inputs["input_ids"], "position_ids": index - first}
 
+    def without_last(self) -> Completion:
+        """Return what a causal model has to read: all of rows that hold several samples."""
+        return super().without_last() if self.segment is None else self
+
 
 class SFTTrainer(TextTrainer[SFTExperience]):
     """Fine-tune a policy by maximum likelihood of the samples' outputs."""

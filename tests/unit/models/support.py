@@ -79,12 +79,15 @@ def valued_policy(lm: PreTrainedModel, **options: Any) -> LanguagePolicy:
 
 
 def scored(policy: LanguagePolicy, batch: Completion) -> dict[str, Tensor]:
-    """Log-probabilities, values, entropies, those of the reference, and the gradient of each trained parameter."""
+    """Log-probabilities, values if there are any, those of the reference, and the gradient of each trained parameter.
+
+    The gradient is also that of entropies.
+    """
     policy.zero_grad()
     out = policy(batch, reference=True, entropy=True)
     assert out.entropy is not None and out.ref_logprobs is not None
     weights = torch.linspace(0.5, 2, out.logprobs.numel()).view_as(out.logprobs)
-    values = out.heads["value"][:, :-1] * batch.mask
+    values = out.heads["value"][:, :-1] * batch.mask if out.heads else torch.zeros(())
     (weights * (out.logprobs + out.entropy + values)).sum().backward()
     gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from tests.unit.models.support import assert_equal_scores, batch_of_ids, scored,
 from trlx_like.data import Completion, PreferenceExperience, RolloutStore
 from trlx_like.models import compaction, pieces
 from trlx_like.models.compaction import Compaction, compaction_of
+from trlx_like.models.layout import blocks
 from trlx_like.models.loading import checkpoint_activations
 from trlx_like.models.packed_rows import PackedRows, RowPlan
+from trlx_like.models.policy import LanguagePolicy
 from trlx_like.models.shared_prompts import SharedPrompts
 from trlx_like.trainers.sft import SFTExperience
 
@@ -101,6 +104,56 @@ def test_attention_piece_by_piece(family: str, attended: list[int]) -> None:
         assert_scores_of_whole_rows(policy, pairs_of_rows(), made)
         each = [13, 1, 3, 5, 6, 4, 3]
         assert sorted(attended) == sorted(each * (len(attended) // len(each))) and len(attended) > len(each)
+
+
+READ: dict[str, Callable[[Any], Compaction]] = {
+    "rows": lambda lm: Compaction(hidden=16, skips_unread=True),
+    "packed": packing,
+    "piece by piece": lambda lm: replace(compaction_of(lm), share=False, hidden=10**6),
+    "prompts apart": lambda lm: replace(compaction_of(lm), longest=0, in_pieces=0),
+}
+
+
+def read_tokens(policy: LanguagePolicy, batch: Completion) -> list[int]:
+    """Return how many tokens each pass of the first block reads for the scores of a batch."""
+    counts: list[int] = []
+    block = blocks(policy.lm)[0]
+    hook = block.register_forward_hook(lambda module, args, made: counts.append(args[0].shape[:-1].numel()))
+    policy(batch)
+    hook.remove()
+    return counts
+
+
+@pytest.mark.parametrize("way", READ)
+@pytest.mark.parametrize("family", FAMILIES + ODD_FAMILIES)
+def test_the_last_token_of_a_response_is_not_read(family: str, way: str, attended: list[int]) -> None:
+    """Responses of seven rows have 7, 2, 3, 1, 5, 4 and 1 tokens, prompts up to 6, and 4 prompts are different."""
+    policy, batch = LanguagePolicy(sharp_lm(family, **WINDOW.get(family, {}))), pairs_of_rows()
+    policy.add_reference()
+    expected = scored(policy, batch)
+    policy.compaction = replace(READ[way](policy.lm), skips_last=False)
+    whole = sum(read_tokens(policy, batch))
+    policy.compaction = replace(policy.compaction, skips_last=compaction_of(policy.lm).skips_last)
+    assert policy.compaction.skips_last == (family != "phi3_longrope")
+    assert_equal_scores(scored(policy, batch), expected)
+    assert (sum(read_tokens(policy, batch)) < whole) == policy.compaction.skips_last
+
+
+def test_the_last_token_is_read_where_something_depends_on_it() -> None:
+    """Values and states after it, blocks whose results may be kept, and rows of a multiple of 16 tokens."""
+    batch, able = batch_of_ids(((3, 4), (3, 4))), Compaction(hidden=16, skips_last=True)
+    even, single = batch_of_ids(((10, 6), (10, 6))), batch_of_ids(((3, 1), (2, 1)))
+    policy = LanguagePolicy(sharp_lm("gpt2"))
+    policy.compaction = able
+    assert [sum(read_tokens(policy, rows)) for rows in (batch, even, single)] == [12, 32, 8]
+    assert policy(batch, states=True).states.shape[:2] == (2, 5)
+    valued, frozen = valued_policy(sharp_lm("gpt2")), LanguagePolicy(sharp_lm("gpt2"), num_layers_unfrozen=1)
+    lowest = LanguagePolicy(sharp_lm("gpt2"))
+    blocks(lowest.lm)[0].requires_grad_(False)
+    for other in (valued, frozen, LanguagePolicy(lowest.lm)):
+        other.compaction = able
+        assert sum(read_tokens(other, batch)) == 14
+    assert valued(batch).heads["value"].shape == (2, 5)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -355,6 +408,15 @@ def test_rows_that_were_packed_before_are_attended_to_piece_by_piece(family: str
     assert_scores_of_whole_rows(policy, packed_before(), able)
     each = [5, 5, 3, 4, 2]  # not the padding
     assert sorted(attended) == sorted(each * (len(attended) // len(each))) and len(attended) > len(each)
+
+
+def test_rows_that_were_packed_before_are_read_to_their_last_token() -> None:
+    policy, batch = LanguagePolicy(sharp_lm("llama")), packed_before()
+    expected = policy(batch).logprobs
+    policy.compaction = compaction_of(policy.lm)
+    assert policy.compaction.skips_last and (batch.prompt.shape[1] + batch.response.shape[1]) % 16
+    torch.testing.assert_close(policy(batch).logprobs, expected)
+    assert sum(read_tokens(policy, batch)) == len(batch) * (batch.prompt.shape[1] + batch.response.shape[1])
 
 
 def test_kept_states_of_rows_that_were_packed_before(attended: list[int]) -> None:

@@ -153,7 +153,8 @@ def test_the_reference_of_an_adapter_reads_a_batch_as_the_policy_does(
     policy, whole = adapted_top("llama", checkpointed).train(), LanguagePolicy(sharp_lm("llama"))
     if checkpointed:
         checkpoint_activations(whole.train().lm)
-    policy.compaction, whole.compaction = WAYS[way](policy.lm), WAYS[way](whole.lm)
+    # With frozen blocks all tokens are read, and without the last ones are not.
+    policy.compaction, whole.compaction = WAYS[way](policy.lm), replace(WAYS[way](whole.lm), skips_last=False)
     ran, alone = passes(policy.lm), passes(whole.lm)
     with torch.no_grad():
         expected = whole(pairs_of_rows()).logprobs
