@@ -100,7 +100,7 @@ class ReplicatedBackend(Backend):
         """Make an optimizer step. In fp16 a step whose gradients overflowed is skipped, with a warning."""
         scaler = self.world.accelerator.scaler
         if scaler is None or all(p.grad is None for p in self.parameters):
-            # What accelerate has wrapped, if it has: its own `step` looks for that package too.
+            # Inside accelerate's wrapper, whose `step` would look for that package each time as well.
             super().step(getattr(optimizer, "optimizer", optimizer), accepted)
         elif accepted:
             scale = scaler.get_scale()

@@ -41,8 +41,8 @@ MORE_ROWS = 4
 """Up to so many rows more than necessary are tried, and those are taken that have the least padding."""
 
 EVEN = 16
-"""Rows of a multiple of so many tokens stay as long as they are: torch attends faster in them. On CPUs 64 tokens take
-.6 of the time of 63, and .8 to .9 with gradients."""
+"""Rows of a multiple of so many tokens stay as long as they are: torch attends faster in them. On a CPU attention of 64
+tokens takes .6 of the time of 63, and its gradient .8."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_the_reference_of_an_adapter_reads_a_batch_as_the_policy_does(
     policy, whole = adapted_top("llama", checkpointed).train(), LanguagePolicy(sharp_lm("llama"))
     if checkpointed:
         checkpoint_activations(whole.train().lm)
-    # With frozen blocks all tokens are read, and without the last ones are not.
+    # With frozen blocks all tokens are read; without them the last token of a response is not.
     policy.compaction, whole.compaction = WAYS[way](policy.lm), replace(WAYS[way](whole.lm), skips_last=False)
     ran, alone = passes(policy.lm), passes(whole.lm)
     with torch.no_grad():
