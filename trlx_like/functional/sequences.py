@@ -40,6 +40,8 @@ def length_desensitized(logprobs: Tensor, mask: Tensor, shared: Tensor, alpha: f
     Returns:
         The weighted sums. [B]
     """
+    if alpha == 1:
+        return sequence_sums(logprobs, mask)
     place = mask.cumsum(dim=1)  # counts from 1
     weights = torch.where(place <= shared[:, None], 1.0, alpha)
     return sequence_sums(logprobs * weights, mask)
