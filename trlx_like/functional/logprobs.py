@@ -34,11 +34,6 @@ CHUNK_ELEMENTS = 2**24
 """Logits per chunk: 64 MiB in float32, and a few times that with the temporaries of the backward pass."""
 
 
-IN_CACHE = 2**16
-"""Of how many logits statistics are computed at once: what one operation writes, the next finds in the cache. That
-takes half of the time, and with a vocabulary of 50,257 a third."""
-
-
 class Sampling(TypedDict, total=False):
     """The settings of the distribution that tokens were sampled from."""
 
@@ -224,19 +219,7 @@ def _score_logits(logits: Tensor, ids: Tensor, entropy: bool, statistics: bool) 
 
 @torch.no_grad()
 def _statistics(logits: Tensor, logprobs: Tensor, taken: Tensor) -> tuple[Tensor, ...]:
-    """Compute the columns of `TokenStatistics`, on a CPU for few rows at once: see `IN_CACHE`."""
-    flat = [values.reshape(-1, logits.shape[-1]) for values in (logits, logprobs)]
-    size = max(1, IN_CACHE // logits.shape[-1] if logits.device.type == "cpu" else len(flat[0]))
-    parts = [_row_statistics(*rows) for rows in zip(*(values.split(size) for values in flat), strict=True)]
-    entropy, collision, mean, largest = (torch.cat(column).view_as(taken) for column in zip(*parts, strict=True))
-    return entropy, collision, mean, taken >= largest
-
-
-def _row_statistics(logits: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute entropy, `log_collision`, mean logit and the largest log-probability of rows [N, V].
-
-    Forbidden tokens (logit -inf) are left out of the mean.
-    """
+    """Compute the columns of `TokenStatistics`. Forbidden tokens (logit -inf) are left out of the mean logit."""
     probabilities, finite = logprobs.exp(), logprobs
     total, count = logits.sum(dim=-1), torch.tensor(logits.shape[-1])
     if not total.isfinite().all():
@@ -244,7 +227,8 @@ def _row_statistics(logits: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, T
         possible = logits > -torch.inf
         total, count = logits.where(possible, 0).sum(dim=-1), possible.sum(dim=-1)
     collision = 2 * torch.linalg.vector_norm(probabilities, dim=-1).log()
-    return -probabilities.mul_(finite).sum(dim=-1), collision, total / count, logprobs.amax(dim=-1)
+    # In place: another tensor [*, V] would cost time and memory.
+    return -probabilities.mul_(finite).sum(dim=-1), collision, total / count, taken >= logprobs.amax(dim=-1)
 
 
 def _rows(sampling: Sampling) -> list[Tensor | None]:

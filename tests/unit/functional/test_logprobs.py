@@ -21,7 +21,6 @@ from trlx_like.functional.choices import Choices, encode
 from trlx_like.functional.kl import full_kl
 from trlx_like.functional.logprobs import (
     CHUNK_ELEMENTS,
-    IN_CACHE,
     _score_logits,
     by_chunks,
     divergence_from_hidden,
@@ -119,15 +118,17 @@ def test_statistics_are_of_each_row() -> None:
     assert got.is_likeliest.tolist() == [True, True, False]
 
 
-def test_statistics_of_more_rows_than_are_computed_at_once() -> None:
-    """Against float64, row by row; some rows of one part have forbidden tokens, and the last part is smaller."""
-    vocabulary, count = 1000, 2 * IN_CACHE // 1000 + 7
+def test_statistics_of_many_rows_are_those_of_each_in_float64() -> None:
+    """Some rows have forbidden tokens, and the last chunk is smaller."""
+    vocabulary, count = 1000, 137
     logits = 3 * torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(0))
     ids = logits.argmax(dim=-1).where(torch.arange(count) % 2 == 0, 0)
     allowed = torch.ones(vocabulary, vocabulary, dtype=torch.bool)
     allowed[1, 500:] = False
     previous = (torch.arange(count) % 50 == 3).long()
-    got = score_tokens(logits, ids, identity, statistics=True, allowed=allowed, previous=previous).statistics
+    got = score_tokens(
+        logits, ids, identity, statistics=True, chunk_elements=50 * vocabulary, allowed=allowed, previous=previous
+    ).statistics
     assert got is not None
     for row in range(count):
         kept = logits[row][allowed[previous[row]]].double()
