@@ -19,6 +19,7 @@ WRITES = re.compile(r"(_foreach)?_?(copy|lerp|add|mul|sub|div|fill|addcmul|zero|
 OWN = {
     "functional/counter.py": "random numbers that are being made",
     "imagined.py": "weights without memory, to estimate a run",
+    "functional/logprobs.py": "probabilities, of which an entropy is made",
     "models/adapters.py": "the number format of a new adapter",
     "models/diffusion.py": "number formats, before the model is divided",
     "models/faster.py": "what GELU has just made",

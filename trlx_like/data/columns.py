@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trlx_like.data.experience import IDS, Experience
 from trlx_like.data.flat import FlatRows, LazyRows
@@ -95,11 +96,9 @@ class Column:
         """Return all elements, padded with a value on a side. [N, T, *]"""
         if self.lengths is None:
             return self.values[self.starts]
-        width = int(self.lengths.max())
-        places = torch.arange(width) - (width - self.lengths[:, None] if side == "left" else 0)  # [N, T]
-        real = ((places >= 0) & (places < self.lengths[:, None])).expand(len(self.starts), width)
-        found = self.values[(self.starts[:, None] + places).where(real, 0)].to(self.dtype or self.values.dtype)
-        return found.masked_fill_(~real.view(*real.shape, *[1] * (found.dim() - 2)), value)
+        places = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+        found = [self.values.narrow(0, start, length) for start, length in places]
+        return pad_sequence(found, True, value, side).to(self.dtype or self.values.dtype)
 
     def packed(self) -> dict[str, Tensor]:
         """Return the numbers of one element after the other, and the shape of each, for a checkpoint."""

@@ -97,7 +97,7 @@ class DividedBackend(Backend):
         with self.world.meeting():
             dist.all_reduce(square, group=self.group)
         norm = square.sqrt()
-        clip(self._own, self.config.train.max_grad_norm, norm)
+        clip(gradients, self.config.train.max_grad_norm, norm)
         return norm
 
     def clear(self, optimizer: Any) -> None:

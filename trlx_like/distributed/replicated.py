@@ -27,7 +27,7 @@ LONG = 2**17
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all numbers of some tensors together. []
+    """Return the norm of all numbers of some tensors on one device together. []
 
     On CPUs torch adds up the squares of a tensor one by one in float32, where small ones are lost beside the sum: the
     norm of 2 million normal numbers is 3e-5 too small, of 38 million (the embeddings of GPT-2) 3e-3. The norm of the
@@ -43,23 +43,23 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
         parts.append(tensor)
     if not parts:
         return torch.zeros(())
-    norms = [norm.to(parts[0].device) for norm in torch._foreach_norm(parts)]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
     return norm
 
 
-def clip(parameters: Sequence[nn.Parameter], largest: float | None, norm: Tensor) -> None:
+def clip(gradients: list[Tensor], largest: float | None, norm: Tensor) -> None:
     """Clip gradients by their norm. If that is NaN they stay, or all of them would be NaN and the first one unknown.
 
-    Gradients that are small enough are not touched, where torch multiplies all of them by 1.
+    As `torch.nn.utils.clip_grads_with_norm_`, but gradients that are small enough are not touched, where torch
+    multiplies all of them by 1.
 
     Args:
-        parameters: The parameters with the gradients.
+        gradients: The gradients, all on one device.
         largest: `train.max_grad_norm`.
         norm: The norm of all gradients. []
     """
-    if largest is not None and norm + 1e-6 > largest:
-        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm.nan_to_num())
+    if largest is not None and gradients and norm + 1e-6 > largest:
+        torch._foreach_mul_(gradients, (largest / (norm.nan_to_num() + 1e-6)).to(gradients[0].device))
 
 
 class ReplicatedBackend(Backend):
@@ -93,7 +93,7 @@ class ReplicatedBackend(Backend):
             scaler.scale(gradients[0].new_zeros(()))  # it has no scale before its first use
         self.world.accelerator.unscale_gradients()
         norm = total_norm(gradients)
-        clip(self.parameters, self.config.train.max_grad_norm, norm)
+        clip(gradients, self.config.train.max_grad_norm, norm)
         return norm
 
     def step(self, optimizer: AcceleratedOptimizer, accepted: bool) -> None:
@@ -114,6 +114,11 @@ class ReplicatedBackend(Backend):
                 )
         else:
             scaler.update()  # or the next gradients could not be unscaled
+
+    def clear(self, optimizer: AcceleratedOptimizer) -> None:
+        """Free all gradients. accelerate's wrapper would look at the signature of the optimizer's method each time."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _exchange(self) -> None:
         """Sum gradients over processes; one that lacks a gradient (no data, or unused parameter) adds zero."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -239,18 +240,27 @@ def _rows(sampling: Sampling) -> list[Tensor | None]:
     return [previous, None if choices is None else choices.spans]
 
 
+_VOCABULARIES: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
+"""How many logits per row each head makes, by the width of its states. Through a whole model that takes a while."""
+
+
 def vocabulary_of(head: Head, hidden: Tensor) -> int:
     """Return how many logits per row a head makes, without computing any.
 
     Args:
-        head: A function from hidden states to logits.
+        head: A function from hidden states to logits. It may have an attribute `model`: all heads with the same one
+            make as many.
         hidden: Hidden states, of which only shape, dtype and device matter. [N, H]
 
     Returns:
         The size of the vocabulary, V.
     """
-    with torch.no_grad():
-        return head(hidden[:0]).shape[-1]
+    known = _VOCABULARIES.setdefault(getattr(head, "model", head), {})
+    width = hidden.shape[-1]
+    if width not in known:
+        with torch.no_grad():
+            known[width] = head(hidden[:0]).shape[-1]
+    return known[width]
 
 
 def by_chunks(

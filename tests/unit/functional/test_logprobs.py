@@ -21,10 +21,12 @@ from trlx_like.functional.choices import Choices, encode
 from trlx_like.functional.kl import full_kl
 from trlx_like.functional.logprobs import (
     CHUNK_ELEMENTS,
+    Head,
     _score_logits,
     by_chunks,
     divergence_from_hidden,
     score_tokens,
+    vocabulary_of,
 )
 from trlx_like.functional.masked import masked_sum
 from trlx_like.functional.policy_gradient import clipped_surrogate
@@ -511,3 +513,25 @@ def test_memory_is_that_of_a_chunk(tmp_path: Path) -> None:
 def test_memory_with_a_large_vocabulary(tmp_path: Path) -> None:
     """Qwen's 151,936 tokens, whose logits would be 1,187 MiB at once, scored with their gradients."""
     assert peak_bytes(backward_of_tokens(CHUNK_ELEMENTS, 151_936), tmp_path) < 350 * 2**20
+
+
+def test_a_head_is_asked_once_for_its_vocabulary() -> None:
+    """Once for each width of states; heads of the same model count as one, and others are asked themselves."""
+    asked: list[int] = []
+
+    def head_of(model: object, vocabulary: int) -> Head:
+        def head(hidden: Tensor) -> Tensor:
+            if not len(hidden):
+                asked.append(vocabulary)
+            return hidden[:, :1].expand(-1, vocabulary)
+
+        if model is not None:
+            head.model = model  # type: ignore[attr-defined]
+        return head
+
+    model, states = torch.nn.Linear(1, 1), torch.zeros(3, 4)
+    assert [vocabulary_of(head_of(model, 7), states) for _ in range(3)] == [7] * 3 and asked == [7]
+    assert vocabulary_of(head_of(model, 9), states[:, :2]) == 9 and asked == [7, 9]
+    alone = head_of(None, 5)
+    assert [vocabulary_of(alone, states) for _ in range(2)] == [5] * 2 and asked == [7, 9, 5]
+    assert vocabulary_of(head_of(None, 6), states) == 6 and asked == [7, 9, 5, 6]

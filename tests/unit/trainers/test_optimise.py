@@ -112,11 +112,20 @@ def test_gradients_are_clipped_and_their_norm_is_logged_before(tmp_path: Path) -
 
 @pytest.mark.parametrize(("norm", "written"), [(0.5, False), (0.999_999, False), (1.0, True), (math.inf, True)])
 def test_only_gradients_above_the_bound_are_multiplied(norm: float, written: bool) -> None:
-    weight = nn.Parameter(torch.zeros(2))
-    weight.grad = torch.tensor([3.0, 4.0])
-    before = weight.grad._version
-    clip([weight], 1.0, torch.tensor(norm))
-    assert (weight.grad._version > before) == written
+    gradient, weight = torch.tensor([3.0, 4.0]), nn.Parameter(torch.zeros(2))
+    weight.grad = gradient.clone()
+    before = gradient._version
+    clip([gradient], 1.0, torch.tensor(norm))
+    assert (gradient._version > before) == written
+    nn.utils.clip_grads_with_norm_([weight], 1.0, torch.tensor(norm).nan_to_num())
+    assert torch.equal(gradient, weight.grad)
+
+
+def test_without_a_gradient_or_a_bound_nothing_is_clipped() -> None:
+    clip([], 1.0, torch.tensor(2.0))
+    gradient = torch.tensor([3.0, 4.0])
+    clip([gradient], None, torch.tensor(5.0))
+    assert gradient.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("size", [1, LONG - 1, LONG, LONG + 1, 8 * LONG + 1023, 64 * LONG])
@@ -137,10 +146,9 @@ def test_the_norm_of_a_gradient_in_another_order_is_right() -> None:
 
 
 def test_gradients_of_no_known_norm_stay() -> None:
-    weight = nn.Parameter(torch.zeros(2))
-    weight.grad = torch.tensor([3.0, math.nan])
-    clip([weight], 1.0, torch.tensor(math.nan))
-    assert weight.grad[0] == 3
+    gradient = torch.tensor([3.0, math.nan])
+    clip([gradient], 1.0, torch.tensor(math.nan))
+    assert gradient[0] == 3
 
 
 def test_a_step_puts_every_part_in_training_mode(tmp_path: Path) -> None:
