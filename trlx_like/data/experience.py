@@ -7,7 +7,7 @@ Which entries are real is never guessed from their values: every padded field na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -99,15 +99,21 @@ class Experience:
 
     def split(self) -> list[Self]:
         """Split a batch into its elements, without their padding. The inverse of `collate`."""
-        held = {name: value for name, value in vars(self).items() if value is not None}
-        sided = [column for column in fields(self) if column.name in held and "side" in column.metadata]
-        lengths = {mask: held[mask].sum(dim=1).tolist() for mask in {c.metadata["mask"] for c in sided}}
-        parts: dict[str, Sequence[Tensor]] = {name: value.unbind() for name, value in held.items()}
-        for column in sided:
-            real = zip(parts[column.name], lengths[column.metadata["mask"]], strict=True)
-            parts[column.name] = [_real(value, column, length, 0) for value, length in real]
-        rows = zip(*([value.clone() for value in values] for values in parts.values()), strict=True)
-        return [replace(self, **dict(zip(parts, row, strict=True))) for row in rows]
+        parts: dict[str, Sequence[Tensor]] = {}
+        missing: dict[str, None] = {}
+        for column in fields(self):
+            if (value := getattr(self, column.name)) is None:
+                missing[column.name] = None
+                continue
+            if "side" not in column.metadata:
+                parts[column.name] = torch.ops.aten.unbind_copy(value)
+                continue
+            lengths = getattr(self, column.metadata["mask"]).sum(dim=1)
+            place = torch.arange(value.shape[1], device=value.device)
+            real = (place if column.metadata["side"] == "right" else place.flip(0)) < lengths[:, None]
+            parts[column.name] = torch.ops.aten.split_with_sizes_copy(value[real], lengths.tolist())
+        rows = zip(*parts.values(), strict=True)
+        return [type(self)(**missing, **dict(zip(parts, row, strict=True))) for row in rows]
 
     def describe(self, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
         """Describe each row for a person: token ids as text, and numbers by their sum, minimum and maximum.
@@ -142,7 +148,8 @@ class Experience:
             batch = getattr(self, column.name)
             if batch is not None and "side" in column.metadata:
                 longest = int(getattr(self, column.metadata["mask"]).sum(dim=1).max())
-                cut[column.name] = _real(batch, column, longest, 1)
+                start = batch.shape[1] - longest if column.metadata["side"] == "left" else 0
+                cut[column.name] = batch.narrow(1, start, longest)
         return replace(self, **cut)
 
     def microbatches(self, size: int | None) -> Iterator[tuple[Tensor, Self]]:
@@ -176,11 +183,6 @@ class Experience:
 
     def _map(self, function: Any) -> Self:
         return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
-
-
-def _real(value: Tensor, column: Field[Any], length: int, dim: int) -> Tensor:
-    """Return as many entries of a padded field as are real, from the side that is not padded."""
-    return value.narrow(dim, value.shape[dim] - length if column.metadata["side"] == "left" else 0, length)
 
 
 def _described(value: Tensor, decode: Callable[[list[int]], str]) -> Any:

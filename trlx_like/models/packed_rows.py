@@ -8,7 +8,7 @@ weights are gathered equally often on all processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,11 +75,11 @@ class RowPlan:
                 first[begin] = len(made)
                 made.append(Piece(tokens, len(made)))
                 continue
-            further = Piece(tokens, first[self.prompt[b]], prompts[b])
-            if made[-1] == replace(further, count=made[-1].count):
-                made[-1] = replace(further, count=made[-1].count + 1)
+            before, further = made[-1], (tokens, first[self.prompt[b]], prompts[b])
+            if (before.length, before.prompt_piece, before.prompt_length) == further:
+                made[-1] = Piece(*further, before.count + 1)
             else:
-                made.append(further)
+                made.append(Piece(*further))
         missing = self.rows * self.width - end
         return [*made, Piece(missing)] if missing else made
 
