@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from operator import itemgetter
 
 import torch
@@ -42,8 +41,8 @@ MORE_ROWS = 4
 """Up to so many rows more than necessary are tried, and those are taken that have the least padding."""
 
 EVEN = 16
-"""Rows of a multiple of so many tokens stay as long as they are, and packed rows may get such a length: torch attends
-faster in them. On a CPU attention of 64 tokens takes .6 of the time of 63, and its gradient .8."""
+"""Rows of a multiple of so many tokens stay as long as they are: torch attends faster in them. On a CPU attention of 64
+tokens takes .6 of the time of 63, and its gradient .8."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Compaction:
                 if len(set(of_row)) == rows:
                     return None  # there is nothing to save, so no plans are made
                 best = min(best, (1 - LEAST_SAVING) * self._cost(rows, width, in_order(width)))
-            plans = self._plans(of_row, prompts, responses, branches)
-            cost, plan, pieces = min(plans, key=itemgetter(0))
+            cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
             if cost < best:
                 return PackedRows.of(batch, plan, self.bias, pieces)
         return shared
@@ -119,17 +117,12 @@ class Compaction:
         return PackedRows.of_packed(inputs, pieces) if saves else None
 
     def _plans(
-        self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int], branches: bool
+        self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int]
     ) -> Iterator[tuple[float, RowPlan, Sequence[Piece]]]:
-        """Yield what it costs to read packed rows, in tokens, how they are packed, and the pieces of attention.
-
-        In rows of `EVEN` tokens the place of a sample changes its rounding, which it must not where states may be kept,
-        so that results without them are the same.
-        """
+        """Yield what it costs to read packed rows, in tokens, how they are packed, and the pieces of attention."""
         alone = range(len(of_row))
-        in_pairs = _in_groups(of_row, prompts, responses, self.longest, 2)
-        for groups, multiple in product((alone, in_pairs), (1,) if branches else (1, EVEN)):
-            plan = RowPlan.of(groups, prompts, responses, multiple=multiple)
+        for groups in (alone, _in_groups(of_row, prompts, responses, self.longest, 2)):
+            plan = RowPlan.of(groups, prompts, responses)
             yield self._cost(plan.rows, plan.width) if plan.width <= self.longest else math.inf, plan, ()
         if self.in_pieces:
             for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, LONG_ROW))):
