@@ -241,22 +241,22 @@ def _rows(sampling: Sampling) -> list[Tensor | None]:
 
 
 _VOCABULARIES: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
-"""How many logits per row each head makes, by the width of its states. Through a whole model that takes a while."""
+"""How many logits per row the head of a model makes, by the width of its states. To ask takes a while."""
 
 
 def vocabulary_of(head: Head, hidden: Tensor) -> int:
     """Return how many logits per row a head makes, without computing any.
 
     Args:
-        head: A function from hidden states to logits. It may have an attribute `model`: all heads with the same one
-            make as many.
+        head: A function from hidden states to logits. It may have an attribute `of_model`: all heads with the same one
+            make as many, and the first is asked.
         hidden: Hidden states, of which only shape, dtype and device matter. [N, H]
 
     Returns:
         The size of the vocabulary, V.
     """
-    known = _VOCABULARIES.setdefault(getattr(head, "model", head), {})
-    width = hidden.shape[-1]
+    model, width = getattr(head, "of_model", None), hidden.shape[-1]
+    known = {} if model is None else _VOCABULARIES.setdefault(model, {})
     if width not in known:
         with torch.no_grad():
             known[width] = head(hidden[:0]).shape[-1]

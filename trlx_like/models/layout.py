@@ -196,7 +196,7 @@ def lm_head(lm: PreTrainedModel, output: nn.Module | None = None) -> Head:
             given = {"decoder_inputs_embeds": states, "encoder_outputs": _FixedOutput(last_hidden_state=states)}
         return cast(Tensor, shell(**given, use_cache=False).logits.squeeze(0))  # whose gradient is no copy
 
-    head.model = lm  # type: ignore[attr-defined]  # for `vocabulary_of`
+    head.of_model = lm  # type: ignore[attr-defined]  # for `vocabulary_of`
     return head
 
 
