@@ -241,7 +241,10 @@ def _rows(sampling: Sampling) -> list[Tensor | None]:
 
 
 _VOCABULARIES: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
-"""How many logits per row the head of a model makes, by the width of its states. To ask takes a while."""
+"""How many logits per row the head of each model makes, by the width of its states.
+
+Finding out runs the model's own code. A number that has become wrong changes the size of chunks, and no result.
+"""
 
 
 def vocabulary_of(head: Head, hidden: Tensor) -> int:
