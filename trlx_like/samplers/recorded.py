@@ -79,15 +79,17 @@ class Steps:
         )
         self._weights = [*parameters.values(), *buffers.values()]
         sizes = [(type(weight), weight.dtype, weight.shape) for weight in self._weights]
-        state = dict(vars(self.lm.config)), sizes, [(type(module), _plain(module)) for module in modules]
+        # But for what transformers sets when it saves a model.
+        config = {**vars(self.lm.config), "dtype": None, "architectures": None}
+        state = config, sizes, [(type(module), _plain(module)) for module in modules]
         if state != self._state:
             self._state = state
             self._forget()
-        config = self.lm.config.get_text_config(decoder=True)
-        seen_by_layers = DynamicCache(config=config).layers
+        text = self.lm.config.get_text_config(decoder=True)
+        seen_by_layers = DynamicCache(config=text).layers
         self._usable = (
             TRACER
-            and config._attn_implementation == NAME
+            and text._attn_implementation == NAME
             and all(type(layer) is DynamicLayer for layer in seen_by_layers)
             and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in parameters.values())
             and all(type(module).__module__.startswith(KNOWN) for module in modules)

@@ -153,6 +153,16 @@ def test_the_present_weights_are_used() -> None:
     assert not steps and not equal(after, before) and equal(after, by_modules(lm, **ONE))
 
 
+def test_records_outlive_that_the_model_is_saved(tmp_path: Path) -> None:
+    lm = sharp_lm("gpt2")
+    engine = engine_of(lm)
+    before = write(lm, engine, **ONE)
+    lm.save_pretrained(tmp_path)  # in a checkpoint
+    with computed() as steps:
+        after = write(lm, engine, **ONE)
+    assert not steps and equal(after, before)
+
+
 @pytest.mark.parametrize("what", ["module", "number", "option", "width"])
 def test_a_model_that_has_changed_is_recorded_anew(what: str) -> None:
     lm: Any = sharp_lm("cohere")
