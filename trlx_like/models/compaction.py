@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import itemgetter
 
 import torch
@@ -24,7 +26,7 @@ from trlx_like.models.last_states import can_skip_unread
 from trlx_like.models.layout import embedding_width, rotates_by_length, run_base
 from trlx_like.models.packed_rows import PackedRows, RowPlan, pieces_of
 from trlx_like.models.pieces import Piece, in_order, set_pieces
-from trlx_like.models.shared_prompts import SharedPrompts, can_share, same_prompts, why_no_cache
+from trlx_like.models.shared_prompts import SharedPrompts, can_share, is_read_in_order, same_prompts, why_no_cache
 from trlx_like.models.unread import lowest_blocks
 
 LEAST_SAVING = 0.05
@@ -41,8 +43,10 @@ MORE_ROWS = 4
 """Up to so many rows more than necessary are tried, and those are taken that have the least padding."""
 
 EVEN = 16
-"""Rows of a multiple of so many tokens stay as long as they are: torch attends faster in them. On a CPU attention of 64
-tokens takes .6 of the time of 63, and its gradient .8."""
+"""Rows of a multiple of so many tokens stay as long as they are, and packed rows may get such a length: torch attends
+faster in them. On a CPU attention of 64 tokens takes .6 of the time of 63, and its gradient .8."""
+UNEVEN = 18
+"""What attention costs more in rows of another length, in tokens to see: 11 cost as much as 29, for any H."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,9 @@ class Compaction:
                 if len(set(of_row)) == rows:
                     return None  # there is nothing to save, so no plans are made
                 best = min(best, (1 - LEAST_SAVING) * self._cost(rows, width, in_order(width)))
-            cost, plan, pieces = min(self._plans(of_row, prompts, responses), key=itemgetter(0))
-            if cost < best:
+            plans = [plan for plan in self._plans(of_row, prompts, responses, branches, best) if plan[0] < best]
+            if plans:
+                _, plan, pieces = min(plans, key=itemgetter(0))
                 return PackedRows.of(batch, plan, self.bias, pieces)
         return shared
 
@@ -117,15 +122,23 @@ class Compaction:
         return PackedRows.of_packed(inputs, pieces) if saves else None
 
     def _plans(
-        self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int]
+        self, of_row: Sequence[int], prompts: Sequence[int], responses: Sequence[int], branches: bool, most: float
     ) -> Iterator[tuple[float, RowPlan, Sequence[Piece]]]:
-        """Yield what it costs to read packed rows, in tokens, how they are packed, and the pieces of attention."""
+        """Yield what it costs to read packed rows, in tokens, how they are packed, and the pieces of attention.
+
+        In rows of `EVEN` tokens the place of a sample changes its rounding, which it must not where states may be kept,
+        so that results without them are the same. Plans that would cost more than `most` may be left out.
+        """
         alone = range(len(of_row))
-        for groups in (alone, _in_groups(of_row, prompts, responses, self.longest, 2)):
-            plan = RowPlan.of(groups, prompts, responses)
+        in_pairs = _in_groups(of_row, prompts, responses, self.longest, 2)
+        for groups, multiple in product((alone, in_pairs), (1,) if branches else (1, EVEN)):
+            plan = RowPlan.of(groups, prompts, responses, multiple=multiple)
             yield self._cost(plan.rows, plan.width) if plan.width <= self.longest else math.inf, plan, ()
         if self.in_pieces:
             for groups in (alone, _in_groups(of_row, prompts, responses, min(self.in_pieces, LONG_ROW))):
+                sizes = _sizes(groups, prompts, responses)
+                if sum(sizes) + len(sizes) * KERNEL_CALL / self.hidden > most:  # with a call for each group alone
+                    continue
                 plan = _in_long_rows(groups, prompts, responses, self.in_pieces)
                 pieces = plan.pieces(prompts, responses)
                 cost = self._cost_in_pieces(plan.rows * plan.width, pieces)
@@ -133,7 +146,8 @@ class Compaction:
 
     def _cost(self, rows: int, width: int, seen: float | None = None) -> float:
         """Return what rows cost, in tokens. With 2 H tokens to see, attention costs as much as all else."""
-        return rows * width * (1 + (seen or width) / (2 * self.hidden))
+        seen = seen or width + (UNEVEN if width % EVEN else 0)
+        return rows * width * (1 + seen / (2 * self.hidden))
 
     def _cost_in_pieces(self, tokens: int, pieces: Sequence[Piece]) -> float:
         """Return what rows cost in which attention is computed piece by piece, in tokens."""
@@ -179,12 +193,20 @@ def _in_groups(
     return groups
 
 
+def _sizes(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int]) -> list[int]:
+    """Return the tokens of each group. The arguments are those of `RowPlan.of`."""
+    sizes = Counter[int]()
+    for row, group in enumerate(groups):
+        sizes[group] += responses[row] + (prompts[row] if group == row else 0)
+    return list(sizes.values())
+
+
 def _in_long_rows(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int], longest: int) -> RowPlan:
     """Plan rows that are filled evenly, of about `LONG_ROW` tokens at most, or longer if a group is."""
-    tokens = sum(responses) + sum(prompt for row, prompt in enumerate(prompts) if groups[row] == row)
-    widest = RowPlan.of(groups, prompts, responses).width
-    fewest = -(-tokens // max(widest, min(LONG_ROW, longest)))
-    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, fewest + MORE_ROWS + 1)]
+    sizes = _sizes(groups, prompts, responses)
+    fewest = -(-sum(sizes) // max(*sizes, min(LONG_ROW, longest)))
+    most = fewest + MORE_ROWS if fewest > 1 else 1  # one row has no padding
+    plans = [RowPlan.of(groups, prompts, responses, rows) for rows in range(fewest, most + 1)]
     return min(plans, key=lambda plan: (plan.width > longest, plan.rows * plan.width))
 
 
@@ -200,8 +222,8 @@ def compaction_of(lm: PreTrainedModel, sharded: bool = False, device: torch.devi
     width = embedding_width(lm.get_input_embeddings())
     longest = _longest(lm, bias)
     in_pieces = _longest_in_pieces(lm, longest) if longest and (device or lm.device).type == "cpu" else 0
-    alone = can_share(lm)  # a token depends on those before it, and not on how many follow
-    return Compaction(width, alone and not sharded, longest, in_pieces, bias, can_skip_unread(lm), alone)
+    share = can_share(lm) and not sharded
+    return Compaction(width, share, longest, in_pieces, bias, can_skip_unread(lm), is_read_in_order(lm))
 
 
 def _longest(lm: PreTrainedModel, bias: torch.dtype | None) -> int:

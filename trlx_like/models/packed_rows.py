@@ -30,7 +30,12 @@ class RowPlan:
 
     @classmethod
     def of(
-        cls, group: Sequence[int], prompts: Sequence[int], responses: Sequence[int], rows: int | None = None
+        cls,
+        group: Sequence[int],
+        prompts: Sequence[int],
+        responses: Sequence[int],
+        rows: int | None = None,
+        multiple: int = 1,
     ) -> RowPlan:
         """Fill packed rows.
 
@@ -39,6 +44,7 @@ class RowPlan:
             prompts: The tokens of each prompt. [B]
             responses: The tokens of each response. [B]
             rows: How many rows are filled evenly; None: as few as possible, which are as long as the longest group.
+            multiple: The length of a row is a multiple of so many tokens.
         """
         sizes: dict[int, int] = {}  # of each group
         reads, offsets = [], []
@@ -48,13 +54,13 @@ class RowPlan:
             sizes[of_row] += response
         order = sorted(sizes, key=sizes.__getitem__, reverse=True)
         lengths = [sizes[of_row] for of_row in order]
-        into = best_fit(lengths, lengths[0]) if rows is None else balanced(lengths, rows)
+        into = best_fit(lengths, _up(lengths[0], multiple)) if rows is None else balanced(lengths, rows)
         filled: dict[int, int] = {}  # tokens of each packed row
         start: dict[int, tuple[int, int]] = {}  # of each group: its row and place there
         for of_row, row in zip(order, into, strict=True):
             start[of_row] = row, filled.get(row, 0)
             filled[row] = filled.get(row, 0) + sizes[of_row]
-        width = max(filled.values())
+        width = _up(max(filled.values()), multiple)
         starts = [row * width + at for row, at in map(start.__getitem__, group)]
         places = [begin + offset for begin, offset in zip(starts, offsets, strict=True)]
         return cls(len(filled), width, starts, places, reads)
@@ -82,6 +88,10 @@ class RowPlan:
                 made.append(Piece(*further))
         missing = self.rows * self.width - end
         return [*made, Piece(missing)] if missing else made
+
+
+def _up(tokens: int, multiple: int) -> int:
+    return -(-tokens // multiple) * multiple
 
 
 @dataclass

@@ -41,9 +41,12 @@ def why_no_cache(lm: PreTrainedModel) -> str | None:
 
 def can_share(lm: PreTrainedModel) -> bool:
     """Return whether a model computes the same for a shared prompt as for each row alone."""
-    if why_no_cache(lm) is not None or rotates_by_length(lm):  # a pass of prompts is shorter than one of whole rows
-        return False
-    return not (recomputes(lm) or has_dropout(lm) or lm.is_remote_code())
+    return is_read_in_order(lm) and not recomputes(lm)
+
+
+def is_read_in_order(lm: PreTrainedModel) -> bool:
+    """Return whether what a model makes of a token depends on those before it alone, and not on how many follow."""
+    return why_no_cache(lm) is None and not (rotates_by_length(lm) or has_dropout(lm) or lm.is_remote_code())
 
 
 @dataclass

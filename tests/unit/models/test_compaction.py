@@ -269,17 +269,50 @@ def test_a_call_costs_more_tokens_of_a_narrow_model() -> None:
     assert in_pieces == [False, True]
 
 
-def test_few_plans_are_made_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_get_a_multiple_of_sixteen_tokens_unless_states_are_kept() -> None:
+    """Of 11, 5, 11 and 5 tokens: two rows of 16, or three of 11. Rows of 14 tokens do not become longer."""
+    able, batch = Compaction(hidden=144, longest=64), batch_of_ids(((1, 10), (1, 4), (1, 10), (1, 4)))
+    for branches, shape in ((False, (2, 16)), (True, (3, 11))):
+        compact = able.of(batch, branches)
+        assert isinstance(compact, PackedRows) and compact.source.shape == shape
+    compact = able.of(batch_of_ids(((10, 4), (2, 5), (5, 2), (4, 10))))
+    assert isinstance(compact, PackedRows) and compact.source.shape == (3, 14)
+    compact = replace(able, longest=15).of(batch)
+    assert isinstance(compact, PackedRows) and compact.source.shape == (3, 11)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_scores_in_rows_of_sixteen_tokens(family: str) -> None:
+    policy = valued_policy(sharp_lm(family))
+    policy.add_reference()
+    assert_scores_of_whole_rows(policy, batch_of_ids(((1, 10), (1, 4), (1, 10), (1, 4))))
+    assert policy.compaction is not None
+    compact = policy.compaction.of(batch_of_ids(((1, 10), (1, 4), (1, 10), (1, 4))))
+    assert isinstance(compact, PackedRows) and compact.source.shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("able", "lengths", "most"),
+    [
+        (Compaction(hidden=1000, longest=64, in_pieces=64), (*((30, 30),) * 299, (30, 29)), 14),
+        (Compaction(hidden=1000, longest=64, in_pieces=1024), (*((3, 4),) * 100, (5, 6)), 6),
+        (Compaction(hidden=144, longest=64, in_pieces=1024), (*((3, 4),) * 100, (5, 6)), 4),
+    ],
+    ids=["several long rows", "one long row", "calls for pieces cost more than all that could be saved"],
+)
+def test_few_plans_are_made_for_many_rows(
+    able: Compaction, lengths: tuple[tuple[int, int], ...], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, planned = RowPlan.of, 0
 
-    def count(*given: Any) -> Any:
+    def count(*given: Any, **options: Any) -> Any:
         nonlocal planned
         planned += 1
-        return plan(*given)
+        return plan(*given, **options)
 
     monkeypatch.setattr(RowPlan, "of", count)
-    Compaction(hidden=1000, longest=64, in_pieces=64).of(batch_of_ids(((30, 30),) * 300))
-    assert planned <= 16
+    able.of(batch_of_ids(lengths))
+    assert 0 < planned <= most
 
 
 def test_long_samples_and_large_groups(attended: list[int]) -> None:
