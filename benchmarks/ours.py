@@ -81,6 +81,7 @@ def config(task: dict[str, Any]) -> TRLConfig:
             "chunk_size": rollouts,
             "image_type": "tensor",
             "advantages": "round",
+            "vae_slicing": False,  # TRL decodes all images at once
         },
     }
     model, read = {"model_arch_type": "diffusion"}, dict[str, Any]()

@@ -64,7 +64,7 @@ PEERS = {
 }
 VALUE_MODEL = ("TRL 1.12.0", "trl_1_12")
 """The peer of PPO that has a value model."""
-TURN = {"1.8M": 2}
+TURN = {"1.0M": 2, "1.8M": 2}
 """How many laps are a turn, of which the last counts, where it is more than one."""
 # Of a lap: prompts (online) and their responses, tokens of a response, samples and number of the optimizer steps.
 SHAPES: dict[str, dict[str, dict[str, int]]] = {

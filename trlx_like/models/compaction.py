@@ -146,15 +146,13 @@ class Compaction:
 
     def _cost(self, rows: int, width: int, seen: float | None = None) -> float:
         """Return what rows cost, in tokens. With 2 H tokens to see, attention costs as much as all else."""
-        seen = seen or width + (UNEVEN if width % EVEN else 0)
-        return rows * width * (1 + seen / (2 * self.hidden))
+        return rows * width * (1 + ((seen or width) + _uneven(width)) / (2 * self.hidden))
 
     def _cost_in_pieces(self, tokens: int, pieces: Sequence[Piece]) -> float:
         """Return what rows cost in which attention is computed piece by piece, in tokens."""
-        return (
-            tokens
-            + sum(piece.pairs / 2 + KERNEL_CALL for piece in pieces if piece.prompt_piece is not None) / self.hidden
-        )
+        real = [piece for piece in pieces if piece.prompt_piece is not None]
+        seen = sum(piece.pairs + piece.count * piece.length * _uneven(piece.length) for piece in real)
+        return tokens + (seen / 2 + len(real) * KERNEL_CALL) / self.hidden
 
     def also_of(self, lm: PreTrainedModel) -> Compaction:
         """Return what another model, which gets the same inputs, can do as well."""
@@ -191,6 +189,11 @@ def _in_groups(
         open_[same] = group, tokens + response, rows + 1
         groups.append(group)
     return groups
+
+
+def _uneven(width: int) -> int:
+    """Return how many more tokens each token might see for what attention costs in rows of a width."""
+    return UNEVEN if width % EVEN else 0
 
 
 def _sizes(groups: Sequence[int], prompts: Sequence[int], responses: Sequence[int]) -> list[int]:

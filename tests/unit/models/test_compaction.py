@@ -139,6 +139,18 @@ def test_the_last_token_of_a_response_is_not_read(family: str, way: str, attende
     assert (sum(read_tokens(policy, batch)) < whole) == policy.compaction.skips_last
 
 
+def test_with_gradient_checkpointing_the_last_token_is_left_out_too() -> None:
+    """So the rows are the same with and without it."""
+    policy, checkpointed, batch = *(LanguagePolicy(sharp_lm("gpt2").train()) for _ in range(2)), pairs_of_rows()
+    checkpoint_activations(checkpointed.lm)
+    for made in (policy, checkpointed):
+        made.add_reference()
+        made.compaction = replace(compaction_of(made.lm), in_pieces=0, share=False)
+        assert made.compaction.skips_last and made.compaction.longest
+    assert_equal_scores(scored(checkpointed, batch), scored(policy, batch))
+    assert read_tokens(checkpointed, batch) == read_tokens(policy, batch)
+
+
 def test_the_last_token_is_read_where_something_depends_on_it() -> None:
     """Values and states after it, blocks whose results may be kept, and rows of a multiple of 16 tokens."""
     batch, able = batch_of_ids(((3, 4), (3, 4))), Compaction(hidden=16, skips_last=True)
