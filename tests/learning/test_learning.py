@@ -25,7 +25,7 @@ def share_of_a(outputs: Sequence[str], **_: Any) -> list[float]:
     return [output.count("a") / 4 for output in outputs]
 
 
-# Of the 20 letters of one response to each prompt, two may be wrong by chance after a policy has learned.
+# An evaluation has 20 responses to each prompt: of the 20 letters of a single one to each, two may be wrong by chance.
 SCORED: dict[str, Any] = {"reward_fn": share_of_a, "metric_fn": None, "eval_prompts": PROMPTS * 20}
 
 
