@@ -6,6 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,9 @@ VERSION = 1
 
 SEALED, MARK = ".sealed.rank_", ".writing.rank_"
 """Files for the hashes of a process, and to tell that it has not failed, in a folder that is not sealed."""
+_SHARED = f"{SEALED}shared.json"
+LEAST_SHARED = 2**20
+"""The least bytes of a file that two checkpoints share. Smaller ones are copied, since people edit them."""
 _DESKTOP = {".DS_Store", "Thumbs.db", "desktop.ini"}  # created by file managers that merely showed the folder
 
 
@@ -33,14 +39,42 @@ def seal_own(folder: Path, rank: int) -> None:
     Raises:
         OSError: If the disk refuses.
     """
+    shared = json.loads((folder / _SHARED).read_bytes()) if (folder / _SHARED).exists() else {}
     listed = {
         name: _hashed(path)
         for name, path in _list_files(folder).items()
-        if f"/rank_{rank}/" in name or f".rank_{rank}." in path.name
+        if name not in shared and (f"/rank_{rank}/" in name or f".rank_{rank}." in path.name)
     }
     file = folder / f"{SEALED}{rank}.json"
     file.with_suffix(".new").write_text(json.dumps(listed), encoding="utf-8")
     file.with_suffix(".new").replace(file)  # others may look for it
+
+
+def share_files(source: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
+    """Give a folder that is not sealed files of a sealed one beside it: large ones as hard links, others as copies.
+
+    `seal_own` and `seal_folder` do not read what is linked again. Where the disk has no links, all are copies.
+
+    Args:
+        source: The sealed folder.
+        folder: The other one.
+        wanted: Whether a file of this name is wanted.
+
+    Raises:
+        CheckpointError: If the first has no manifest, or a damaged one.
+        OSError: If the disk refuses.
+    """
+    linked = {}
+    for name, entry in _read_manifest(source).items():
+        if wanted(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):
+                if entry["size"] >= LEAST_SHARED:
+                    os.link(source / name, folder / name)
+                    linked[name] = entry
+            if name not in linked:
+                shutil.copyfile(source / name, folder / name)
+    (folder / _SHARED).write_text(json.dumps(linked), encoding="utf-8")
 
 
 def _hashed(path: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class TrainState:
             item: Anything with `state_dict` and `load_state_dict`.
             local: Whether each process has a state of its own, such as random numbers. Otherwise the state is the same
                 on all processes, and rank 0 writes it.
-            small: Whether `snapshot` copies it.
+            small: Whether `snapshot` copies it, and `save` writes it even if large items are left out.
             renew: For a local item: makes its state anew, if the checkpoint was written by another number of processes.
                 It is called in the order of registration. None refuses such a checkpoint.
 
@@ -148,22 +148,25 @@ class TrainState:
         for name, state in snapshot.items():
             self.items[name].item.load_state_dict(state)
 
-    def save(self, directory: Path, rank: int, main: bool) -> None:
+    def save(self, directory: Path, rank: int, main: bool, *, large: bool = True) -> None:
         """Write this process's part of the state. All processes must call it.
 
-        Every process calls `state_dict` of every item, so that an item may communicate with other ranks in it.
+        Every process calls `state_dict` of every item that is written, so that an item may communicate with other ranks
+        in it.
 
         Args:
             directory: An existing folder, on a disk that all processes share.
             rank: The rank of this process.
             main: True on the process that writes the shared items.
+            large: Whether to write the large items. Without them the caller puts their files there, see `is_large`.
 
         Raises:
             CheckpointError: If an item cannot be saved, with its name.
         """
-        states = {name: kept.item.state_dict() for name, kept in self.items.items()}
-        self.sizes = {name: tree_bytes(state) for name, state in states.items()}
-        for name, kept in self.items.items():
+        written = {name: kept for name, kept in self.items.items() if large or kept.small}
+        states = {name: kept.item.state_dict() for name, kept in written.items()}
+        self.sizes |= {name: tree_bytes(state) for name, state in states.items()}
+        for name, kept in written.items():
             state = states.pop(name)
             if kept.local or main or has_parts(state):
                 place = _place(directory, name, kept.local, rank)
@@ -174,6 +177,13 @@ class TrainState:
             index = {"version": VERSION, "meta": self.meta, "items": self._kinds()}
             (directory / FOLDER).mkdir(exist_ok=True)
             (directory / FOLDER / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+    def is_large(self, file: str) -> bool:
+        """Return whether a file of a checkpoint, such as "state/shared/model.json", is of an item that is not small."""
+        folder, _, name = file.rpartition("/")
+        ends = (".json", ".safetensors", ".rank_")
+        large = [item for item, kept in self.items.items() if not kept.small]
+        return folder == f"{FOLDER}/shared" and any(name.startswith(f"{item}{end}") for item in large for end in ends)
 
     def load(self, directory: Path, rank: int, ranks: int = 1, skip: Collection[str] = ()) -> None:
         """Restore all items from a folder that `save` wrote. If the folder does not fit, nothing is changed.

@@ -44,8 +44,6 @@ __all__ = ["BaseRLTrainer", "LossOutput", "Metrics"]
 
 logger = logging.getLogger(__name__)
 
-BEST = "best_checkpoint"
-
 
 class BaseRLTrainer(Verbs[E]):
     """Run the training loop, and evaluate, save and resume; the base class of all trainers.
@@ -241,7 +239,7 @@ class BaseRLTrainer(Verbs[E]):
         self._call("on_experience", self._pending)
 
     def _end_step(self, metrics: Metrics) -> None:
-        train, step = self.config.train, self.progress.step
+        train, step, best = self.config.train, self.progress.step, self.progress.best
         self.run.ledger.write_step(self.run.tracker, self.store, given=self.offline)
         metrics = {**self._pending, **metrics}
         self._pending = {}
@@ -251,10 +249,10 @@ class BaseRLTrainer(Verbs[E]):
         self._log({**metrics, **self.clock.lap()})
         self.divergence_watch.watch(metrics)
         stop = self._stopping or (self.run.stop_request.code if self.world.size == 1 else 0)
-        if self.finished or stop:
-            self.save()
-        elif step % train.checkpoint_interval == 0:
-            self._save_beside()
+        at_once = self.finished or bool(stop)
+        if at_once or step % train.checkpoint_interval == 0:
+            like = None if self.callbacks else self.run.folder.new_best(best, self.progress)  # they may change weights
+            (self.save if at_once else self._save_beside)(like=like)
         if stop:
             raise Interrupted(stop)
 
@@ -268,7 +266,7 @@ class BaseRLTrainer(Verbs[E]):
         if metrics:
             before = self.progress.best
             if note_best(self.config.train, self.progress, metrics) and self.progress.step:
-                self._save_beside(BEST, lambda: setattr(self.progress, "best", before))
+                self._save_beside(self.run.folder.best, lambda: setattr(self.progress, "best", before))
             self._call("on_evaluate", metrics)
         return metrics
 
@@ -282,8 +280,12 @@ class BaseRLTrainer(Verbs[E]):
 
     # Files.
 
-    def save(self, directory: str | Path | None = None) -> None:
+    def save(self, directory: str | Path | None = None, *, like: Path | None = None) -> None:
         """Write a checkpoint atomically, by default to `checkpoint_<step>` in the run folder.
+
+        Args:
+            directory: The folder of the checkpoint.
+            like: A checkpoint in the run folder of the same weights, whose large files this one shares.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -292,8 +294,8 @@ class BaseRLTrainer(Verbs[E]):
         found = self.world.gather([first_nonfinite(self.model, self.run.backend.own)])
         if name := next(filter(None, found), None):
             raise NonFiniteError(f"No checkpoint of step {self.progress.step} is written: {name} is not finite.")
-        said = partial(self._call, "on_save")
-        self.run.folder.save(self.state, self._export_whole, self.progress.step, directory, said)
+        what = self.state, self._export_whole, self.progress.step
+        self.run.folder.save(*what, directory, partial(self._call, "on_save"), like)
 
     def save_pretrained(self, directory: str | Path, *, merged: bool | None = None) -> None:
         """Export the trained model to a folder that plain transformers or diffusers load, without the trainer's state.
@@ -311,15 +313,16 @@ class BaseRLTrainer(Verbs[E]):
         with self.run.backend.whole():  # also for a `save_pretrained` of a plugin
             self.save_pretrained(directory)
 
-    def _save_beside(self, name: str | None = None, undo: Callable[[], None] = lambda: None) -> None:
+    def _save_beside(self, place: Path | None = None, undo: Any = lambda: None, like: Path | None = None) -> None:
         """Save the run, beside training if `train.async_save` says so.
 
         Args:
-            name: The name of the checkpoint in the run folder; None for `checkpoint_<step>`.
+            place: The folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
             undo: Called if the disk refuses it and training continues.
+            like: As for `save`.
         """
         with self.run.folder.saving.may_wait(undo):
-            self.save(None if name is None else self.run.folder.directory / name)
+            self.save(place, like=like)
 
     def _save_before_end(self) -> None:
         """Save the run before an error ends it. If that fails too, log it, so that the first error is shown."""

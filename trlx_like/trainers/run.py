@@ -17,7 +17,7 @@ import torch
 from trlx_like.checkpoint import CheckpointStore, TrainState
 from trlx_like.checkpoint.beside import Beside
 from trlx_like.checkpoint.claim import RunFiles
-from trlx_like.checkpoint.manifest import seal_own
+from trlx_like.checkpoint.manifest import seal_own, share_files
 from trlx_like.config import TRLConfig
 from trlx_like.config.resume import Change
 from trlx_like.distributed import World
@@ -33,6 +33,8 @@ from trlx_like.trainers.saving import Done, Saving
 
 logger = logging.getLogger(__name__)
 
+BEST = "best_checkpoint"
+"""Name of the checkpoint of the best evaluation so far."""
 HISTORY_FILE = "history.jsonl"
 """File of the run folder with what changed in the middle of the run, and when."""
 
@@ -46,6 +48,7 @@ class RunFolder:
         given: The data and functions of the run, by the names of `train`'s arguments.
 
     Attributes:
+        best: The checkpoint of the best evaluation so far.
         resumed: Whether the run goes on from a checkpoint, or from an earlier call of `learn`.
         changes: What differs from the checkpoint that the run was resumed from.
         source: That checkpoint, until it is noted in the history.
@@ -57,6 +60,7 @@ class RunFolder:
         self.world = world
         self.given = dict(given or {})
         self.directory = Path(os.path.expanduser(config.train.checkpoint_dir))
+        self.best = self.directory / BEST
         self.files = RunFiles(self.directory)
         self.resumed = False
         self.saving = Saving(config.train, world)
@@ -232,6 +236,7 @@ class RunFolder:
         step: int,
         path: str | Path | None = None,
         done: Done = lambda place: None,
+        like: Path | None = None,
     ) -> None:
         """Write a checkpoint completely or not at all.
 
@@ -241,6 +246,7 @@ class RunFolder:
             step: Optimiser steps done; they name the folder.
             path: Folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
             done: Called with the folder once it is complete.
+            like: A checkpoint in the run folder of the same weights, whose large files this one shares.
 
         Raises:
             CheckpointError: If it was not written, on every process; also of the one before, after this one is written.
@@ -258,8 +264,11 @@ class RunFolder:
         def write() -> None:
             store = self.checkpoints(None if inside else place.parent)
             with store.publish(place.name, needed, beside) as folder:
-                self.world.all_or_none(lambda: self._write_state(state, folder, beside), place)
-                export(folder / "hf_model")
+                if like is not None:  # before any process hashes its files
+                    self.world.all_or_none(lambda: self._share(like, folder, state), place)
+                self.world.all_or_none(lambda: self._write_state(state, folder, beside, like is None), place)
+                if like is None:
+                    export(folder / "hf_model")
 
         with self.held() if inside else nullcontext():
             if inside:
@@ -268,8 +277,18 @@ class RunFolder:
         self.saving.note(place, done, beside)
         self.saving.check()
 
-    def _write_state(self, state: TrainState, folder: Path, beside: Beside | None) -> None:
-        state.save(folder, self.world.rank, self.world.main)
+    def new_best(self, before: float | None, progress: Progress) -> Path | None:
+        """Return the best checkpoint if one was written since `progress.best` was `before`, otherwise None."""
+        self.saving.settle()  # one that the disk refuses is not the best
+        return None if progress.best == before else self.best
+
+    def _share(self, like: Path, folder: Path, state: TrainState) -> None:
+        """Share the files of large items, and those of the export."""
+        if self.world.main:
+            share_files(like, folder, lambda name: name.startswith("hf_model/") or state.is_large(name))
+
+    def _write_state(self, state: TrainState, folder: Path, beside: Beside | None, large: bool) -> None:
+        state.save(folder, self.world.rank, self.world.main, large=large)
         if beside is not None:
             beside.mark(folder)
         else:
@@ -313,5 +332,5 @@ def names_of(config: TRLConfig) -> list[str]:
     """Return the names that a run may give to files in its folder, beside checkpoints and the files of trackers."""
     logs = (*FILES, "report.html", "config.yml")
     others = (HISTORY_FILE, "nonfinite_steps.jsonl", FAULTS_FILE, OUTPUT_FILE, "report.html.new")
-    best = ["best_checkpoint"] * config.train.save_best
+    best = [BEST] * config.train.save_best
     return [*logs, *(f"{name}.tmp" for name in logs), *others, *best]

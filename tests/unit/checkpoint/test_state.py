@@ -22,6 +22,9 @@ from trlx_like.errors import CheckpointError
 assert_same = partial(assert_close, rtol=0, atol=0)
 
 
+FILES = ("json", "safetensors")
+
+
 class Run:
     """A tiny training run with everything that a real one has: dropout, AdamW, a schedule, counters."""
 
@@ -66,6 +69,38 @@ class TestTrainState:
         assert_same(second.model.state_dict(), first.model.state_dict())
         assert_same(second.optimizer.state_dict()["state"], first.optimizer.state_dict()["state"])
         assert_same(second.mean, first.mean)
+
+    def test_large_items_may_be_left_to_the_caller(self, tmp_path: Path) -> None:
+        """Their files from another checkpoint make a whole one of it."""
+        run = Run(seed=1)
+        run.train(2)
+        for name, large in (("whole", True), ("small", False)):
+            run.state.save(tmp_path / name, rank=0, main=True, large=large)
+        whole, small = (
+            {str(path.relative_to(tmp_path / name)): path for path in (tmp_path / name).rglob("*") if path.is_file()}
+            for name in ("whole", "small")
+        )
+        left_out = whole.keys() - small.keys()
+        assert left_out == {f"state/shared/{name}.{end}" for name in ("model", "optimizer") for end in FILES}
+        assert {name for name in whole if run.state.is_large(name)} == left_out
+        assert run.state.sizes["model"] == 4 * (4 * 8 + 8 + 8 + 1)
+        for name in left_out:
+            (tmp_path / "small" / name).write_bytes(whole[name].read_bytes())
+        expected, again = run.train(2), Run(seed=2)
+        again.state.load(tmp_path / "small", rank=0)
+        assert again.train(2) == expected
+
+    @pytest.mark.parametrize(
+        ("file", "large"),
+        [
+            ("state/shared/model.rank_1.safetensors", True),
+            ("state/shared/models.json", False),
+            ("state/rank_0/model.json", False),
+            ("model.json", False),
+        ],
+    )
+    def test_files_are_large_by_the_whole_name_of_their_item(self, file: str, large: bool) -> None:
+        assert Run(seed=1).state.is_large(file) is large
 
     def test_a_snapshot_of_the_small_items_can_be_put_back(self) -> None:
         run = Run(seed=1)

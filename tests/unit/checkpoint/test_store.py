@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from trlx_like.checkpoint import CheckpointStore
+from trlx_like.checkpoint import CheckpointStore, manifest
+from trlx_like.checkpoint.manifest import share_files
 from trlx_like.errors import CheckpointError
 
 
@@ -275,3 +277,44 @@ class TestSeveralProcesses:
         raised = as_processes(lambda rank, store: put(store, "checkpoint_1"), *folders)
         assert "train.checkpoint_dir is not on a disk that all machines share" in str(raised[1])
         assert names(folders[1]) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_checkpoint_may_share_large_files_with_another(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are hashed once. What is small, or on a disk without links, is a copy."""
+    monkeypatch.setattr(manifest, "LEAST_SHARED", 5)
+    hashed: list[str] = []
+    hash_file = manifest._hashed
+
+    def noted(path: Path) -> dict[str, Any]:
+        hashed.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(manifest, "_hashed", noted)
+    store = CheckpointStore(tmp_path)
+    with store.publish("best_checkpoint") as folder:
+        (folder / "hf_model").mkdir()
+        for name in ("weights", "tiny", "else"):
+            (folder / "hf_model" / name).write_text("abcde" if name == "weights" else "abcd")
+    hashed.clear()
+    if not links:
+        monkeypatch.setattr(os, "link", lambda source, target: os.stat(tmp_path / "no links"))
+    with store.publish("checkpoint_1") as folder:
+        share_files(tmp_path / "best_checkpoint", folder, lambda name: not name.endswith("else"))
+        (folder / "own").write_text("own")
+    store.verify(tmp_path / "checkpoint_1")
+    assert names(tmp_path / "checkpoint_1") == ["hf_model", "manifest.json", "own"]
+    assert names(tmp_path / "checkpoint_1" / "hf_model") == ["tiny", "weights"]
+    assert sorted(hashed) == (["own", "tiny"] if links else ["own", "tiny", "weights"])
+    first, second = (tmp_path / name / "hf_model" for name in ("best_checkpoint", "checkpoint_1"))
+    assert [os.path.samefile(first / name, second / name) for name in ("weights", "tiny")] == [links, False]
+    put(store, "best_checkpoint")  # another takes its place
+    store.verify(tmp_path / "checkpoint_1")
+
+
+def test_only_a_checkpoint_can_be_shared_with(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match=r"folder has no manifest.json"):
+        share_files(tmp_path / "folder", tmp_path / "other", lambda name: True)

@@ -12,13 +12,28 @@ import pytest
 from tests.contract.recipes import make
 from tests.contract.runs import rows
 from tests.tiny import tiny_config
-from trlx_like import TRLConfig
+from tests.unit.trainers.test_saving import contents, refuse
+from trlx_like import Callback, TRLConfig
+from trlx_like.checkpoint import CheckpointStore, manifest
+from trlx_like.checkpoint.tree import load_tree
 from trlx_like.errors import CheckpointError, ConfigError
 from trlx_like.registry import _Entry
 from trlx_like.tracking import RunInfo, Tracker
 from trlx_like.tracking.base import TRACKERS
 
 NAN = float("nan")
+BEST_AT_2 = {"train.total_steps": 4, "train.checkpoint_interval": 2, "train.eval_interval": 2}
+NAMES_OF_2 = ("best_checkpoint", "checkpoint_2")
+LARGE = ["hf_model/model.safetensors", "state/shared/model.safetensors", "state/shared/optimizer.safetensors"]
+
+
+def best_at_2(folder: Path, **options: Any) -> Any:
+    """A run whose evaluation of step 2 is the best one, so that two checkpoints of that step are written."""
+    rewards = iter([0.0, 5.0, 4.0])
+    given = {"reward_fn": None, "metric_fn": lambda: {"reward": next(rewards)}}
+    trainer = make("SFTTrainer", folder, **BEST_AT_2, **given, **options)
+    trainer.learn()
+    return trainer
 
 
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -30,6 +45,47 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert kept == ["best_checkpoint", "checkpoint_3", "checkpoint_4"]
     progress = json.loads((tmp_path / "best_checkpoint" / "state" / "shared" / "progress.json").read_text())["tree"]
     assert (progress["step"], progress["best"]) == (1, 5.0)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_shares_large_files_with_the_best_one_of_its_step(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the bytes that it has where a callback might have changed the weights, so that nothing is shared."""
+    options = {"train.async_save": beside}
+    best_at_2(tmp_path / "alone", callbacks=[Callback()], **options)
+    monkeypatch.setattr(manifest, "LEAST_SHARED", 0)
+    best_at_2(tmp_path / "shared", **options)
+    for run, links in (("alone", 1), ("shared", 2)):
+        folder = tmp_path / run
+        for name in (*NAMES_OF_2, "checkpoint_4"):
+            CheckpointStore(folder).verify(folder / name)
+            found = [(folder / name / file).stat().st_nlink for file in LARGE]
+            assert found == [1 if name == "checkpoint_4" else links] * len(LARGE), (run, name)
+        assert (folder / "checkpoint_2/state/shared/progress.json").stat().st_nlink == 1
+    for name in (*NAMES_OF_2, "checkpoint_4"):
+        assert contents(tmp_path / "shared" / name) == contents(tmp_path / "alone" / name)
+
+
+def test_a_weight_that_a_callback_changes_after_an_evaluation_is_in_the_next_checkpoint(tmp_path: Path) -> None:
+    class Change(Callback):
+        def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+            next(trainer.model.parameters()).data.fill_(trainer.progress.step)
+
+    best_at_2(tmp_path, callbacks=[Change()])
+    first = [next(iter(load_tree(tmp_path / name / "state/shared/model").values())) for name in NAMES_OF_2]
+    assert not (first[0] == 2).all() and (first[1] == 2).all()
+
+
+def test_nothing_is_shared_with_a_best_checkpoint_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "LEAST_SHARED", 0)
+    refuse(monkeypatch, "best_checkpoint")
+    options = {"train.async_save": True, "train.on_checkpoint_error": "continue"}
+    best_at_2(tmp_path, **options)
+    CheckpointStore(tmp_path).verify(tmp_path / "checkpoint_2")
+    assert [(tmp_path / "checkpoint_2" / file).stat().st_nlink for file in LARGE] == [1, 1, 1]
 
 
 def test_a_resumed_run_removes_what_it_had_no_time_to_remove(tmp_path: Path) -> None:
