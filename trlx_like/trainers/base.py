@@ -252,7 +252,7 @@ class BaseRLTrainer(Verbs[E]):
         at_once = self.finished or bool(stop)
         if at_once or step % train.checkpoint_interval == 0:
             like = None if self.callbacks else self.run.folder.new_best(best, self.progress)  # they may change weights
-            (self.save if at_once else self._save_beside)(like=like)
+            (self.save if at_once else self._save_beside)(None, like)
         if stop:
             raise Interrupted(stop)
 
@@ -266,7 +266,7 @@ class BaseRLTrainer(Verbs[E]):
         if metrics:
             before = self.progress.best
             if note_best(self.config.train, self.progress, metrics) and self.progress.step:
-                self._save_beside(self.run.folder.best, lambda: setattr(self.progress, "best", before))
+                self._save_beside(self.run.folder.best, None, lambda: setattr(self.progress, "best", before))
             self._call("on_evaluate", metrics)
         return metrics
 
@@ -280,7 +280,7 @@ class BaseRLTrainer(Verbs[E]):
 
     # Files.
 
-    def save(self, directory: str | Path | None = None, *, like: Path | None = None) -> None:
+    def save(self, directory: str | Path | None = None, like: Path | None = None) -> None:
         """Write a checkpoint atomically, by default to `checkpoint_<step>` in the run folder.
 
         Args:
@@ -313,16 +313,16 @@ class BaseRLTrainer(Verbs[E]):
         with self.run.backend.whole():  # also for a `save_pretrained` of a plugin
             self.save_pretrained(directory)
 
-    def _save_beside(self, place: Path | None = None, undo: Any = lambda: None, like: Path | None = None) -> None:
+    def _save_beside(self, place: Path | None, like: Path | None, undo: Callable[[], None] = lambda: None) -> None:
         """Save the run, beside training if `train.async_save` says so.
 
         Args:
             place: The folder of the checkpoint; None for `checkpoint_<step>` in the run folder.
-            undo: Called if the disk refuses it and training continues.
             like: As for `save`.
+            undo: Called if the disk refuses it and training continues.
         """
         with self.run.folder.saving.may_wait(undo):
-            self.save(place, like=like)
+            self.save(place, like)
 
     def _save_before_end(self) -> None:
         """Save the run before an error ends it. If that fails too, log it, so that the first error is shown."""
