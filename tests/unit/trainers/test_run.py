@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.contract.recipes import make
 from tests.contract.runs import rows
@@ -65,6 +67,9 @@ def test_a_checkpoint_shares_large_files_with_the_best_one_of_its_step(
         assert (folder / "checkpoint_2/state/shared/progress.json").stat().st_nlink == 1
     for name in (*NAMES_OF_2, "checkpoint_4"):
         assert contents(tmp_path / "shared" / name) == contents(tmp_path / "alone" / name)
+    # What is exported into one of them leaves the other as it is: safetensors replaces files.
+    save_file({"other": torch.zeros(3)}, tmp_path / "shared/best_checkpoint" / LARGE[0])
+    CheckpointStore(tmp_path / "shared").verify(tmp_path / "shared/checkpoint_2")
 
 
 def test_a_weight_that_a_callback_changes_after_an_evaluation_is_in_the_next_checkpoint(tmp_path: Path) -> None:
