@@ -15,7 +15,7 @@ from trlx_like.distributed.setup import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 faults = []
-for _ in range(42):  # in one of which the heap may grow, behind a small object that lies in the way
+for _ in range(42):  # few of which may take new pages: one of ten once did
     torch.empty(2**24).fill_(1)  # 64 MiB, freed at once
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 print(faults[-1] - faults[1])
